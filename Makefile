@@ -1,0 +1,27 @@
+# Each target makes its own environment first: python3 (3.11 or later), make and pip are enough.
+VENV := .venv
+RUN := $(VENV)/bin
+
+.PHONY: train test lint bench clean
+
+train: $(VENV)/ready
+	$(RUN)/lockstep train
+
+test: $(VENV)/ready
+	$(RUN)/python -m pytest
+
+lint: $(VENV)/ready
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+bench: $(VENV)/ready
+	$(RUN)/python -m benchmarks.throughput
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

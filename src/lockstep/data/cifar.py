@@ -1,0 +1,66 @@
+"""CIFAR-10 and CIFAR-100 in their official binary format.
+
+A file is records without header: 1 label byte (CIFAR-10) or 2, coarse then fine (CIFAR-100), and 3072 bytes of
+image: 1024 red, 1024 green, 1024 blue, each row by row.
+Source: https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.data import sources
+from lockstep.data.dataset import Dataset
+from lockstep.errors import DATA, LockstepError
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_PIXELS = 3 * 32 * 32
+
+
+def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
+    """The 50 000 training and 10 000 test images, 32x32 RGB."""
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    paths = sources.find("cifar10", ["cifar-10-batches-bin"], [[name] for name in names], folder)
+    return {
+        "train": read(paths[:5], records=10_000, label_bytes=1, classes=CIFAR10_CLASSES),
+        "test": read(paths[5:], records=10_000, label_bytes=1, classes=CIFAR10_CLASSES),
+    }
+
+
+def load_cifar100(folder: Path | None) -> dict[str, Dataset]:
+    """The 50 000 training and 10 000 test images, 32x32 RGB, with their fine labels."""
+    names = ["train.bin", "test.bin", "fine_label_names.txt"]
+    paths = sources.find("cifar100", ["cifar-100-binary"], [[name] for name in names], folder)
+    classes = tuple(paths[2].read_text().split())
+    if len(classes) != 100:
+        raise LockstepError(f"{paths[2]}: {len(classes)} class names, expected 100", DATA)
+    return {
+        "train": read(paths[:1], records=50_000, label_bytes=2, classes=classes),
+        "test": read(paths[1:2], records=10_000, label_bytes=2, classes=classes),
+    }
+
+
+def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[str, ...]) -> Dataset:
+    """One data set from files of `records` records each.
+
+    Raises: LockstepError naming the file if its size is wrong or a label (the last label byte) is out of range.
+    """
+    size = label_bytes + _PIXELS
+    for path in paths:  # sizes first: a truncated file is refused before the others are read
+        if (got := path.stat().st_size) != records * size:
+            raise LockstepError(
+                f"{path}: {got} bytes, expected {records * size} ({records} records of {size} bytes): "
+                f"the file is truncated or not in CIFAR binary format",
+                DATA,
+            )
+    images = np.empty((records * len(paths), 32, 32, 3), np.uint8)
+    labels = np.empty(records * len(paths), np.int64)
+    for i, path in enumerate(paths):
+        part = slice(i * records, (i + 1) * records)
+        data = np.fromfile(path, np.uint8).reshape(records, size)
+        labels[part] = data[:, label_bytes - 1]
+        if (worst := labels[part].max()) >= len(classes):
+            record = int(labels[part].argmax())
+            raise LockstepError(f"{path}: label {worst} in record {record}, allowed 0 to {len(classes) - 1}", DATA)
+        images[part] = data[:, label_bytes:].reshape(records, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Dataset.of(images, labels, classes)

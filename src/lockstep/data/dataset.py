@@ -1,0 +1,65 @@
+"""Dataset: labelled images in memory, and the shard of it that a tower sees."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.plan import Plan
+
+
+class Shard(NamedTuple):
+    """What one tower sees in one step.
+
+    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b].
+    """
+
+    tower: int
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled images of one size, all on one device.
+
+    images: uint8 [N, H, W, C]. labels: int64 [N] in range(len(classes)). classes: their names, in label order.
+    sha256: of the images and labels, so that a run cannot be resumed on other data unnoticed.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    sha256: str
+
+    @staticmethod
+    def of(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> "Dataset":
+        """A data set from uint8 [N, H, W, C] and integer [N] arrays."""
+        images, labels = np.ascontiguousarray(images), labels.astype(np.int64)
+        assert images.dtype == np.uint8
+        assert images.ndim == 4
+        assert labels.shape == images.shape[:1]
+        digest = hashlib.sha256(str(images.shape).encode())
+        digest.update(images.data)
+        digest.update(labels.tobytes())
+        return Dataset(torch.from_numpy(images), torch.from_numpy(labels), classes, digest.hexdigest())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "Dataset":
+        """The same data set on another device."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def shard(self, plan: Plan, tower: int) -> Shard:
+        """The examples `tower` sees under `plan`, augmented.
+
+        Pure in (plan, tower): equal bits in every process.
+        Raises: IndexError if tower is not in range(plan.towers).
+        """
+        keys = plan.keys(tower)
+        rows = torch.from_numpy(keys.examples).to(self.labels.device)
+        return Shard(tower, plan.augmentation.train(self.images[rows], keys), self.labels[rows])

@@ -1,0 +1,69 @@
+"""MNIST in its original idx format, plain or gzip-compressed.
+
+A file is a big-endian header and one byte for each value: magic 2051, images, rows, columns; or magic 2049, labels.
+Source: http://yann.lecun.com/exdb/mnist/ ; the split is that of TensorFlow's input_data.read_data_sets.
+"""
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data import sources
+from lockstep.data.dataset import Dataset
+from lockstep.errors import DATA, LockstepError
+
+_CLASSES = tuple("0123456789")
+_VALIDATION = 5_000  # the first so many training images are the validation split
+_FILES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+def load(folder: Path | None) -> dict[str, Dataset]:
+    """55 000 training, 5 000 validation and 10 000 test images, 28x28 grey."""
+    needed = [[f"{name}.gz", name] for name in _FILES]
+    paths = sources.find("mnist", ["mnist", "MNIST/raw"], needed, folder)
+    images, labels = read(paths[0], paths[1], count=60_000)
+    test_images, test_labels = read(paths[2], paths[3], count=10_000)
+    return {
+        "train": Dataset.of(images[_VALIDATION:], labels[_VALIDATION:], _CLASSES),
+        "validation": Dataset.of(images[:_VALIDATION], labels[:_VALIDATION], _CLASSES),
+        "test": Dataset.of(test_images, test_labels, _CLASSES),
+    }
+
+
+def read(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images uint8 [count, 28, 28, 1] and labels uint8 [count] of one pair of files.
+
+    Raises: LockstepError naming the file if a header, a size or a label is wrong.
+    """
+    images = _idx(images_path, magic=2051, shape=(count, 28, 28))
+    labels = _idx(labels_path, magic=2049, shape=(count,))
+    if labels.max() > 9:
+        record = int(labels.argmax())
+        raise LockstepError(f"{labels_path}: label {labels.max()} in record {record}, allowed 0 to 9", DATA)
+    return images[..., None], labels
+
+
+def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    data = _bytes(path)
+    header = np.frombuffer(data[: 4 * (1 + len(shape))], ">u4").tolist() if len(data) >= 16 else []
+    if not header or header[0] != magic:
+        raise LockstepError(f"{path}: idx magic number {header[:1] or 'missing'}, expected {magic}", DATA)
+    if tuple(header[1:]) != shape:
+        raise LockstepError(f"{path}: its header says {header[1:]}, expected {list(shape)}", DATA)
+    body = np.frombuffer(data, np.uint8, offset=4 * len(header))
+    if body.size != np.prod(shape):
+        raise LockstepError(f"{path}: {body.size} values, expected {np.prod(shape)}: the file is truncated", DATA)
+    return body.reshape(shape)
+
+
+def _bytes(path: Path) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path) as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise LockstepError(f"{path}: not a whole gzip file ({error})", DATA) from None

@@ -1,0 +1,42 @@
+"""The network of TensorFlow's CIFAR-10 tutorial: 1 068 298 parameters for 24x24 RGB and 10 classes."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lockstep.models.layers import LocalResponseNorm, flatten_hwc, truncated_normal
+
+
+class Tutorial(nn.Module):
+    """conv5x5-pool-norm, conv5x5-norm-pool, two dense layers and the logits.
+
+    Source: inference() of TensorFlow's tutorials/image/cifar10/cifar10.py. The norm stands before the pool in the
+    second block, and the 3x3 pools of stride 2 pad below and right only, as TensorFlow's SAME does on even sizes.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        pooled = -(-height // 4) * -(-width // 4)
+        self.conv1 = truncated_normal(nn.Conv2d(channels, 64, 5, padding=2), std=5e-2, bias=0.0)
+        self.conv2 = truncated_normal(nn.Conv2d(64, 64, 5, padding=2), std=5e-2, bias=0.1)
+        self.local3 = truncated_normal(nn.Linear(64 * pooled, 384), std=0.04, bias=0.1)
+        self.local4 = truncated_normal(nn.Linear(384, 192), std=0.04, bias=0.1)
+        self.softmax_linear = truncated_normal(nn.Linear(192, classes), std=1 / 192, bias=0.0)
+        self.norm = LocalResponseNorm(64, radius=4, alpha=0.001 / 9.0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[b, C, H, W] standardised images -> [b, classes] logits."""
+        x = self.norm(_pool(functional.relu(self.conv1(images))))
+        x = _pool(self.norm(functional.relu(self.conv2(x))))
+        x = functional.relu(self.local3(flatten_hwc(x)))
+        x = functional.relu(self.local4(x))
+        return self.softmax_linear(x)  # type: ignore[no-any-return]
+
+
+def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The network for images [C, H, W]; sides that are multiples of 4 keep its pooling as TensorFlow's."""
+    return Tutorial(shape, classes)
+
+
+def _pool(x: Tensor) -> Tensor:
+    return functional.max_pool2d(x, kernel_size=3, stride=2, ceil_mode=True)

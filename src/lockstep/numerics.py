@@ -1,0 +1,70 @@
+"""The only writer of global torch flags, thread counts and the environment that decides them.
+
+Threads change bits (a sum split over two threads is another sum), so their number is part of the recipe, and it
+must be in the environment *before* torch is imported: a thread pool that has started, or a thread that torch
+did not start, ignores later changes.
+"""
+
+import os
+from pathlib import Path
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The environment variables under which a process computes with exactly `threads` threads."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "OMP_DYNAMIC": "FALSE",
+        "MKL_DYNAMIC": "FALSE",
+        # Without a fixed code branch MKL may choose another one by the alignment of a buffer.
+        "MKL_CBWR": _mkl_branch(),
+        # cuBLAS is deterministic only with a fixed workspace, fixed before its first call.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        # Gloo's and the rendezvous' warnings about a peer that left: we report that ourselves, once.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def prepare(threads: int) -> None:
+    """Put `environment(threads)` into this process. Call it before torch is imported."""
+    os.environ.update(environment(threads))
+
+
+def configure(threads: int, exact: bool) -> None:
+    """Set torch's global flags: fixed threads; in exact mode deterministic algorithms and no autotuning."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(exact)
+    # Filling every fresh tensor with NaN costs a pass over memory and helps only those who read it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not exact
+    torch.backends.cudnn.deterministic = exact
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def cores() -> int:
+    """CPU cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The CPU's model name, as the system gives it."""
+    return _cpuinfo("model name") or "unknown CPU"
+
+
+def _mkl_branch() -> str:
+    flags = _cpuinfo("flags").split()
+    if "avx512f" in flags:
+        return "AVX512,STRICT"
+    return "AVX2,STRICT" if "avx2" in flags else "COMPATIBLE"
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == key), "")

@@ -1,0 +1,8 @@
+"""Optimizers: torch's, with their settings; every process steps its own copy, and none knows of towers."""
+
+from lockstep.optim.settings import SGD, Adam
+from lockstep.settings import kinds
+
+# The registry: a new optimizer is a settings class and its name here.
+Optimizer = SGD | Adam
+OPTIMIZERS = kinds(Optimizer)

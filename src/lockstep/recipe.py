@@ -1,0 +1,234 @@
+"""Recipe and Placement: every setting belongs to exactly one of them.
+
+The recipe decides the bits; the placement decides only the speed. Neither needs torch to be read.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
+from lockstep.errors import LockstepError, unknown
+from lockstep.models import MODELS
+from lockstep.optim import OPTIMIZERS, Optimizer
+from lockstep.optim.ema import EMA
+from lockstep.reduce import REDUCTIONS
+from lockstep.schedule import SCHEDULES, Schedule
+from lockstep.settings import Settings, choose
+
+
+S = TypeVar("S", bound=Settings)
+
+
+class Recipe(Settings):
+    """All that can change a bit of the result.
+
+    Attributes:
+        name: what the recipe is called.
+        dataset: a name in DATASETS.
+        model: a name in MODELS, or package.module:function of your own.
+        augmentation: how images become network input.
+        towers: logical replicas T; each sees batch / T examples a step.
+        batch: examples a step, over all towers.
+        steps, epochs: the length of the run; exactly one of them.
+        optimizer, lr, schedule: the update rule, its base learning rate and what multiplies that at each step.
+        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
+        ema: the average of the parameters, or None.
+        precision: what towers compute in; weights, optimizer state, average and reduction are always float32.
+        threads_per_tower: CPU threads a tower computes on (a sum over two threads is another sum).
+        eval_batch: images evaluated at a time.
+        seed: decides initial weights, order, augmentation and dropout.
+        exact: False gives up equal bits, for reductions and kernels that do not keep them.
+    """
+
+    name: str
+    dataset: str
+    model: str
+    augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
+    towers: int = Field(1, ge=1)
+    batch: int = Field(ge=1)
+    steps: int | None = Field(None, ge=1)
+    epochs: float | None = Field(None, gt=0)
+    optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
+    lr: float = Field(gt=0)
+    schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
+    weight_decay: dict[str, Annotated[float, Field(ge=0)]] = {}
+    ema: EMA | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    threads_per_tower: int = Field(1, ge=1)
+    eval_batch: int = Field(500, ge=1)
+    seed: int = Field(0, ge=0, lt=2**63)
+    exact: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        if self.dataset not in DATASETS:
+            raise ValueError(unknown("data set", self.dataset, DATASETS))
+        if self.model not in MODELS and ":" not in self.model:
+            raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"give steps or epochs, not both and not neither (steps {self.steps}, epochs {self.epochs})")
+        if self.batch % self.towers:
+            raise ValueError(_indivisible(self.batch, self.towers))
+        return self
+
+    @property
+    def tower_batch(self) -> int:
+        """Examples a tower sees in a step."""
+        return self.batch // self.towers
+
+    def total_steps(self, examples: int) -> int:
+        """The number of steps of the whole run, for a training set of `examples` examples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * examples / self.batch))
+
+    def rate(self, step: int, examples: int) -> float:
+        """The learning rate of `step`."""
+        factor = self.schedule.factor(
+            step, steps=self.total_steps(examples), batch=self.batch, examples=examples
+        )
+        return self.lr * factor
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON (sorted keys, no spaces), in hex."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def differences(self, other: "Recipe") -> list[str]:
+        """`setting: mine -> theirs` for every setting that differs."""
+        mine, theirs = _flat(self.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
+        keys = [*mine, *(key for key in theirs if key not in mine)]
+        return [f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in keys if mine.get(k) != theirs.get(k)]
+
+    def toml(self) -> str:
+        """The recipe as a TOML file that `read_recipe` reads back; settings that are None are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+class Placement(Settings):
+    """Where a run computes and what it records: nothing here can change a bit of the weights.
+
+    Attributes:
+        device: "auto" takes GPUs if there are any.
+        processes: None takes one for each GPU, or on CPU min(towers, cores / threads_per_tower).
+        reduction: a name in REDUCTIONS; one that is not exact also needs the recipe to say exact = false.
+        data: the folder of the data set; None looks in LOCKSTEP_DATA and the user's cache.
+        log_every, save_every, eval_every: steps between lines, checkpoints and evaluations (None: at the end only).
+        keep: how many of the latest checkpoints to keep, besides the best.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    processes: int | None = Field(None, ge=1)
+    reduction: str = "tree"
+    data: Path | None = None
+    log_every: int = Field(10, ge=1)
+    save_every: int = Field(1000, ge=1)
+    eval_every: int | None = Field(None, ge=1)
+    keep: int = Field(5, ge=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> "Placement":
+        if self.reduction not in REDUCTIONS:
+            raise ValueError(unknown("reduction", self.reduction, REDUCTIONS))
+        return self
+
+
+def check(recipe: Recipe, placement: Placement) -> None:
+    """Raise a LockstepError if `placement` cannot serve `recipe`."""
+    if placement.processes is not None and placement.processes > recipe.towers:
+        raise LockstepError(
+            f"{placement.processes} processes for {recipe.towers} towers: a process needs a tower of its own. "
+            f"Choose --processes 1 to {recipe.towers}, or more --towers (which is another recipe)"
+        )
+    if placement.reduction == "allreduce" and recipe.exact:
+        raise LockstepError(
+            "reduction 'allreduce' does not keep the bits: choose tree or central, "
+            "or give exactness up in the recipe with --set exact=false"
+        )
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file. Raises: LockstepError if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise LockstepError(f"recipe file {path}: {error}") from None
+
+
+def make(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
+    """The recipe of `fields` with `changes` applied; dotted names reach inside a group of settings.
+
+    Changing `towers` alone keeps the examples per tower; `tower_batch` states them, `batch` the global number.
+    Raises: LockstepError naming the setting, what it got and what is allowed.
+    """
+    merged = json.loads(json.dumps(dict(fields)))
+    if "batch" in changes and "tower_batch" in changes:
+        raise LockstepError("batch (of all towers) and tower_batch (of each) state the same thing: give one of them")
+    tower_batch = merged.pop("tower_batch", None)
+    if tower_batch is None and "batch" in merged:
+        tower_batch = merged["batch"] / merged.get("towers", 1)
+    for name, value in changes.items():
+        if name in ("steps", "epochs"):
+            merged.pop("epochs" if name == "steps" else "steps", None)
+        if name != "tower_batch":
+            _put(merged, name, value)
+    tower_batch = changes.get("tower_batch", tower_batch)
+    if "batch" not in changes and isinstance(tower_batch, int | float):
+        towers = merged.get("towers", 1)
+        whole = tower_batch * towers if isinstance(towers, int) else tower_batch
+        merged["batch"] = int(whole) if whole == int(whole) else whole
+    return validated(Recipe, merged)
+
+
+def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
+    """`kind` from `fields`, or a LockstepError in plain words."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise LockstepError("; ".join(_sentence(kind, item) for item in error.errors())) from None
+
+
+def _sentence(kind: type[Settings], item: Any) -> str:
+    name = ".".join(str(part) for part in item["loc"])
+    title = kind.__name__.lower()
+    if item["type"] == "extra_forbidden":
+        known = [*kind.model_fields, "tower_batch"] if kind is Recipe else list(kind.model_fields)
+        return unknown(f"{title} setting", name, known) if "." not in name else f"unknown {title} setting {name!r}"
+    if item["type"] == "missing":
+        return f"{title} setting {name!r} is missing"
+    problem = item["msg"].removeprefix("Value error, ")
+    return f"{title} setting {name}: got {item['input']!r}: {problem}" if name else problem
+
+
+def _put(fields: dict[str, Any], name: str, value: Any) -> None:
+    """Set a.b = value; a new `kind` of a group drops the settings of the old one; weight_decay keys may have dots."""
+    group, _, rest = name.partition(".")
+    if not rest:
+        fields[group] = value
+        return
+    inner = fields.get(group)
+    inner = {"kind": inner} if isinstance(inner, str) else dict(inner or {})
+    fields[group] = {"kind": value} if rest == "kind" else {**inner, rest: value}
+
+
+def _indivisible(batch: int, towers: int) -> str:
+    below, above = batch // towers * towers, -(-batch // towers) * towers
+    batches = f"{below} or {above}" if below else str(above)
+    divisors = [str(d) for d in range(1, min(batch, 64) + 1) if batch % d == 0 and d <= max(towers, 16)]
+    several = f"{', '.join(divisors[:-1])} or {divisors[-1]}" if len(divisors) > 1 else divisors[0]
+    return f"batch {batch} does not divide into {towers} towers: choose {batches}, or {several} towers"
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

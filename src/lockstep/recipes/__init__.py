@@ -1,0 +1,16 @@
+"""The recipes: functions that return one, each with its measured result in its docstring."""
+
+from lockstep.errors import LockstepError, unknown
+from lockstep.recipe import Recipe
+from lockstep.recipes.cifar10 import cifar10_tutorial
+from lockstep.recipes.digits import digits
+from lockstep.recipes.mnist import mnist
+
+RECIPES = {"digits": digits, "cifar10-tutorial": cifar10_tutorial, "mnist": mnist}
+
+
+def named(name: str) -> Recipe:
+    """The recipe called `name`. Raises: LockstepError offering the nearest names."""
+    if name not in RECIPES:
+        raise LockstepError(unknown("recipe", name, RECIPES) + ". Or give a .toml file or the folder of a run")
+    return RECIPES[name]()

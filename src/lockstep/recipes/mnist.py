@@ -1,0 +1,26 @@
+"""MNIST."""
+
+from lockstep.data import Plain
+from lockstep.optim import Adam
+from lockstep.recipe import Recipe
+from lockstep.schedule import Constant
+
+
+def mnist() -> Recipe:
+    """TensorFlow-Examples' multi-GPU MNIST: 2 towers of 1 024 images, 200 steps of Adam.
+
+    Measured: TODO
+    """
+    return Recipe(
+        name="mnist",
+        dataset="mnist",
+        model="mnist",
+        augmentation=Plain(),
+        towers=2,
+        batch=2048,
+        steps=200,
+        optimizer=Adam(),
+        lr=1e-3,
+        schedule=Constant(),
+        eval_batch=500,
+    )

@@ -1,0 +1,48 @@
+"""The canonical tree over towers: pure arithmetic on [low, high) intervals and the additions in it."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+Node = tuple[int, int]
+
+
+def middle(low: int, high: int) -> int:
+    """Where the node [low, high) divides: after the largest power of two of towers that leaves some over."""
+    return low + (1 << (high - low - 1).bit_length() - 1)
+
+
+def cover(towers: int, owned: range) -> list[Node]:
+    """The fewest nodes of the tree over [0, towers) that together are `owned`, in order."""
+
+    def inside(low: int, high: int) -> Iterator[Node]:
+        if owned.start <= low and high <= owned.stop:
+            yield low, high
+        elif low < owned.stop and owned.start < high:
+            yield from inside(low, middle(low, high))
+            yield from inside(middle(low, high), high)
+
+    return list(inside(0, towers)) if owned else []
+
+
+def add_leaves(node: Node, vectors: Iterator[Tensor]) -> Tensor:
+    """The value of `node` from its towers' vectors, which are taken in order and added into in place.
+
+    At most log2(towers in the node) + 1 vectors are alive at a time.
+    """
+    low, high = node
+    if high == low + 1:
+        return next(vectors)
+    left = add_leaves((low, middle(low, high)), vectors)
+    return left.add_(add_leaves((middle(low, high), high), vectors))
+
+
+def add_nodes(towers: int, values: dict[Node, Tensor]) -> Tensor:
+    """The value of the root from the values of nodes that together cover it; they are added into in place."""
+
+    def value(low: int, high: int) -> Tensor:
+        if (low, high) in values:
+            return values[low, high]
+        return value(low, middle(low, high)).add_(value(middle(low, high), high))
+
+    return value(0, towers)

@@ -1,0 +1,61 @@
+"""Settings: frozen, validated values that can be read before torch is imported.
+
+A recipe must be known before torch is: the thread count it fixes has to be in the environment when torch's
+thread pools start. So settings classes name their implementation and import it only when asked to build it.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from lockstep.errors import LockstepError, unknown
+
+
+class Settings(BaseModel):
+    """A frozen group of settings; an unknown name in it is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+T = TypeVar("T", bound=Settings)
+
+
+def choose(what: str, registry: Mapping[str, type[T]]) -> Callable[[Any], T]:
+    """A validator that reads `{"kind": name, ...}` (or just `name`) as the settings class `registry[name]`."""
+
+    def validate(value: Any) -> T:
+        if isinstance(value, Settings):
+            return value  # type: ignore[return-value]
+        fields = {"kind": value} if isinstance(value, str) else dict(value)
+        kind = str(fields.get("kind", ""))
+        if kind not in registry:
+            raise ValueError(unknown(what, kind, registry))
+        return registry[kind].model_validate(fields)
+
+    return validate
+
+
+def kinds(union: Any) -> dict[str, type[Any]]:
+    """The registry of a union of settings classes: the default of each one's `kind` -> the class."""
+    return {member.model_fields["kind"].default: member for member in get_args(union)}
+
+
+def load_object(path: str) -> Any:
+    """Import `package.module:name` and return the object; the current folder is searched too, as `python` does."""
+    module_name, _, name = path.partition(":")
+    if not name:
+        raise LockstepError(f"{path!r} is not of the form package.module:name")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not (module_name + ".").startswith(error.name + "."):
+            raise  # the module was found; what it imports was not: that is its author's to see in full
+        raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it") from None
+    if not hasattr(module, name):
+        raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))
+    return getattr(module, name)
