@@ -183,8 +183,9 @@ def make(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
     tower_batch = changes.get("tower_batch", tower_batch)
     if "batch" not in changes and isinstance(tower_batch, int | float):
         towers = merged.get("towers", 1)
-        whole = tower_batch * towers if isinstance(towers, int) else tower_batch
-        merged["batch"] = int(whole) if whole == int(whole) else whole
+        if isinstance(towers, int) and towers > 0:  # else towers itself is the mistake to report
+            whole = tower_batch * towers
+            merged["batch"] = int(whole) if whole == int(whole) else whole
     return validated(Recipe, merged)
 
 
@@ -200,7 +201,10 @@ def _sentence(kind: type[Settings], item: Any) -> str:
     name = ".".join(str(part) for part in item["loc"])
     title = kind.__name__.lower()
     if item["type"] == "extra_forbidden":
-        known = [*kind.model_fields, "tower_batch"] if kind is Recipe else list(kind.model_fields)
+        inside: Any = kind
+        for part in item["loc"][:-1]:
+            inside = inside.model_fields[part].annotation if hasattr(inside, "model_fields") else inside
+        known = list(kind.model_fields) + (["tower_batch"] if kind is Recipe else [])
         return unknown(f"{title} setting", name, known) if "." not in name else f"unknown {title} setting {name!r}"
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"

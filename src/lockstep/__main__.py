@@ -1,0 +1,5 @@
+"""`python -m lockstep` is `lockstep`."""
+
+from lockstep.cli import main
+
+main()

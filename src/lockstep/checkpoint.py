@@ -1,0 +1,148 @@
+"""Checkpoints: atomic, checksummed, no pickle; each a folder that exists whole or not at all.
+
+    step-000001000/state.safetensors   what State.tensors() returned
+    step-000001000/manifest.json       size and sha256 of that file, the recipe's digest, the data's sha256
+
+Nothing in them depends on the number of processes: a one-process run's files equal a four-process run's.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lockstep.errors import DATA, LockstepError
+
+_STATE = "state.safetensors"
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified."""
+
+    path: Path
+    manifest: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+    """Write a checkpoint of `tensors` (with a scalar `step`) into `folder`; `facts` go into its manifest.
+
+    It is written under another name, flushed to the disk and renamed. One that is there already is left alone: it
+    was verified when the run was resumed, and its bits are the same.
+    Raises: OSError, with nothing left behind.
+    """
+    step = int(tensors["step"])
+    final = folder / f"step-{step:09d}"
+    if final.exists():
+        return final
+    temporary = folder / f".writing-{step:09d}-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        save_file(tensors, temporary / _STATE)
+        files = {_STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}}
+        manifest = {"step": step, **facts, "files": files}
+        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        for path in (temporary / _STATE, temporary / _MANIFEST, temporary):
+            _flush(path)
+        temporary.rename(final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise error if isinstance(error, OSError) else OSError(str(error)) from error
+    return final
+
+
+def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that verifies, or None if there is none at all.
+
+    Damaged ones are skipped, and `note` is told. Raises: LockstepError if there are some and all are damaged.
+    """
+    damaged = []
+    for path in _newest_first(folder):
+        try:
+            checkpoint = read(path)
+        except LockstepError as error:
+            damaged.append(path)
+            note(f"{error}: trying the one before it")
+            continue
+        return checkpoint
+    if damaged:
+        raise LockstepError(f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA)
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint at `path`. Raises: LockstepError if it is damaged."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        expected = manifest["files"][_STATE]
+        if (size := (path / _STATE).stat().st_size) != expected["bytes"]:
+            raise ValueError(f"{_STATE} has {size} bytes, not {expected['bytes']}")
+        if _sha256(path / _STATE) != expected["sha256"]:
+            raise ValueError(f"{_STATE} is not the file that was written (its sha256 differs)")
+        return Checkpoint(path, manifest, load_file(path / _STATE))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
+
+
+def clear_ahead(folder: Path, step: int) -> None:
+    """Set aside, as `damaged-...`, whatever stands after `step`, and remove what was never finished.
+
+    A resumed run writes those steps again.
+    """
+    for path in _newest_first(folder):
+        if _step(path) > step:
+            target = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
+    for path in folder.glob(".writing-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the `keep` newest checkpoints and the one with the best accuracy (the earliest of equals)."""
+    paths = list(_newest_first(folder))
+    accuracies = {path: _accuracy(path) for path in reversed(paths)}
+    best = max(accuracies, key=lambda path: accuracies[path], default=None)
+    for path in paths[keep:]:
+        if path != best or accuracies[path] < 0:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _accuracy(path: Path) -> float:
+    try:
+        return float(json.loads((path / _MANIFEST).read_text()).get("accuracy", -1.0))
+    except (OSError, ValueError):
+        return -1.0
+
+
+def _newest_first(folder: Path) -> Iterator[Path]:
+    return iter(sorted(folder.glob("step-*"), key=_step, reverse=True))
+
+
+def _step(path: Path) -> int:
+    digits = path.name.removeprefix("step-")
+    return int(digits) if digits.isdigit() else -1
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""What a run computes on, for the records and the start-up block."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from lockstep import numerics
+from lockstep.recipe import Placement, Recipe
+from lockstep.reduce import Reduction, owned
+
+
+def fingerprint(device: torch.device) -> dict[str, Any]:
+    """What the bits of a run depend on besides its recipe: they are promised only where all of this is equal."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else numerics.processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "environment": {key: os.environ.get(key) for key in numerics.environment(1)},
+        "versions": {
+            "lockstep": _own_version(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+        },
+    }
+
+
+def describe(
+    recipe: Recipe,
+    placement: Placement,
+    reduction: Reduction,
+    device: torch.device,
+    *,
+    images: tuple[int, int],
+    shape: tuple[int, ...],
+    classes: int,
+    parameters: int,
+    run: Path,
+) -> list[tuple[str, str]]:
+    """The start-up block: (label, text) lines. `images` counts training and test images, `shape` is [H, W, C]."""
+    steps = recipe.total_steps(images[0])
+    epochs = steps * recipe.batch / images[0]
+    lines = [
+        ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
+        ("data", f"{recipe.dataset}: {images[0]} training and {images[1]} test images, "
+                 f"{'x'.join(map(str, shape))}, {classes} classes"),
+        ("model", f"{recipe.model}: {parameters:,} parameters, computed in {recipe.precision}"),
+        ("batch", f"{recipe.batch} images a step (global) = {recipe.towers} {_plural('tower', recipe.towers)} "
+                  f"x {recipe.tower_batch}; {images[0] / recipe.batch:.1f} steps an epoch"),
+        ("length", f"{steps} steps = {epochs:.1f} epochs"),
+        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"),
+        ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
+        ("processes", _processes(recipe, placement, reduction, device)),
+        ("run", f"{run}   (watch it: tail -f {run / 'log.txt'})"),
+    ]  # fmt: skip
+    idle = numerics.cores() - reduction.processes * recipe.threads_per_tower
+    if device.type == "cpu" and idle > 0 and placement.processes is None:
+        threads = numerics.cores() // reduction.processes
+        lines.append((
+            "note",
+            f"{idle} of {numerics.cores()} cores {'is' if idle == 1 else 'are'} idle: {recipe.towers} "
+            f"{_plural('tower', recipe.towers)} of {_threads(recipe)}. To use them: --towers {numerics.cores()} or "
+            f"--set threads_per_tower={threads} (each is another recipe, with other bits)",
+        ))
+    return lines
+
+
+def _processes(recipe: Recipe, placement: Placement, reduction: Reduction, device: torch.device) -> str:
+    shares = [owned(recipe.towers, reduction.processes, p) for p in range(reduction.processes)]
+    counts = f"{' + '.join(str(len(share)) for share in shares)} {_plural('tower', recipe.towers)}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_threads(recipe)} each"
+    how = f", reduction {placement.reduction}" if reduction.processes > 1 else ""
+    return f"{reduction.processes} on {where}; {counts}{how}"
+
+
+def _threads(recipe: Recipe) -> str:
+    return f"{recipe.threads_per_tower} {_plural('thread', recipe.threads_per_tower)}"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _own_version() -> str:
+    from importlib.metadata import version
+
+    return version("lockstep")

@@ -1,0 +1,30 @@
+"""The lines people read: the same words on a terminal, in a pipe and in log.txt."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from lockstep.report.log import EvaluationEvent, StepEvent
+
+
+def block(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """(label, text) pairs, labels padded to one width."""
+    width = max((len(label) for label, _ in lines), default=0)
+    return [f"  {label:<{width}}  {text}" if label else f"  {text}" for label, text in lines]
+
+
+def step_line(event: StepEvent) -> str:
+    """A step, in the shape of TensorFlow's CIFAR-10 tutorial."""
+    return (
+        f"{datetime.now()}: step {event.step}, loss = {event.loss:.2f} "
+        f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch)"
+    )
+
+
+def evaluation_line(event: EvaluationEvent) -> str:
+    """An evaluation: accuracy by weights."""
+    first = next(iter(event.results.values()))
+    parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
+    return (
+        f"{datetime.now()}: after {event.step} steps, accuracy on {first.examples} {event.split} images: "
+        f"{', '.join(parts)}"
+    )

@@ -1,0 +1,42 @@
+"""metrics.jsonl: one JSON object for each event, for programs to read."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.log import EvaluationEvent, StepEvent
+
+
+class MetricsFile:
+    """Appends to `path`. Rows of kind "step" have the fields of StepEvent, "evaluation" one row for each weights."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        self.every: int | None = every
+        self._path = path
+
+    def start(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Nothing: the settings are in recipe.json and environment.json."""
+
+    def step(self, event: StepEvent) -> None:
+        """A row of kind "step"."""
+        self._append({"kind": "step", **vars(event)})
+
+    def evaluation(self, event: EvaluationEvent) -> None:
+        """A row of kind "evaluation" for each of the weights."""
+        for weights, result in event.results.items():
+            row = {"kind": "evaluation", "step": event.step, "split": event.split, "weights": weights}
+            self._append(row | {"accuracy": result.accuracy} | vars(result))
+
+    def note(self, text: str) -> None:
+        """Nothing: notes are for people."""
+
+    def end(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Nothing: the result is in result.json."""
+
+    def _append(self, row: dict[str, Any]) -> None:
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError:
+            pass  # a full disk: the checkpoint that fails next says so

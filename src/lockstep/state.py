@@ -1,0 +1,108 @@
+"""State: all a run needs to continue, and the one update. There is no process count in it."""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import DATA, LockstepError
+from lockstep.optim.groups import by_weight_decay
+from lockstep.recipe import Recipe
+
+
+class State:
+    """Parameters, buffers, optimizer slots, average and step, all float32 (integer buffers aside).
+
+    Parameters and their average are views of one flat vector each, in the model's order, so that a gradient vector
+    can be applied and the average moved without a loop over tensors.
+    """
+
+    def __init__(self, recipe: Recipe, module: nn.Module, buffers: Mapping[str, Tensor], device: torch.device) -> None:
+        """The initial state: the weights `module` has. The module itself is not kept."""
+        self._recipe = recipe
+        self.step = 0
+        initial = {name: p.detach() for name, p in module.named_parameters()}
+        shapes = {name: p.shape for name, p in initial.items()}
+        self._flat = torch.cat([p.reshape(-1).float() for p in initial.values()]).to(device)
+        self.parameters = _views(self._flat, shapes)
+        self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
+        self._average = self._flat.clone() if recipe.ema else None
+        self.ema = _views(self._average, shapes) if self._average is not None else None
+        self._gradients = torch.zeros_like(self._flat)
+        for parameter, gradient in zip(
+            self.parameters.values(), _views(self._gradients, shapes).values(), strict=True
+        ):
+            parameter.grad = gradient
+        self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
+
+    @property
+    def evaluated(self) -> Mapping[str, Tensor]:
+        """The parameters that make the classifier: their average if the recipe keeps one."""
+        return self.ema if self.ema is not None else self.parameters
+
+    @torch.no_grad()
+    def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
+        """One update, from mean gradients [parameters] and the mean change of the buffers [statistics], at `rate`."""
+        self._gradients.copy_(gradients)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.step += 1
+        start = 0
+        for name, buffer in self.buffers.items():
+            if buffer.is_floating_point():
+                buffer.add_(statistics[start : start + buffer.numel()].view_as(buffer))
+                start += buffer.numel()
+            elif name.endswith("num_batches_tracked"):
+                buffer.fill_(self.step)  # every tower would count the same; other integers are constants
+        if self._average is not None and self._recipe.ema is not None:
+            self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
+
+    def decay_losses(self) -> dict[str, Tensor]:
+        """The loss term of each parameter that decays: coefficient / 2 * ||w||^2, on the device."""
+        decay = {name: c for name, c in self._recipe.weight_decay.items() if c}
+        return {name: self.parameters[name].square().sum() * (c / 2) for name, c in decay.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything, by name, on the CPU: what a checkpoint holds."""
+        named = {"step": torch.tensor(self.step)}
+        groups = {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
+        for group, members in groups.items():
+            named |= {f"{group}/{name}": t for name, t in members.items()}
+        for name, parameter in self.parameters.items():
+            slots = self.optimizer.state.get(parameter, {})
+            named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
+        return {name: t.detach().cpu().clone() for name, t in named.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `tensors()` returned. Raises: LockstepError if it is of another model."""
+        own = {name for name in self.tensors() if not name.startswith("optimizer/")}
+        if missing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
+            raise LockstepError(f"the checkpoint is of another model: {', '.join(missing[:5])} differ", DATA)
+        self.step = int(tensors["step"])
+        for group, members in {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}.items():
+            for name, tensor in members.items():
+                with torch.no_grad():
+                    tensor.copy_(tensors[f"{group}/{name}"])
+        for key, tensor in tensors.items():
+            kind, _, rest = key.partition("/")
+            if kind == "optimizer":
+                slot, _, name = rest.partition("/")
+                parameter = self.parameters[name]
+                # A scalar slot (Adam's step count) stays on the CPU, as torch keeps it.
+                place = parameter.device if tensor.ndim else torch.device("cpu")
+                self.optimizer.state[parameter][slot] = tensor.to(place, copy=True)
+
+    def weights_sha256(self) -> str:
+        """sha256 over the raw little-endian bytes of parameters, then buffers, each sorted by name."""
+        digest = hashlib.sha256()
+        for group in (self.parameters, self.buffers):
+            for name in sorted(group):
+                digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _views(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    parts = flat.split([shape.numel() for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -1,0 +1,184 @@
+"""Tower: one logical replica, the unit of numerics; and the layout of the flat vector it returns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lockstep import rng
+from lockstep.data.dataset import Shard
+from lockstep.errors import CRASH, LockstepError
+from lockstep.models import MODELS
+from lockstep.recipe import Recipe
+from lockstep.settings import load_object
+from lockstep.state import State
+
+Shape = tuple[int, int, int]
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_SIGNALS = ("interrupt", "terminate")
+
+
+def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
+    """The recipe's network on the CPU, with its initial weights: a function of `recipe.seed`."""
+    function = load_object(MODELS.get(recipe.model, recipe.model))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
+        model = function(shape, classes)
+    if not isinstance(model, nn.Module):
+        raise LockstepError(f"model {recipe.model} returned {type(model).__name__}, expected a torch.nn.Module")
+    return model
+
+
+class Network:
+    """The network in the dtype it is computed in, refreshed from the float32 master weights.
+
+    Parameters and activations have the recipe's precision, norm layers and statistics stay float32.
+    """
+
+    def __init__(self, recipe: Recipe, shape: Shape, classes: int, device: torch.device) -> None:
+        self.dtype = getattr(torch, recipe.precision)
+        self.module = build_model(recipe, shape, classes).to(device, memory_format=torch.channels_last)
+        for part in self.module.modules():
+            if not isinstance(part, _NORMS):
+                _cast(part, self.dtype)
+        self.parameters = dict(self.module.named_parameters())
+        self.buffers = persistent_buffers(self.module)
+
+    @torch.no_grad()
+    def load(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        """Copy in float32 parameters (rounding to the network's dtype) and buffers, both by name."""
+        torch._foreach_copy_(list(self.parameters.values()), [parameters[name] for name in self.parameters])
+        for name, buffer in self.buffers.items():
+            buffer.copy_(buffers[name])
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """float32 [b, C, h, w] -> float32 logits [b, classes]."""
+        logits: Tensor = self.module(images.to(self.dtype)).float()
+        return logits
+
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """d loss / d parameter for every parameter; zeros for one that is frozen or has no part in the loss."""
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        by_name = dict(zip(trained, found, strict=True))
+        return [by_name[name] if name in by_name else torch.zeros_like(p) for name, p in self.parameters.items()]
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are part of the module's state, by name."""
+    kept = module.state_dict().keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in kept}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Sums over the batch, as tensors on the device: reading one waits for it.
+
+    cross_entropy: sum over the examples. correct: how many are classified right. signals: how many processes were
+    asked to stop, [by Ctrl-C, by SIGTERM]. broken: [towers], 1 where a tower's loss or gradient is not finite.
+    """
+
+    cross_entropy: Tensor
+    correct: Tensor
+    signals: Tensor
+    broken: Tensor
+
+
+class Layout:
+    """Where things are in the flat float32 vector: [gradient sums | statistics | metric sums].
+
+    Statistics are what a step adds to the floating-point buffers (batch norm's running averages).
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], towers: int) -> None:
+        self.sizes = [sum(t.numel() for t in group.values()) for group in (parameters, statistics)]
+        self.sizes.append(2 + len(_SIGNALS) + towers)
+        self.length = sum(self.sizes)
+        self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
+
+    def views(self, flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """`flat` cut into tensors of `shapes`, sharing its memory."""
+        parts = flat.split([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def pack(self, out: Tensor, gradients: Sequence[Tensor], statistics: Sequence[Tensor], metrics: Tensor) -> None:
+        """Fill the vector `out`, converting to float32."""
+        parts = out.split(self.sizes)
+        for part, shapes, tensors in zip(parts, self._shapes, (gradients, statistics), strict=False):
+            if tensors:
+                torch._foreach_copy_(self.views(part, shapes), list(tensors))
+        parts[2].copy_(metrics)
+
+    def split(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        """(gradient sums, statistics sums, metrics) as views of `total`."""
+        gradients, statistics, sums = total.split(self.sizes)
+        return gradients, statistics, Metrics(sums[0], sums[1], sums[2:4], sums[4:])
+
+
+class Tower:
+    """Maps (state, shard, step) to one flat float32 vector; see `Layout`.
+
+    All towers of a process share this object and its copy of the network: they run one after the other, each from
+    the same weights and buffers.
+    """
+
+    def __init__(self, recipe: Recipe, network: Network) -> None:
+        self._recipe = recipe
+        self._network = network
+        self._averaged = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
+        self._loaded_step: int | None = None
+        self.layout = Layout(network.parameters, self._averaged, recipe.towers)
+
+    def __call__(self, state: State, shard: Shard, step: int, signals: Sequence[bool] = (False, False)) -> Tensor:
+        """The tower's vector for `shard`; `signals` says whether this process was asked to stop, and how.
+
+        Pure in (state, shard, step) but for `signals`: equal bits in every process. No host synchronisation.
+        """
+        network, recipe = self._network, self._recipe
+        if self._loaded_step != step or self._averaged:
+            network.load(state.parameters, state.buffers)
+            self._loaded_step = step
+        network.module.train()
+        torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
+        logits = network(shard.images)
+        loss = functional.cross_entropy(logits, shard.labels, reduction="sum")
+        gradients = network.gradients(loss)
+        with torch.no_grad():
+            statistics = [buffer - state.buffers[name] for name, buffer in self._averaged.items()]
+            out = torch.empty(self.layout.length, device=loss.device)
+            metrics = torch.zeros(self.layout.sizes[2], device=loss.device)
+            metrics[0] = loss
+            metrics[1] = (logits.argmax(1) == shard.labels).sum()
+            for i, asked in enumerate(signals):
+                metrics[2 + i] = float(asked)
+            self.layout.pack(out, gradients, statistics, metrics)
+            # The largest magnitude is not finite exactly if some element is not.
+            largest = torch.linalg.vector_norm(out, ord=float("inf"))
+            out[self.layout.length - recipe.towers + shard.tower] = (~torch.isfinite(largest)).float()
+        return out
+
+
+class NonFiniteError(LockstepError):
+    """A tower's loss or gradient is infinite or not a number; the update was not applied, in any process."""
+
+    def __init__(self, towers: Sequence[int], step: int) -> None:
+        names = f"tower {towers[0]}" if len(towers) == 1 else f"towers {', '.join(map(str, towers))}"
+        super().__init__(
+            f"the loss or a gradient of {names} is not finite at step {step}: the update was not applied. "
+            f"Usual causes: a learning rate that is too high (lower --lr), or bad input",
+            CRASH,
+        )
+
+
+def _cast(part: nn.Module, dtype: torch.dtype) -> None:
+    """Cast, in place, the floating-point parameters and constant buffers that `part` itself holds."""
+    for parameter in part.parameters(recurse=False):
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    for name, buffer in part.named_buffers(recurse=False):
+        if buffer.is_floating_point() and name in part._non_persistent_buffers_set:
+            setattr(part, name, buffer.to(dtype))
