@@ -12,7 +12,7 @@ from lockstep.errors import DATA, LockstepError
 
 
 def load(folder: Path | None) -> dict[str, Dataset]:
-    """1 440 training and 357 test images: of each class, every fifth image in file order is a test image.
+    """1 442 training and 355 test images: of each class, every fifth image in file order is a test image.
 
     The files are part of scikit-learn; a `folder` is an error.
     """

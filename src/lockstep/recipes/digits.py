@@ -25,5 +25,5 @@ def digits() -> Recipe:
         schedule=Triangle(start=0.1, warmup=0.2),
         weight_decay={"conv1.weight": 5e-4, "conv2.weight": 5e-4, "conv3.weight": 5e-4, "logits.weight": 5e-4},
         ema=EMA(decay=0.98),
-        eval_batch=357,
+        eval_batch=355,
     )

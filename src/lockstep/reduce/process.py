@@ -19,6 +19,9 @@ from lockstep.reduce.tree import add_leaves, add_nodes, cover
 
 _TIMEOUT = timedelta(minutes=10)  # how long a process may be busy (say, saving) while the others wait
 
+# torch 2.13 renamed it, and warns of the old name.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -76,14 +79,16 @@ class Processes:
         """Every process's `table`, stacked."""
         table = table.to(self._device).contiguous()
         out = table.new_empty((self.processes, *table.shape))
-        dist.all_gather_into_tensor(out.view(-1), table.view(-1))
+        _all_gather(out.view(-1), table.view(-1))
         return out
 
     @_peers
     def broadcast(self, data: bytes | None) -> bytes:
         """Process 0's `data` in every process."""
-        length = torch.tensor([len(data) if data is not None else 0], device=self._device)
+        length = torch.tensor([len(data or b"")], device=self._device)
         dist.broadcast(length, src=0)
+        if not int(length):
+            return b""
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
         if data is not None and self.process == 0:
             payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -105,7 +110,7 @@ class Processes:
         received = self._exchange(send, [n * chunk for n in counts], [len(own) * chunk] * self.processes)
         rows = received.view(-1, chunk)
         total = self._buffer("total", (self.processes * chunk,))
-        dist.all_gather_into_tensor(total, self._add(rows))
+        _all_gather(total, self._add(rows))
         return total[:length]
 
     def _central(self, own: list[Tensor]) -> Tensor:
