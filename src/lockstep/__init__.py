@@ -1,0 +1,52 @@
+"""Lockstep trains image classifiers synchronously on one or many devices, with one result.
+
+The recipe decides the bits; the placement decides only the speed.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.data.dataset import Dataset as Dataset
+    from lockstep.data.plan import Plan as Plan
+    from lockstep.errors import LockstepError as LockstepError
+    from lockstep.recipe import Placement as Placement
+    from lockstep.recipe import Recipe as Recipe
+    from lockstep.recipes import RECIPES as RECIPES
+    from lockstep.reduce import Reduction as Reduction
+    from lockstep.run import Run as Run
+    from lockstep.state import State as State
+    from lockstep.tower import Tower as Tower
+
+# name -> the module it is in. Imported on first use: the program's --help must not wait for torch.
+_PUBLIC = {
+    "Dataset": "lockstep.data.dataset",
+    "LockstepError": "lockstep.errors",
+    "Placement": "lockstep.recipe",
+    "Plan": "lockstep.data.plan",
+    "RECIPES": "lockstep.recipes",
+    "Recipe": "lockstep.recipe",
+    "Reduction": "lockstep.reduce",
+    "Run": "lockstep.run",
+    "State": "lockstep.state",
+    "Tower": "lockstep.tower",
+}
+
+__all__ = [
+    "RECIPES",
+    "Dataset",
+    "LockstepError",
+    "Placement",
+    "Plan",
+    "Recipe",
+    "Reduction",
+    "Run",
+    "State",
+    "Tower",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -38,8 +38,6 @@ Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 d
 130 Ctrl-C (saved), 143 SIGTERM (saved).""",
 )
 
-_LITERAL_NAMES = {"true": True, "false": False, "none": None}
-
 
 class Device(StrEnum):
     """--device."""
@@ -97,7 +95,9 @@ def train(
     reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (not exact).")] = "tree",
     log_every: Annotated[int, typer.Option(min=1, help="Steps between lines.")] = 10,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 1000,
-    eval_every: Annotated[int | None, typer.Option(min=1, help="Steps between evaluations. Default: at the end.")] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(min=1, help="Steps between evaluations. Default: at the end.")
+    ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Latest checkpoints to keep, besides the best.")] = 5,
     json_output: Json = False,
 ) -> None:
@@ -115,15 +115,17 @@ def train(
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep import launch
+    from lockstep import overrides
+    from lockstep.launch import launch
     from lockstep.recipe import Placement, validated
     from lockstep.run import Run, fresh_path, newest, refuse_existing
+    from lockstep.work import Job
 
     flags = {
         "towers": towers, "batch": batch, "tower_batch": tower_batch, "epochs": epochs, "steps": steps,
         "lr": lr, "seed": seed, "model": model, "precision": precision,
     }  # fmt: skip
-    changes = _changes(settings or [], flags)
+    changes = overrides.parse(settings or [], flags)
     placement = validated(
         Placement,
         {
@@ -154,11 +156,11 @@ def train(
             if json_output:
                 print(json.dumps(result))
             return
-    job = launch.Job(
+    job = Job(
         command="train", recipe=recipe, placement=placement, path=run_path, resume=resume,
         json_output=json_output, started=_STARTED,
     )  # fmt: skip
-    raise typer.Exit(launch.launch(job))
+    raise typer.Exit(launch(job))
 
 
 @app.command("eval", short_help="Evaluate the newest checkpoint of a run.")
@@ -178,17 +180,18 @@ def evaluate(
       lockstep eval runs/digits-1
       lockstep eval runs/digits-1 --weights raw --split train --json
     """
-    from lockstep import launch
+    from lockstep.launch import launch
     from lockstep.recipe import Placement, validated
     from lockstep.run import Run
+    from lockstep.work import Job
 
     recipe = Run.open(run).recipe()
     fields = {"device": device.value, "processes": processes, "data": data.absolute() if data else None}
-    job = launch.Job(
+    job = Job(
         command="eval", recipe=recipe, placement=validated(Placement, fields), path=run,
         weights=weights.value if weights else None, split=split, json_output=json_output, started=_STARTED,
     )  # fmt: skip
-    raise typer.Exit(launch.launch(job))
+    raise typer.Exit(launch(job))
 
 
 @app.command(short_help="List the recipes with their measured results.")
@@ -269,7 +272,8 @@ def _errors() -> Iterator[None]:
 
 def _recipe(what: str, changes: dict[str, Any]) -> tuple[Any, Path | None]:
     """The recipe `what` names with `changes`, and the run's folder if it names a run."""
-    from lockstep.recipe import make, read_recipe
+    from lockstep.overrides import make, read_file
+    from lockstep.recipe import dotted
     from lockstep.recipes import RECIPES, named
     from lockstep.run import Run
 
@@ -277,52 +281,15 @@ def _recipe(what: str, changes: dict[str, Any]) -> tuple[Any, Path | None]:
     if what in RECIPES:
         fields = named(what).model_dump(mode="json")
     elif path.suffix == ".toml":
-        fields = read_recipe(path)
+        fields = read_file(path)
         if "recipe" in fields:  # a file may start from a recipe and state only what differs
-            changes = {**_dotted({k: v for k, v in fields.items() if k != "recipe"}), **changes}
+            changes = {**dotted({k: v for k, v in fields.items() if k != "recipe"}), **changes}
             fields = named(str(fields["recipe"])).model_dump(mode="json")
     elif path.is_dir() or "/" in what:
         return make(Run.open(path).recipe().model_dump(mode="json"), changes), path
     else:
         fields = named(what).model_dump(mode="json")
     return make(fields, changes), None
-
-
-def _changes(settings: list[str], flags: dict[str, Any]) -> dict[str, Any]:
-    """`--set a.b=v` and the flags, as one mapping. Raises: LockstepError if a setting is given twice or has no value."""
-    changes: dict[str, Any] = {}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise LockstepError(f"--set {text}: give NAME=VALUE, as in --set optimizer.momentum=0.9")
-        if name in changes:
-            raise LockstepError(f"--set {name} is given twice: {changes[name]} and {value}")
-        changes[name] = _value(value)
-    for name, flag in flags.items():
-        if flag is not None:
-            if name in changes:
-                raise LockstepError(f"--{name.replace('_', '-')} and --set {name} state the same setting: give one")
-            changes[name] = flag
-    if "epochs" in changes and "steps" in changes:
-        raise LockstepError("epochs and steps both state the length of the run: give one of them")
-    return changes
-
-
-def _value(text: str) -> Any:
-    """A value as JSON reads it, with true/false/none in any case; anything else is text."""
-    if text.lower() in _LITERAL_NAMES:
-        return _LITERAL_NAMES[text.lower()]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _dotted(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _plain(name: str) -> str:

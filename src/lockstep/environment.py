@@ -59,12 +59,14 @@ def describe(
     idle = numerics.cores() - reduction.processes * recipe.threads_per_tower
     if device.type == "cpu" and idle > 0 and placement.processes is None:
         threads = numerics.cores() // reduction.processes
-        lines.append((
-            "note",
-            f"{idle} of {numerics.cores()} cores {'is' if idle == 1 else 'are'} idle: {recipe.towers} "
-            f"{_plural('tower', recipe.towers)} of {_threads(recipe)}. To use them: --towers {numerics.cores()} or "
-            f"--set threads_per_tower={threads} (each is another recipe, with other bits)",
-        ))
+        lines.append(
+            (
+                "note",
+                f"{idle} of {numerics.cores()} cores {'is' if idle == 1 else 'are'} idle: {recipe.towers} "
+                f"{_plural('tower', recipe.towers)} of {_threads(recipe)}. To use them: --towers {numerics.cores()} or "
+                f"--set threads_per_tower={threads} (each is another recipe, with other bits)",
+            )
+        )
     return lines
 
 

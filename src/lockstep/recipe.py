@@ -5,7 +5,6 @@ The recipe decides the bits; the placement decides only the speed. Neither needs
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,7 +20,6 @@ from lockstep.optim.ema import EMA
 from lockstep.reduce import REDUCTIONS
 from lockstep.schedule import SCHEDULES, Schedule
 from lockstep.settings import Settings, choose
-
 
 S = TypeVar("S", bound=Settings)
 
@@ -58,7 +56,7 @@ class Recipe(Settings):
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
-    weight_decay: dict[str, Annotated[float, Field(ge=0)]] = {}
+    weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     ema: EMA | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     threads_per_tower: int = Field(1, ge=1)
@@ -73,7 +71,9 @@ class Recipe(Settings):
         if self.model not in MODELS and ":" not in self.model:
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"give steps or epochs, not both and not neither (steps {self.steps}, epochs {self.epochs})")
+            raise ValueError(
+                f"give steps or epochs, not both and not neither (steps {self.steps}, epochs {self.epochs})"
+            )
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
         return self
@@ -92,9 +92,7 @@ class Recipe(Settings):
 
     def rate(self, step: int, examples: int) -> float:
         """The learning rate of `step`."""
-        factor = self.schedule.factor(
-            step, steps=self.total_steps(examples), batch=self.batch, examples=examples
-        )
+        factor = self.schedule.factor(step, steps=self.total_steps(examples), batch=self.batch, examples=examples)
         return self.lr * factor
 
     def digest(self) -> str:
@@ -104,7 +102,7 @@ class Recipe(Settings):
 
     def differences(self, other: "Recipe") -> list[str]:
         """`setting: mine -> theirs` for every setting that differs."""
-        mine, theirs = _flat(self.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
+        mine, theirs = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
         keys = [*mine, *(key for key in theirs if key not in mine)]
         return [f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in keys if mine.get(k) != theirs.get(k)]
 
@@ -155,46 +153,20 @@ def check(recipe: Recipe, placement: Placement) -> None:
         )
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file. Raises: LockstepError if it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise LockstepError(f"recipe file {path}: {error}") from None
-
-
-def make(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
-    """The recipe of `fields` with `changes` applied; dotted names reach inside a group of settings.
-
-    Changing `towers` alone keeps the examples per tower; `tower_batch` states them, `batch` the global number.
-    Raises: LockstepError naming the setting, what it got and what is allowed.
-    """
-    merged = json.loads(json.dumps(dict(fields)))
-    if "batch" in changes and "tower_batch" in changes:
-        raise LockstepError("batch (of all towers) and tower_batch (of each) state the same thing: give one of them")
-    tower_batch = merged.pop("tower_batch", None)
-    if tower_batch is None and "batch" in merged:
-        tower_batch = merged["batch"] / merged.get("towers", 1)
-    for name, value in changes.items():
-        if name in ("steps", "epochs"):
-            merged.pop("epochs" if name == "steps" else "steps", None)
-        if name != "tower_batch":
-            _put(merged, name, value)
-    tower_batch = changes.get("tower_batch", tower_batch)
-    if "batch" not in changes and isinstance(tower_batch, int | float):
-        towers = merged.get("towers", 1)
-        if isinstance(towers, int) and towers > 0:  # else towers itself is the mistake to report
-            whole = tower_batch * towers
-            merged["batch"] = int(whole) if whole == int(whole) else whole
-    return validated(Recipe, merged)
-
-
 def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
     """`kind` from `fields`, or a LockstepError in plain words."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise LockstepError("; ".join(_sentence(kind, item) for item in error.errors())) from None
+
+
+def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one mapping with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _sentence(kind: type[Settings], item: Any) -> str:
@@ -212,27 +184,9 @@ def _sentence(kind: type[Settings], item: Any) -> str:
     return f"{title} setting {name}: got {item['input']!r}: {problem}" if name else problem
 
 
-def _put(fields: dict[str, Any], name: str, value: Any) -> None:
-    """Set a.b = value; a new `kind` of a group drops the settings of the old one; weight_decay keys may have dots."""
-    group, _, rest = name.partition(".")
-    if not rest:
-        fields[group] = value
-        return
-    inner = fields.get(group)
-    inner = {"kind": inner} if isinstance(inner, str) else dict(inner or {})
-    fields[group] = {"kind": value} if rest == "kind" else {**inner, rest: value}
-
-
 def _indivisible(batch: int, towers: int) -> str:
     below, above = batch // towers * towers, -(-batch // towers) * towers
     batches = f"{below} or {above}" if below else str(above)
     divisors = [str(d) for d in range(1, min(batch, 64) + 1) if batch % d == 0 and d <= max(towers, 16)]
     several = f"{', '.join(divisors[:-1])} or {divisors[-1]}" if len(divisors) > 1 else divisors[0]
     return f"batch {batch} does not divide into {towers} towers: choose {batches}, or {several} towers"
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -21,7 +21,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 def words(seed: int, stream: str, *keys: ArrayLike) -> Words:
     """Independent uniform 64-bit words, one for each element of the broadcast `keys` (integers >= 0)."""
-    h = _mix(_uint64(seed) ^ _stream_id(stream))
+    h: Words = _mix(_uint64(seed) ^ _stream_id(stream))
     for key in keys:
         h = _mix(h ^ _mix(_uint64(key)))
     return h
@@ -32,7 +32,7 @@ def seed_for(seed: int, stream: str, *keys: int) -> int:
     return int(words(seed, stream, *keys)) >> 1
 
 
-def uniform(word: Words, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
+def uniform(word: Words, low: float = 0.0, high: float = 1.0) -> NDArray[np.floating[Any]]:
     """Words as float64 in [low, high): the upper 53 bits of each word."""
     return low + (high - low) * ((word >> np.uint64(11)) * 2.0**-53)
 

@@ -1,6 +1,6 @@
 """Run: the folder of one run. It never overwrites another, and needs no torch to be found.
 
-    recipe.json environment.json metrics.jsonl log.txt checkpoints/ model.safetensors result.json
+recipe.json environment.json metrics.jsonl log.txt checkpoints/ model.safetensors result.json
 """
 
 import fcntl
@@ -61,7 +61,8 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """The final record, or None while the run has not ended."""
-        return self.read("result.json")
+        record: dict[str, Any] | None = self.read("result.json")
+        return record
 
     def lock(self) -> None:
         """Keep other programs from writing here until this process ends, however it ends."""
@@ -69,7 +70,9 @@ class Run:
             self._lock = (self.path / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockstepError(f"another program is training in {self.path}: wait for it to end", ENVIRONMENT) from None
+            raise LockstepError(
+                f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
+            ) from None
         except OSError as error:
             raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
 
@@ -120,7 +123,7 @@ def fresh_path(runs: Path, stem: str) -> Path:
 
 
 def newest(runs: Path, recipe_name: str) -> Path:
-    """The folder of the run of `recipe_name` in `runs` that was started last. Raises: LockstepError if there is none."""
+    """The run of `recipe_name` in `runs` that was started last. Raises: LockstepError if there is none."""
     found = []
     for recipe_json in runs.glob("*/recipe.json"):
         fields = json.loads(recipe_json.read_text())

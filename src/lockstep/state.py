@@ -30,9 +30,7 @@ class State:
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = _views(self._average, shapes) if self._average is not None else None
         self._gradients = torch.zeros_like(self._flat)
-        for parameter, gradient in zip(
-            self.parameters.values(), _views(self._gradients, shapes).values(), strict=True
-        ):
+        for parameter, gradient in zip(self.parameters.values(), _views(self._gradients, shapes).values(), strict=True):
             parameter.grad = gradient
         self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
 
@@ -104,5 +102,5 @@ class State:
 
 
 def _views(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    parts = flat.split([shape.numel() for shape in shapes.values()])
+    parts = torch.split(flat, [shape.numel() for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -40,7 +40,8 @@ class Network:
 
     def __init__(self, recipe: Recipe, shape: Shape, classes: int, device: torch.device) -> None:
         self.dtype = getattr(torch, recipe.precision)
-        self.module = build_model(recipe, shape, classes).to(device, memory_format=torch.channels_last)
+        self.module = build_model(recipe, shape, classes).to(device)
+        self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for part in self.module.modules():
             if not isinstance(part, _NORMS):
                 _cast(part, self.dtype)
@@ -59,9 +60,8 @@ class Network:
         logits: Tensor = self.module(images.to(self.dtype)).float()
         return logits
 
-
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        """d loss / d parameter for every parameter; zeros for one that is frozen or has no part in the loss."""
+        """The derivative of `loss` by every parameter; zeros for one that is frozen or has no part in the loss."""
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         by_name = dict(zip(trained, found, strict=True))
@@ -102,12 +102,12 @@ class Layout:
 
     def views(self, flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
         """`flat` cut into tensors of `shapes`, sharing its memory."""
-        parts = flat.split([shape.numel() for shape in shapes])
+        parts = torch.split(flat, [shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def pack(self, out: Tensor, gradients: Sequence[Tensor], statistics: Sequence[Tensor], metrics: Tensor) -> None:
         """Fill the vector `out`, converting to float32."""
-        parts = out.split(self.sizes)
+        parts = torch.split(out, self.sizes)
         for part, shapes, tensors in zip(parts, self._shapes, (gradients, statistics), strict=False):
             if tensors:
                 torch._foreach_copy_(self.views(part, shapes), list(tensors))
@@ -115,7 +115,7 @@ class Layout:
 
     def split(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """(gradient sums, statistics sums, metrics) as views of `total`."""
-        gradients, statistics, sums = total.split(self.sizes)
+        gradients, statistics, sums = torch.split(total, self.sizes)
         return gradients, statistics, Metrics(sums[0], sums[1], sums[2:4], sums[4:])
 
 

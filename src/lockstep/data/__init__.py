@@ -1,6 +1,8 @@
 """Data sets, and the registries of what can be read and how it can be augmented."""
 
-from lockstep.data.settings import Distort, Plain, Shift
+from lockstep.data.settings import Distort as Distort
+from lockstep.data.settings import Plain as Plain
+from lockstep.data.settings import Shift as Shift
 from lockstep.settings import kinds
 
 # name -> the function that reads it: (folder) -> {"train": Dataset, "test": Dataset, ...}

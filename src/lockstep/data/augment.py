@@ -5,7 +5,7 @@ same on any number of towers and processes and after any resume.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -98,5 +98,5 @@ def _crops(
     return images[batch, torch.from_numpy(rows).to(device)[:, :, None], torch.from_numpy(columns).to(device)[:, None]]
 
 
-def _per_image(values: NDArray[np.float64], device: torch.device) -> Tensor:
+def _per_image(values: NDArray[np.floating[Any]], device: torch.device) -> Tensor:
     return torch.from_numpy(values.astype(np.float32)).to(device).view(-1, 1, 1, 1)

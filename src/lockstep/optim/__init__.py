@@ -1,6 +1,7 @@
 """Optimizers: torch's, with their settings; every process steps its own copy, and none knows of towers."""
 
-from lockstep.optim.settings import SGD, Adam
+from lockstep.optim.settings import SGD as SGD
+from lockstep.optim.settings import Adam as Adam
 from lockstep.settings import kinds
 
 # The registry: a new optimizer is a settings class and its name here.

@@ -16,5 +16,5 @@ class EMA(Settings):
     warmup: bool = True
 
     def decay_after(self, updates: int) -> float:
-        """d for the average taken after update number `updates` (1 for the first)."""
+        """The decay of the average taken after update number `updates` (1 for the first)."""
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay

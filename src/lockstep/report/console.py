@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -74,7 +74,12 @@ class Live:
 
     def step(self, event: StepEvent) -> None:
         """Redraw the line."""
-        fields = {"epoch": event.epoch, "loss": event.loss, "accuracy": event.accuracy, "lr": event.rate}
+        fields: dict[str, Any] = {
+            "epoch": event.epoch,
+            "loss": event.loss,
+            "accuracy": event.accuracy,
+            "lr": event.rate,
+        }
         with _still_training():
             if self._task is None:
                 self._progress.start()

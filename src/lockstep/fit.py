@@ -1,0 +1,109 @@
+"""Fit: a run from its folder to its result; and the evaluation of one. Every process calls these alike."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import torch
+
+from lockstep import checkpoint
+from lockstep.errors import DATA, LockstepError
+from lockstep.evaluate import Evaluation
+from lockstep.keeper import Keeper
+from lockstep.recipe import Placement, Recipe
+from lockstep.reduce import Reduction
+from lockstep.report.log import EvaluationEvent, Log
+from lockstep.run import Run
+from lockstep.session import Session
+from lockstep.state import State
+from lockstep.tower import NonFiniteError, Tower
+from lockstep.train import train
+
+
+def fit(
+    recipe: Recipe,
+    placement: Placement,
+    reduction: Reduction,
+    device: torch.device,
+    *,
+    path: Path,
+    resume: bool,
+    to_stderr: bool,
+    asked: Callable[[], Sequence[bool]],
+    started: float,
+) -> tuple[dict[str, Any] | None, Signals | None]:
+    """Train in the run folder `path`: a new one, or with `resume` the one that is there.
+
+    `asked` is as in `train`; `started` is the time.time() the program was started at. Returns the result record (in
+    process 0) and None, or None and the signal that stopped the run.
+    Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
+    """
+    session = Session(recipe, placement, reduction, device)
+    keeper = Keeper(session, path, resume, to_stderr) if reduction.process == 0 else None
+    session.restore(keeper.found if keeper else None)
+    train_set, test_set = session.split("train"), session.split("test")
+    log = Log(recipe, len(train_set), keeper.listeners if keeper else [])
+    tower = Tower(recipe, session.network)
+    steps = recipe.total_steps(len(train_set))
+    if keeper:
+        keeper.begin(log, train_set, test_set)
+    evaluated: dict[str, Evaluation] = {}  # of the weights as they are now
+
+    def after_step(state: State) -> None:
+        evaluated.clear()
+        every = placement.eval_every
+        due = state.step == steps or (every is not None and state.step % every == 0)
+        with log.untimed():
+            if due:
+                evaluated.update(session.evaluate_all(test_set))
+                log.evaluation(EvaluationEvent(state.step, "test", dict(evaluated)))
+            if keeper and (due or state.step % placement.save_every == 0):
+                keeper.save(log, evaluated, required=state.step == steps)
+
+    try:
+        stop = train(recipe, train_set, reduction, tower, session.state, log, asked=asked, after_step=after_step)
+    except NonFiniteError as error:
+        if keeper:
+            keeper.save(log, {}, required=True)
+        saved = f"The last good state, after {session.state.step} steps, is saved in {path}"
+        raise LockstepError(f"{error}. {saved}", error.code) from None
+    if stop is not None:
+        if keeper:
+            keeper.stopped(log, evaluated)
+        return None, stop
+    if not evaluated:  # resumed after the last step, before the result was written
+        evaluated.update(session.evaluate_all(test_set))
+    return (keeper.finish(log, evaluated, started) if keeper else None), None
+
+
+def evaluate_run(
+    recipe: Recipe,
+    placement: Placement,
+    reduction: Reduction,
+    device: torch.device,
+    *,
+    path: Path,
+    weights: str | None,
+    split: str,
+) -> tuple[dict[str, Any], list[str]]:
+    """Evaluate the newest whole checkpoint of the run at `path`.
+
+    `weights` is "ema", "raw" or None for the ones that make the classifier. Returns the record, and notes for the
+    user in process 0. Raises: LockstepError.
+    """
+    session = Session(recipe, placement, reduction, device)
+    dataset = session.split(split)
+    if weights == "ema" and session.state.ema is None:
+        raise LockstepError(f"{path} keeps no average of its weights: use --weights raw")
+    notes: list[str] = []
+    found = None
+    if reduction.process == 0:
+        found = checkpoint.latest(Run.open(path).checkpoints, notes.append)
+        if found is None:
+            raise LockstepError(f"{path} has no checkpoint yet", DATA)
+    session.restore(found)
+    chosen = weights or ("ema" if session.state.ema is not None else "raw")
+    result = session.evaluate(dataset, chosen)
+    record = {"run": str(path), "step": session.state.step, "split": split, "weights": chosen}
+    return record | {"accuracy": result.accuracy} | vars(result), notes

@@ -1,0 +1,159 @@
+"""Work: one process's part of a job, and the entry point of the processes that launch.py starts."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lockstep import numerics
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
+from lockstep.recipe import Placement, Recipe, check
+from lockstep.settings import Settings
+from lockstep.signals import Asked
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.reduce import Reduction
+
+
+class Job(Settings):
+    """What the processes of one program do. `started` is time.time() at the program's start."""
+
+    command: Literal["train", "eval"]
+    recipe: Recipe
+    placement: Placement
+    path: Path
+    resume: bool = False
+    json_output: bool = False
+    weights: Literal["ema", "raw"] | None = None
+    split: str = "test"
+    started: float
+    parent: int | None = None
+    reports: Path | None = None
+
+
+def joins_outer_launch() -> bool:
+    """Whether this process was started by torchrun (or by us, through torch elastic)."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def work(job: Job) -> int:
+    """One process's part of `job`; returns its exit code. Raises: LockstepError."""
+    import torch
+
+    from lockstep import fit
+
+    numerics.configure(job.recipe.threads_per_tower, job.recipe.exact)
+    device = _device(torch, job.placement)
+    reduction = _reduction(job, device)
+    stopped = None
+    with Asked() as asked:
+        if job.command == "eval":
+            record, notes = fit.evaluate_run(
+                job.recipe, job.placement, reduction, device, path=job.path, weights=job.weights, split=job.split
+            )
+            if reduction.process == 0:
+                _say_evaluation(record, notes, job.json_output)
+        else:
+            result, stopped = fit.fit(
+                job.recipe,
+                job.placement,
+                reduction,
+                device,
+                path=job.path,
+                resume=job.resume,
+                to_stderr=job.json_output,
+                asked=asked,
+                started=job.started,
+            )
+            if job.json_output and result is not None:
+                print(json.dumps(result), flush=True)
+        reduction.close()
+    return 0 if stopped is None else SIGNAL_BASE + stopped
+
+
+def _say_evaluation(record: dict[str, Any], notes: list[str], json_output: bool) -> None:
+    for note in notes:
+        print(note, file=sys.stderr)
+    if json_output:
+        print(json.dumps(record))
+    else:
+        print(
+            f"{record['run']} after {record['step']} steps, {record['weights']} weights, {record['split']}: "
+            f"accuracy {record['accuracy']:.2%} ({record['correct']} of {record['examples']}), "
+            f"loss {record['loss']:.4f}"
+        )
+
+
+def _device(torch: Any, placement: Placement) -> "torch.device":
+    if placement.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")  # type: ignore[no-any-return]
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise LockstepError(f"process {local} of this host finds only {torch.cuda.device_count()} GPUs", ENVIRONMENT)
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)  # type: ignore[no-any-return]
+
+
+def _reduction(job: Job, device: "torch.device") -> "Reduction":
+    processes = int(os.environ["WORLD_SIZE"]) if joins_outer_launch() else 1
+    if processes == 1:
+        from lockstep.reduce.local import Local
+
+        return Local(job.recipe.towers)
+    if processes > job.recipe.towers:
+        check(job.recipe, job.placement.model_copy(update={"processes": processes}))
+    from lockstep.reduce.process import connect
+
+    return connect(job.placement.reduction, job.recipe.towers, device)
+
+
+def main() -> None:
+    """One started process: read the job, do its part, leave a report if it fails."""
+    job = Job.model_validate_json(Path(sys.argv[1]).read_text())
+    assert job.parent is not None
+    assert job.reports is not None
+    threading.Thread(target=_die_with, args=(job.parent,), daemon=True).start()
+    with _reported(job.reports, int(os.environ["RANK"])):
+        code = work(job)
+    sys.exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when its parent has: a killed launcher must not leave processes that hold GPUs and files."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(ENVIRONMENT)
+
+
+@contextlib.contextmanager
+def _reported(folder: Path, process: int) -> Iterator[None]:
+    """Write what went wrong into `folder` for the parent, which tells the user once; then exit."""
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, LockstepError)
+        code = error.code if isinstance(error, LockstepError) else CRASH
+        report = {
+            "process": process,
+            "time": time.time(),
+            "secondary": isinstance(error, PeerLostError),
+            "code": code,
+            "message": str(error) if known else f"process {process} crashed:\n{traceback.format_exc()}",
+        }
+        temporary = folder / f".process-{process}"
+        temporary.write_text(json.dumps(report))
+        temporary.rename(folder / f"process-{process}.json")
+        sys.stdout.flush()
+        os._exit(code)  # no teardown: a collective may be pending in another thread
+
+
+if __name__ == "__main__":
+    main()
