@@ -3,10 +3,11 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
+import rich.live
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from lockstep.report import lines
 from lockstep.report.log import EvaluationEvent, Listener, StepEvent
@@ -57,16 +58,8 @@ class Live:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = Progress(
-            TextColumn("step {task.completed}/{task.total}  epoch {task.fields[epoch]:.1f}"),
-            BarColumn(bar_width=16),
-            TextColumn("loss {task.fields[loss]:.3f}  acc {task.fields[accuracy]:.1%}  lr {task.fields[lr]:.3g}"),
-            TextColumn("{task.fields[images_per_s]:,.0f} images/s"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            auto_refresh=False,  # a refresh thread would share the training thread's core
-        )
-        self._task: int | None = None
+        # No refresh thread: it would share the training thread's core.
+        self._line = rich.live.Live(console=console, auto_refresh=False, transient=True)
 
     def start(self, lines_: Sequence[tuple[str, str]]) -> None:
         """The start-up block."""
@@ -74,20 +67,9 @@ class Live:
 
     def step(self, event: StepEvent) -> None:
         """Redraw the line."""
-        fields: dict[str, Any] = {
-            "epoch": event.epoch,
-            "loss": event.loss,
-            "accuracy": event.accuracy,
-            "lr": event.rate,
-        }
         with _still_training():
-            if self._task is None:
-                self._progress.start()
-                self._task = self._progress.add_task("", total=event.steps, images_per_s=0.0, **fields)
-            self._progress.update(
-                self._progress.task_ids[0], completed=event.step + 1, images_per_s=event.images_per_s, **fields
-            )
-            self._progress.refresh()
+            self._line.start()
+            self._line.update(Text(lines.live_line(event), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A line with the accuracies."""
@@ -100,7 +82,7 @@ class Live:
     def end(self, lines_: Sequence[tuple[str, str]]) -> None:
         """The end block, in place of the live line."""
         with _still_training():
-            self._progress.stop()
+            self._line.stop()
         self._print(*lines.block(lines_))
 
     def _print(self, *texts: str) -> None:

@@ -1,7 +1,7 @@
 """The lines people read: the same words on a terminal, in a pipe and in log.txt."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from lockstep.report.log import EvaluationEvent, StepEvent
 
@@ -17,6 +17,15 @@ def step_line(event: StepEvent) -> str:
     return (
         f"{datetime.now()}: step {event.step}, loss = {event.loss:.2f} "
         f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch)"
+    )
+
+
+def live_line(event: StepEvent) -> str:
+    """A step, for a line that is redrawn: what is left is an estimate from the latest steps."""
+    left = timedelta(seconds=round((event.steps - 1 - event.step) * event.s_per_step))
+    return (
+        f"step {event.step + 1}/{event.steps}  epoch {event.epoch:.1f}  loss {event.loss:.3f}  "
+        f"acc {event.accuracy:.1%}  lr {event.rate:.3g}  {event.images_per_s:,.0f} images/s  {left} left"
     )
 
 
