@@ -118,7 +118,7 @@ def train(
     from lockstep import overrides
     from lockstep.launch import launch
     from lockstep.recipe import Placement, validated
-    from lockstep.run import Run, fresh_path, newest, refuse_existing
+    from lockstep.request import folder_for, recipe_of, result_of
     from lockstep.work import Job
 
     flags = {
@@ -134,30 +134,15 @@ def train(
             "log_every": log_every, "save_every": save_every, "eval_every": eval_every, "keep": keep,
         },
     )  # fmt: skip
-    recipe, run_path = _recipe(what, changes)
-    if run_path is None and name is not None:
-        run_path = runs / _plain(name)
-        resume = resume and run_path.exists()  # so that a scheduler can always pass --resume
-    elif run_path is None and resume:
-        run_path = newest(runs, recipe.name)
-    elif run_path is None:
-        run_path = fresh_path(runs, recipe.name)
-    if not resume:
-        refuse_existing(run_path)
-    else:
-        run = Run.open(run_path)
-        if differences := run.recipe().differences(recipe):
-            raise LockstepError(
-                f"{run_path} was started with another recipe, so it cannot be resumed with this one "
-                f"({'; '.join(differences)}): leave out what differs, or start a new run with another --name"
-            )
-        if (result := run.result()) is not None:
-            print(f"{run_path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
-            if json_output:
-                print(json.dumps(result))
-            return
+    recipe, named_run = recipe_of(what, changes)
+    path, resume = folder_for(named_run, name, runs, resume, recipe)
+    if resume and (result := result_of(path, recipe)) is not None:
+        print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+        if json_output:
+            print(json.dumps(result))
+        return
     job = Job(
-        command="train", recipe=recipe, placement=placement, path=run_path, resume=resume,
+        command="train", recipe=recipe, placement=placement, path=path, resume=resume,
         json_output=json_output, started=_STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))
@@ -224,9 +209,10 @@ def show(
       lockstep show cifar10-tutorial > mine.toml
       lockstep show runs/digits-1
     """
+    from lockstep.request import recipe_of
     from lockstep.run import Run
 
-    recipe, run_path = _recipe(what, {})
+    recipe, run_path = recipe_of(what, {})
     result = Run.open(run_path).result() if run_path else None
     if json_output:
         print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))
@@ -268,34 +254,6 @@ def _errors() -> Iterator[None]:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away; nothing is left to say
         sys.exit(CRASH)
-
-
-def _recipe(what: str, changes: dict[str, Any]) -> tuple[Any, Path | None]:
-    """The recipe `what` names with `changes`, and the run's folder if it names a run."""
-    from lockstep.overrides import make, read_file
-    from lockstep.recipe import dotted
-    from lockstep.recipes import RECIPES, named
-    from lockstep.run import Run
-
-    path = Path(what)
-    if what in RECIPES:
-        fields = named(what).model_dump(mode="json")
-    elif path.suffix == ".toml":
-        fields = read_file(path)
-        if "recipe" in fields:  # a file may start from a recipe and state only what differs
-            changes = {**dotted({k: v for k, v in fields.items() if k != "recipe"}), **changes}
-            fields = named(str(fields["recipe"])).model_dump(mode="json")
-    elif path.is_dir() or "/" in what:
-        return make(Run.open(path).recipe().model_dump(mode="json"), changes), path
-    else:
-        fields = named(what).model_dump(mode="json")
-    return make(fields, changes), None
-
-
-def _plain(name: str) -> str:
-    if Path(name).name != name or name.startswith("."):
-        raise LockstepError(f"--name {name!r}: give a plain name without slashes; --runs says the folder it is in")
-    return name
 
 
 def _accuracy(result: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ def live_line(event: StepEvent) -> str:
     left = timedelta(seconds=round((event.steps - 1 - event.step) * event.s_per_step))
     return (
         f"step {event.step + 1}/{event.steps}  epoch {event.epoch:.1f}  loss {event.loss:.3f}  "
-        f"acc {event.accuracy:.1%}  lr {event.rate:.3g}  {event.images_per_s:,.0f} images/s  {left} left"
+        f"acc {event.accuracy:.1%}  lr {event.rate:.2g}  {event.images_per_s:,.0f} img/s  {left} left"
     )
 
 

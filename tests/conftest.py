@@ -1,0 +1,76 @@
+"""Fixtures: the real program as a subprocess, and global random generators that are useless to lean on."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep import numerics
+
+numerics.prepare(1)  # before torch is imported: tests that compare bits in this process compute as the program does
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+numerics.configure(1, exact=True)
+
+_REAL_DATA = os.environ.pop("LOCKSTEP_DATA", None)  # a test that wants it asks for the fixture below
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_random_generators():
+    """Whoever draws from a global generator gets other numbers in every run, so exact comparisons fail."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of the real CIFAR-10 and MNIST."""
+    if not _REAL_DATA:
+        pytest.skip("LOCKSTEP_DATA does not name the real data")
+    return Path(_REAL_DATA).absolute()
+
+
+def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
+    """Start the real program; its output is text."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lockstep", *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Run the real program in a folder of the test's own and wait: program(*args) -> CompletedProcess."""
+
+    def run(*args: object, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess:
+        process = start(*args, cwd=cwd, **environment)
+        out, err = process.communicate(timeout=240)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Start the real program without waiting; it is killed when the test ends."""
+    processes = []
+
+    def run(*args: object, **environment: str) -> subprocess.Popen:
+        processes.append(start(*args, cwd=tmp_path, **environment))
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()

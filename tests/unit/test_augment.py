@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+import torch
+
+from lockstep.data import Distort, Shift
+from lockstep.data.augment import Keys, brightness_contrast, central_crop, random_crop_flip, standardise, unit
+
+
+def keys(count: int, seed: int = 0) -> Keys:
+    return Keys(seed, np.zeros(count, np.int64), np.arange(count))
+
+
+def coordinates(count: int) -> torch.Tensor:
+    """Images [count, 32, 32, 3] whose pixels hold their row, their column and 7."""
+    rows = torch.arange(32, dtype=torch.uint8)
+    image = torch.stack([rows[:, None].expand(32, 32), rows[None].expand(32, 32), torch.full((32, 32), 7)], -1)
+    return image.to(torch.uint8).expand(count, 32, 32, 3)
+
+
+def random_images(count: int) -> torch.Tensor:
+    return torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8)
+
+
+def test_crops_are_whole_windows_at_uniform_offsets_half_of_them_mirrored():
+    crops = random_crop_flip(coordinates(20_000), keys(20_000), 24).int()
+    tops, lefts = crops[:, 0, 0, 0], crops[:, :, :, 1].amin((1, 2))
+    flipped = crops[:, 0, 0, 1] > crops[:, 0, -1, 1]
+    assert torch.equal(crops[:, :, 0, 0] - tops[:, None], torch.arange(24).expand(20_000, 24).int())
+    expected = lefts[:, None] + torch.where(flipped[:, None], torch.arange(23, -1, -1), torch.arange(24))
+    assert torch.equal(crops[:, 0, :, 1], expected.int())
+    histogram = np.bincount((tops * 9 + lefts).numpy(), minlength=81)
+    assert histogram.size == 81
+    expected_count = 20_000 / 81
+    assert ((histogram - expected_count) ** 2 / expected_count).sum() < 130  # chi squared, 80 degrees: p < 0.0005
+    assert 0.48 < flipped.float().mean() < 0.52
+
+
+def test_brightness_then_contrast_about_each_channels_mean():
+    images = random_images(64)
+    out = brightness_contrast(images, keys(64), 63.0, (0.2, 1.8)).double()
+    before, after = images.double(), out
+    delta = after.mean((1, 2)) - before.mean((1, 2))  # contrast keeps a channel's mean: only brightness moved it
+    assert torch.allclose(delta, delta[:, :1].expand(-1, 3), atol=1e-3)
+    assert delta.abs().max() < 63
+    factors = after.std((1, 2)) / before.std((1, 2))
+    assert torch.allclose(factors, factors[:, :1].expand(-1, 3), rtol=1e-4)
+    assert 0.2 <= factors.min() < 0.5
+    assert 1.5 < factors.max() <= 1.8
+
+
+def test_standardised_images_have_mean_0_and_deviation_1():
+    out = standardise(random_images(8).float()).double()
+    assert out.shape == (8, 3, 32, 32)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(out.mean((1, 2, 3)), torch.zeros(8, dtype=torch.double), atol=1e-6)
+    assert torch.allclose(out.std((1, 2, 3), correction=0), torch.ones(8, dtype=torch.double), atol=1e-5)
+
+
+def test_a_constant_image_becomes_zeros_and_a_faint_one_is_not_blown_up():
+    assert standardise(torch.full((1, 24, 24, 3), 200.0)).abs().max() == 0
+    faint = torch.zeros(1, 24, 24, 3)
+    faint[0, 0, 0, 0] = 1e-3
+    assert standardise(faint).max() == pytest.approx(1e-3 * 1728**0.5, rel=1e-2)  # over 1/sqrt(1728), not over sigma
+
+
+def test_brightness_is_cancelled_by_standardisation_and_contrast_is_not():
+    images, k = random_images(8), keys(8)
+    images[..., 0] //= 2  # channels of different means: what contrast about each channel's mean changes
+    only_contrast = standardise(brightness_contrast(images, k, 0.0, (0.2, 1.8)))
+    both = standardise(brightness_contrast(images, k, 63.0, (0.2, 1.8)))
+    neither = standardise(images.float())
+    assert torch.allclose(only_contrast, both, atol=1e-4)
+    assert (only_contrast - neither).abs().max() > 0.1
+
+
+def test_evaluation_takes_the_centre():
+    crop = central_crop(coordinates(1), 24)
+    assert crop[0, 0, 0].tolist() == [4, 4, 7]
+    assert crop[0, -1, -1].tolist() == [27, 27, 7]
+
+
+def test_distort_is_the_composition_in_the_tutorials_order():
+    images, k = random_images(16), keys(16)
+    crops = random_crop_flip(images, k, 24)
+    expected = standardise(brightness_contrast(crops, k, 63.0, (0.2, 1.8)))
+    assert torch.equal(Distort().train(images, k), expected)
+    assert torch.equal(Distort().test(images), standardise(central_crop(images, 24).float()))
+
+
+def test_shift_moves_by_at_most_a_pixel_and_fills_with_black():
+    image = torch.zeros(500, 8, 8, 1, dtype=torch.uint8)
+    image[:, 3, 4] = 255
+    moved = Shift(pixels=1).train(image, keys(500))
+    places = moved.flatten(1).argmax(1)
+    assert set(zip((places // 8).tolist(), (places % 8).tolist(), strict=True)) == {
+        (r, c) for r in (2, 3, 4) for c in (3, 4, 5)
+    }
+    assert torch.equal(moved.flatten(1).sum(1), torch.ones(500))
+
+
+def test_unit_scale():
+    assert unit(torch.tensor([[[[0], [255]]]], dtype=torch.uint8)).flatten().tolist() == [0.0, 1.0]
+
+
+def test_a_crop_larger_than_the_image_is_refused():
+    with pytest.raises(ValueError, match="larger than the images, 8x8"):
+        Distort(crop_px=24).shape(8, 8, 1)

@@ -1,0 +1,49 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep import rng
+
+
+def test_words_are_fixed_for_ever():
+    """A change here changes every run's order, crops and weights."""
+    assert [hex(int(w)) for w in rng.words(0, "order", 0, np.arange(3))] == [
+        hex(int(rng.words(0, "order", 0, i))) for i in range(3)
+    ]
+    assert int(rng.words(0, "order", 0, 0)) == GOLDEN_WORD
+
+
+GOLDEN_WORD = 12629228696511295478
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(0, 1000))
+def test_seed_and_epoch_are_not_interchangeable(seed, a, b):
+    if a != b:
+        assert rng.words(seed, "s", a, b) != rng.words(seed, "s", b, a)
+        assert rng.words(a, "s", b) != rng.words(b, "s", a)
+
+
+def test_streams_are_independent():
+    a, b = (rng.uniform(rng.words(1, name, np.arange(20_000))) for name in ("crop_x", "crop_y"))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.03
+    assert abs(a.mean() - 0.5) < 0.01
+    assert abs(a.std() - 12**-0.5) < 0.01
+
+
+def test_uniform_bounds_and_below():
+    words = rng.words(3, "x", np.arange(50_000))
+    u = rng.uniform(words, -63, 63)
+    assert u.min() >= -63
+    assert u.max() < 63
+    counts = np.bincount(rng.below(words, 9), minlength=9)
+    assert counts.min() > 50_000 / 9 * 0.95
+
+
+def test_permutation_is_one_and_differs_by_epoch():
+    first, second = (rng.permutation(0, "order", epoch, 1000) for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(1000))
+    assert (first == second).sum() < 10
+
+
+def test_torch_seed_fits():
+    assert all(0 <= rng.seed_for(0, "dropout", step, 0) < 2**63 for step in range(100))

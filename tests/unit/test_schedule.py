@@ -1,0 +1,37 @@
+import pytest
+
+from lockstep.optim.ema import EMA
+from lockstep.overrides import make
+from lockstep.recipes import named
+from lockstep.schedule import Triangle
+
+
+@pytest.mark.parametrize(("towers", "first"), [(1, 136_718), (2, 68_359), (3, 45_572), (4, 34_179), (8, 17_089)])
+def test_tutorial_decays_after_350_epochs_of_the_global_batch(towers, first):
+    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers})
+    assert recipe.rate(first - 1, 50_000) == 0.1
+    assert recipe.rate(first, 50_000) == pytest.approx(0.01)
+    assert recipe.rate(2 * first, 50_000) == pytest.approx(0.001)
+
+
+def test_triangle_rises_then_falls_to_zero_after_the_last_step():
+    factors = [Triangle(start=0.2, warmup=0.5).factor(s, steps=10, batch=1, examples=1) for s in range(10)]
+    assert factors[0] == pytest.approx(0.2)
+    assert factors[5] == 1.0
+    assert factors[-1] == pytest.approx(0.2)
+    assert factors[:6] == sorted(factors[:6])
+    assert factors[5:] == sorted(factors[5:], reverse=True)
+
+
+def test_mnist_has_one_rate():
+    recipe = named("mnist")
+    assert {recipe.rate(step, 55_000) for step in range(200)} == {1e-3}
+
+
+@pytest.mark.parametrize(("updates", "decay"), [(0, 0.1), (10, 0.55), (100, 101 / 110), (1_000_000, 0.9999)])
+def test_average_forgets_early_weights(updates, decay):
+    assert EMA(decay=0.9999).decay_after(updates) == pytest.approx(decay)
+
+
+def test_average_without_warmup_has_one_decay():
+    assert EMA(decay=0.98, warmup=False).decay_after(1) == 0.98

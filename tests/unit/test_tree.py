@@ -1,0 +1,80 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.reduce import owned
+from lockstep.reduce.tree import add_leaves, add_nodes, cover, middle
+
+
+def vectors(towers: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(towers)
+    scale = 10.0 ** torch.randint(-6, 6, (towers, 1), generator=generator)
+    return list(torch.randn(towers, 257, generator=generator) * scale)
+
+
+def definition(v: list[torch.Tensor], low: int, high: int) -> torch.Tensor:
+    if high == low + 1:
+        return v[low]
+    half = low + max(2**k for k in range(10) if 2**k < high - low)
+    return definition(v, low, half) + definition(v, half, high)
+
+
+def test_every_division_gives_the_bits_of_the_definition():
+    for towers in range(1, 18):
+        expected = definition(vectors(towers), 0, towers)
+        for processes in range(1, towers + 1):
+            values = {}
+            for process in range(processes):
+                share = owned(towers, processes, process)
+                leaves = iter(vectors(towers)[share.start : share.stop])
+                values |= {node: add_leaves(node, leaves) for node in cover(towers, share)}
+            assert torch.equal(add_nodes(towers, values), expected), (towers, processes)
+
+
+def test_the_order_matters_so_the_test_above_can_fail():
+    v = vectors(7)
+    forward = v[0]
+    for other in v[1:]:
+        forward = forward + other
+    assert not torch.equal(forward, definition(v, 0, 7))
+
+
+@given(st.integers(1, 64), st.data())
+def test_cover_is_the_owned_range_in_few_nodes(towers, data):
+    processes = data.draw(st.integers(1, towers))
+    for process in range(processes):
+        share = owned(towers, processes, process)
+        nodes = cover(towers, share)
+        assert [t for low, high in nodes for t in range(low, high)] == list(share)
+        assert len(nodes) <= 2 * max(1, towers.bit_length())
+
+
+@given(st.integers(1, 200), st.data())
+def test_owned_is_contiguous_complete_and_even(towers, data):
+    processes = data.draw(st.integers(1, towers))
+    shares = [owned(towers, processes, p) for p in range(processes)]
+    assert [t for share in shares for t in share] == list(range(towers))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_few_vectors_are_alive_at_a_time():
+    alive, most = 0, 0
+
+    class Counted:
+        def __init__(self):
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def add_(self, other):
+            nonlocal alive
+            alive -= 1
+            return self
+
+    add_leaves((0, 64), (Counted() for _ in range(64)))
+    assert most == 7  # log2(64) + 1
+
+
+def test_middle_is_after_the_largest_power_of_two():
+    assert [middle(0, n) for n in (2, 3, 4, 5, 8, 9)] == [1, 2, 2, 4, 4, 8]
+    assert middle(4, 7) == 6
