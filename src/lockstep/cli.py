@@ -1,13 +1,13 @@
 """The command line: text -> (Recipe, Placement) -> a command. The only place that prints errors and exits."""
 
 import contextlib
+import inspect
 import json
 import sys
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -39,21 +39,6 @@ Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 d
 )
 
 
-class Device(StrEnum):
-    """--device."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Weights(StrEnum):
-    """--weights."""
-
-    ema = "ema"
-    raw = "raw"
-
-
 Data = Annotated[
     Path | None,
     typer.Option("--data", help="Folder of the data set. Default: LOCKSTEP_DATA, then the user's cache."),
@@ -62,7 +47,10 @@ Processes = Annotated[
     int | None,
     typer.Option("--processes", min=1, help="Processes. Default: one a GPU; on CPU min(towers, cores / threads)."),
 ]
-DeviceOption = Annotated[Device, typer.Option("--device", help="What to compute on; auto takes GPUs if there are any.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option("--device", help="What to compute on; auto takes GPUs if there are any."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout and nothing else there.")]
 
 
@@ -73,7 +61,8 @@ def train(
         typer.Argument(metavar="[RECIPE|FILE.toml|RUN]", help="A recipe's name, a recipe file, or a run's folder."),
     ] = "digits",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change one setting of the recipe.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change any setting; `lockstep show` lists them."),
     ] = None,
     towers: Annotated[int | None, typer.Option(help="Logical replicas; keeps the images per tower.")] = None,
     batch: Annotated[int | None, typer.Option(help="Images a step, over all towers (global).")] = None,
@@ -91,7 +80,7 @@ def train(
         bool, typer.Option("--resume", help="Continue a run from its last checkpoint; one that is done stays so.")
     ] = False,
     processes: Processes = None,
-    device: DeviceOption = Device.auto,
+    device: Device = "auto",
     reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (not exact).")] = "tree",
     log_every: Annotated[int, typer.Option(min=1, help="Steps between lines.")] = 10,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 1000,
@@ -129,7 +118,7 @@ def train(
     placement = validated(
         Placement,
         {
-            "device": device.value, "processes": processes, "reduction": reduction,
+            "device": device, "processes": processes, "reduction": reduction,
             "data": data.absolute() if data else None,
             "log_every": log_every, "save_every": save_every, "eval_every": eval_every, "keep": keep,
         },
@@ -151,11 +140,13 @@ def train(
 @app.command("eval", short_help="Evaluate the newest checkpoint of a run.")
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    weights: Annotated[Weights | None, typer.Option(help="Default: ema if the run keeps an average, else raw.")] = None,
+    weights: Annotated[
+        Literal["ema", "raw"] | None, typer.Option(help="Default: ema if the run keeps an average, else raw.")
+    ] = None,
     split: Annotated[str, typer.Option(help="test or train (undistorted), or another the data set has.")] = "test",
     data: Data = None,
     processes: Processes = None,
-    device: DeviceOption = Device.auto,
+    device: Device = "auto",
     json_output: Json = False,
 ) -> None:
     """Evaluate the newest whole checkpoint of a run: every example of a split exactly once, not augmented.
@@ -171,10 +162,10 @@ def evaluate(
     from lockstep.work import Job
 
     recipe = Run.open(run).recipe()
-    fields = {"device": device.value, "processes": processes, "data": data.absolute() if data else None}
+    fields = {"device": device, "processes": processes, "data": data.absolute() if data else None}
     job = Job(
         command="eval", recipe=recipe, placement=validated(Placement, fields), path=run,
-        weights=weights.value if weights else None, split=split, json_output=json_output, started=_STARTED,
+        weights=weights, split=split, json_output=json_output, started=_STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))
 
@@ -189,7 +180,10 @@ def recipes(json_output: Json = False) -> None:
     """
     from lockstep.recipes import RECIPES
 
-    texts = {name: [" ".join(part.split()) for part in _doc(make).split("\n\n")] for name, make in RECIPES.items()}
+    texts = {
+        name: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
+        for name, make in RECIPES.items()
+    }
     if json_output:
         print(json.dumps({name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}))
         return
@@ -258,9 +252,3 @@ def _errors() -> Iterator[None]:
 
 def _accuracy(result: dict[str, Any]) -> str:
     return ", ".join(f"{value:.2%} {weights}" for weights, value in result["accuracy"].items() if value is not None)
-
-
-def _doc(function: Any) -> str:
-    import inspect
-
-    return inspect.getdoc(function) or ""

@@ -48,12 +48,13 @@ def read(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDArray[n
 
 def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     data = _bytes(path)
-    header = np.frombuffer(data[: 4 * (1 + len(shape))], ">u4").tolist() if len(data) >= 16 else []
+    length = 4 * (1 + len(shape))
+    header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
     if not header or header[0] != magic:
-        raise LockstepError(f"{path}: idx magic number {header[:1] or 'missing'}, expected {magic}", DATA)
+        raise LockstepError(f"{path}: idx magic number {header[0] if header else 'missing'}, expected {magic}", DATA)
     if tuple(header[1:]) != shape:
         raise LockstepError(f"{path}: its header says {header[1:]}, expected {list(shape)}", DATA)
-    body = np.frombuffer(data, np.uint8, offset=4 * len(header))
+    body = np.frombuffer(data, np.uint8, offset=length)
     if body.size != np.prod(shape):
         raise LockstepError(f"{path}: {body.size} values, expected {np.prod(shape)}: the file is truncated", DATA)
     return body.reshape(shape)

@@ -1,0 +1,131 @@
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from lockstep.data import cifar, digits, mnist
+from lockstep.errors import DATA, LockstepError
+
+
+def cifar_file(path, labels, label_bytes=1):
+    """Records with constant colour planes: red 10 + i, green 50 + i, blue 90 + i, but one marked pixel each."""
+    data = b""
+    for i, label in enumerate(labels):
+        planes = np.stack([np.full((32, 32), base + i, np.uint8) for base in (10, 50, 90)])
+        planes[:, 1, 2] = (1, 2, 3)  # row 1, column 2
+        data += bytes([7] * (label_bytes - 1) + [label]) + planes.tobytes()
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("label_bytes", [1, 2])
+def test_three_records_decode_to_label_and_image(tmp_path, label_bytes):
+    path = cifar_file(tmp_path / "x.bin", [3, 0, 9], label_bytes)
+    data = cifar.read([path], records=3, label_bytes=label_bytes, classes=cifar.CIFAR10_CLASSES)
+    assert data.labels.tolist() == [3, 0, 9]
+    assert data.images.shape == (3, 32, 32, 3)
+    assert data.images[2, 0, 0].tolist() == [12, 52, 92]
+    assert data.images[1, 1, 2].tolist() == [1, 2, 3]
+    assert data.images[1, 2, 1].tolist() == [11, 51, 91]
+
+
+def test_two_files_are_one_data_set_in_order(tmp_path):
+    paths = [cifar_file(tmp_path / f"{i}.bin", [i, i + 1]) for i in range(2)]
+    data = cifar.read(paths, records=2, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+    assert data.labels.tolist() == [0, 1, 1, 2]
+    again = cifar.read(paths, records=2, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+    swapped = cifar.read(paths[::-1], records=2, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+    assert data.sha256 == again.sha256 != swapped.sha256
+
+
+def test_truncated_and_overlong_files_are_named(tmp_path):
+    path = cifar_file(tmp_path / "data_batch_1.bin", [1, 2])
+    for records in (1, 3):
+        with pytest.raises(LockstepError, match=r"data_batch_1\.bin: 6146 bytes, expected") as error:
+            cifar.read([path], records=records, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+        assert error.value.code == DATA
+
+
+def test_label_out_of_range_names_file_and_record(tmp_path):
+    path = cifar_file(tmp_path / "x.bin", [1, 10, 2])
+    with pytest.raises(LockstepError, match=r"x\.bin: label 10 in record 1, allowed 0 to 9"):
+        cifar.read([path], records=3, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+
+
+def test_cifar100_reads_fine_labels_and_names(tmp_path):
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    (folder / "fine_label_names.txt").write_text("\n".join(f"class{i}" for i in range(100)))
+    for name, count in (("train.bin", 50_000), ("test.bin", 10_000)):
+        records = np.zeros((count, 3074), np.uint8)
+        records[:, 0], records[:, 1] = 19, np.arange(count) % 100
+        records.tofile(folder / name)
+    splits = cifar.load_cifar100(tmp_path)
+    assert len(splits["train"]) == 50_000
+    assert splits["train"].labels[:3].tolist() == [0, 1, 2]
+    assert splits["test"].classes[99] == "class99"
+
+
+def idx(path, values, compress):
+    values = np.asarray(values, np.uint8)
+    magic = {1: 2049, 3: 2051}[values.ndim]
+    data = struct.pack(f">{1 + values.ndim}I", magic, *values.shape) + values.tobytes()
+    path.write_bytes(gzip.compress(data) if compress else data)
+    return path
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_mnist_pair(tmp_path, compress):
+    suffix = ".gz" if compress else ""
+    pixels = np.arange(2 * 784).reshape(2, 28, 28) % 256
+    images = idx(tmp_path / f"images{suffix}", pixels, compress)
+    labels = idx(tmp_path / f"labels{suffix}", [7, 9], compress)
+    read_images, read_labels = mnist.read(images, labels, count=2)
+    assert (read_images[..., 0] == pixels).all()
+    assert read_labels.tolist() == [7, 9]
+
+
+def test_mnist_mistakes_are_named(tmp_path):
+    images = idx(tmp_path / "images", np.zeros((2, 28, 28)), False)
+    labels = idx(tmp_path / "labels", [0, 10], False)
+    for call, words in (
+        (lambda: mnist.read(labels, labels, count=2), "labels: idx magic number"),
+        (lambda: mnist.read(images, images, count=2), "images: idx magic number"),
+        (lambda: mnist.read(images, labels, count=3), r"images: its header says \[2, 28, 28\], expected \[3, 28, 28\]"),
+        (lambda: mnist.read(images, labels, count=2), "labels: label 10 in record 1"),
+    ):
+        with pytest.raises(LockstepError, match=words):
+            call()
+    images.write_bytes(images.read_bytes()[:-1])
+    with pytest.raises(LockstepError, match="1567 values, expected 1568: the file is truncated"):
+        mnist.read(images, labels, count=2)
+    broken = tmp_path / "images.gz"
+    broken.write_bytes(gzip.compress(b"x" * 5000)[:-20])
+    with pytest.raises(LockstepError, match=r"images\.gz: not a whole gzip file"):
+        mnist.read(broken, labels, count=2)
+
+
+def test_digits_are_split_by_class_and_always_the_same():
+    splits = digits.load(None)
+    assert (len(splits["train"]), len(splits["test"])) == (1442, 355)
+    for part, share in (("train", 0.8), ("test", 0.2)):
+        counts = np.bincount(splits[part].labels.numpy(), minlength=10)
+        assert (abs(counts - share * 179.7) < 5).all()
+    assert splits["train"].sha256 == digits.load(None)["train"].sha256
+    assert splits["train"].images.max() == 240
+
+
+def test_real_cifar10(real_data):
+    splits = cifar.load_cifar10(real_data)
+    assert np.bincount(splits["train"].labels.numpy()).tolist() == [5000] * 10
+    assert np.bincount(splits["test"].labels.numpy()).tolist() == [1000] * 10
+    means = splits["train"].images.float().div_(255).mean((0, 1, 2))
+    assert means.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+
+
+def test_real_mnist(real_data):
+    splits = mnist.load(real_data)
+    assert [len(splits[name]) for name in ("train", "validation", "test")] == [55_000, 5_000, 10_000]
+    assert splits["validation"].labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert splits["test"].labels[:5].tolist() == [7, 2, 1, 0, 4]

@@ -1,0 +1,102 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from lockstep.models import mnist, tutorial
+from lockstep.models.layers import LocalResponseNorm
+
+
+@pytest.fixture(scope="module")
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return tutorial.build((3, 24, 24), 10)
+
+
+def test_tutorial_has_the_originals_parameters(network):
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    assert sum(p.numel() for p in network.parameters()) == 1_068_298
+    assert shapes == {
+        "conv1.weight": (64, 3, 5, 5), "conv1.bias": (64,),
+        "conv2.weight": (64, 64, 5, 5), "conv2.bias": (64,),
+        "local3.weight": (384, 2304), "local3.bias": (384,),
+        "local4.weight": (192, 384), "local4.bias": (192,),
+        "softmax_linear.weight": (10, 192), "softmax_linear.bias": (10,),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layer", "std", "bias"),
+    [("conv1", 0.05, 0.0), ("conv2", 0.05, 0.1), ("local3", 0.04, 0.1), ("local4", 0.04, 0.1),
+     ("softmax_linear", 1 / 192, 0.0)],
+)  # fmt: skip
+def test_tutorial_initialisers(network, layer, std, bias):
+    weight, b = getattr(network, layer).weight, getattr(network, layer).bias
+    assert weight.abs().max() <= 2 * std * (1 + 1e-6)
+    assert weight.abs().max() > 1.9 * std
+    assert weight.std().item() == pytest.approx(0.8796 * std, rel=0.05)
+    assert abs(weight.mean().item()) < 0.1 * std
+    assert (b == bias).all()
+
+
+def test_tutorial_pool_pads_below_and_right_only():
+    x = torch.zeros(1, 1, 4, 4)
+    x[0, 0, 3, 3] = 1.0
+    assert tutorial._pool(x).flatten().tolist() == [0, 0, 0, 1]
+    x = torch.zeros(1, 1, 4, 4)
+    x[0, 0, 2, 2] = 1.0
+    assert tutorial._pool(x).flatten().tolist() == [1, 1, 1, 1]  # windows start at 0 and 2 and are three wide
+
+
+def test_tutorial_forward_is_the_specified_sequence(network):
+    def norm(x):
+        return functional.local_response_norm(x, 9, alpha=0.001, beta=0.75, k=1.0)
+
+    def pool(x):
+        return functional.max_pool2d(functional.pad(x, (0, 1, 0, 1), value=-torch.inf), 3, 2)
+
+    images = torch.randn(4, 3, 24, 24).to(memory_format=torch.channels_last)
+    x = norm(pool(functional.relu(functional.conv2d(images, *network.conv1.parameters(), padding=2))))
+    x = pool(norm(functional.relu(functional.conv2d(x, *network.conv2.parameters(), padding=2))))
+    x = x.permute(0, 2, 3, 1).reshape(4, 2304)
+    x = functional.relu(functional.linear(x, *network.local3.parameters()))
+    x = functional.relu(functional.linear(x, *network.local4.parameters()))
+    expected = functional.linear(x, *network.softmax_linear.parameters())
+    assert torch.allclose(network(images), expected, atol=1e-5)
+
+
+def test_local_response_norm_and_its_gradient():
+    norm = LocalResponseNorm(12, radius=4, alpha=0.05).double()
+    x = torch.randn(2, 12, 3, 3, dtype=torch.double, requires_grad=True)
+    index = torch.arange(12)
+    window = ((index[:, None] - index).abs() <= 4).double()
+    expected = x / (1 + 0.05 * torch.einsum("cd,bdhw->bchw", window, x * x)) ** 0.75
+    assert torch.allclose(norm(x), expected)
+    assert torch.autograd.gradcheck(norm, x)
+
+
+def test_mnist_has_the_originals_parameters_and_linear_dense_layers():
+    torch.manual_seed(0)
+    network = mnist.build((1, 28, 28), 10)
+    assert sum(p.numel() for p in network.parameters()) == 20_217_226
+    assert network.dropout.p == 0.75
+    limit = (6 / (8192 + 2048)) ** 0.5
+    assert network.dense1.weight.abs().max() <= limit
+    assert network.dense1.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.02)
+    assert all((p == 0).all() for name, p in network.named_parameters() if name.endswith("bias"))
+    network.eval()
+    features = torch.randn(2, 8192)
+    once, negated = (network.logits(network.dense2(network.dense1(x))) for x in (features, -features))
+    assert torch.allclose(once, -negated, atol=1e-4)  # linear from features to logits: no activation between
+
+
+def test_mnist_forward_is_the_specified_sequence():
+    torch.manual_seed(0)
+    network = mnist.build((1, 28, 28), 10).eval()
+    x = torch.rand(2, 1, 28, 28)
+    h = functional.max_pool2d(functional.relu(network.conv1(x)), 2)
+    assert h.shape == (2, 64, 12, 12)
+    h = functional.max_pool2d(functional.relu(network.conv3(functional.relu(network.conv2(h)))), 2)
+    assert h.shape == (2, 512, 4, 4)
+    h = h.permute(0, 2, 3, 1).reshape(2, 8192)
+    assert torch.allclose(network(x), network.logits(network.dense2(network.dense1(h))), atol=1e-5)

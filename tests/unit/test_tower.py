@@ -1,0 +1,183 @@
+"""The towers' mean gradient against a plain float64 reference, and what else rides in the vector."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from lockstep.data import Plain
+from lockstep.data.dataset import Dataset
+from lockstep.data.plan import Plan
+from lockstep.overrides import make
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.state import State
+from lockstep.tower import Network, NonFiniteError, Tower, build_model, persistent_buffers
+from lockstep.train import _decide
+
+CPU = torch.device("cpu")
+
+
+def cifar_like(count=96, side=24):
+    images = torch.randint(256, (count, side, side, 3), dtype=torch.uint8)
+    return Dataset.of(images.numpy(), np.arange(count) % 10, tuple("abcdefghij"))
+
+
+def parts(recipe, shape=(3, 24, 24)):
+    model = build_model(recipe, shape, 10)
+    return Tower(recipe, Network(recipe, shape, 10, CPU)), State(recipe, model, persistent_buffers(model), CPU), model
+
+
+def plan(recipe, step, examples, augmentation=None):
+    return Plan.at(
+        seed=recipe.seed, step=step, batch=recipe.batch, towers=recipe.towers, examples=examples,
+        augmentation=augmentation or recipe.augmentation,
+    )  # fmt: skip
+
+
+def reduced(recipe, tower, state, dataset, step=0, augmentation=None):
+    p = plan(recipe, step, len(dataset), augmentation)
+    return Local(recipe.towers)(tower(state, dataset.shard(p, t), step) for t in range(recipe.towers))
+
+
+@pytest.mark.parametrize("towers", [1, 3, 4])
+def test_mean_gradient_is_that_of_the_union_batch(towers):
+    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers, "batch": 48})
+    tower, state, model = parts(recipe)
+    dataset = cifar_like()
+    p = plan(recipe, 0, 96, Plain())
+    total = reduced(recipe, tower, state, dataset, augmentation=Plain())
+    gradients, _, metrics = tower.layout.split(total)
+
+    model = model.double()
+    images = torch.cat([dataset.shard(p, t).images for t in range(towers)]).double()
+    labels = torch.cat([dataset.shard(p, t).labels for t in range(towers)])
+    logits = model(images)
+    loss = functional.cross_entropy(logits, labels)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    assert (gradients.double() / 48 - expected).norm() < 1e-4 * expected.norm()
+    assert metrics.cross_entropy.item() / 48 == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics.correct.item() == (logits.argmax(1) == labels).sum()
+    assert expected.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("towers", [1, 4])
+def test_one_update_is_the_references(towers):
+    """SGD on mean cross-entropy plus 0.004/2 ||w||^2 on local3 and local4, in float64."""
+    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers, "batch": 48})
+    tower, state, model = parts(recipe)
+    dataset = cifar_like()
+    gradients, statistics, _ = tower.layout.split(reduced(recipe, tower, state, dataset))
+    state.apply(gradients / 48, statistics / towers, 0.1)
+
+    model = model.double()
+    p = plan(recipe, 0, 96)
+    shards = [dataset.shard(p, t) for t in range(towers)]
+    logits = model(torch.cat([s.images for s in shards]).double())
+    loss = functional.cross_entropy(logits, torch.cat([s.labels for s in shards]))
+    loss = loss + sum(0.002 * w.square().sum() for w in (model.local3.weight, model.local4.weight))
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        expected = parameter - 0.1 * parameter.grad
+        assert torch.allclose(state.parameters[name].double(), expected, atol=1e-6), name
+
+
+def test_tutorial_total_loss_at_step_0():
+    recipe = named("cifar10-tutorial")
+    tower, state, _ = parts(recipe)
+    dataset = cifar_like(256, 32)
+    _, _, metrics = tower.layout.split(reduced(recipe, tower, state, dataset))
+    decay = {name: float(term) for name, term in state.decay_losses().items()}
+    assert decay.keys() == {"local3.weight", "local4.weight"}
+    assert decay["local3.weight"] == pytest.approx(2.1906, abs=0.01)
+    assert decay["local4.weight"] == pytest.approx(0.1825, abs=0.005)
+    cross_entropy = metrics.cross_entropy.item() / 128
+    assert cross_entropy == pytest.approx(math.log(10), abs=0.015)
+    assert cross_entropy + sum(decay.values()) == pytest.approx(4.676, abs=0.02)
+
+
+def test_average_follows_the_formula_after_the_update():
+    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"batch": 16})
+    _, state, _ = parts(recipe)
+    shadow = {name: p.double().clone() for name, p in state.parameters.items()}
+    gradients = torch.randn(1_068_298)
+    for updates in range(1, 13):
+        state.apply(gradients, torch.zeros(0), 0.1)
+        decay = min(0.9999, (1 + updates) / (10 + updates))
+        for name, p in state.parameters.items():
+            shadow[name] = decay * shadow[name] + (1 - decay) * p.double()
+    for name, average in state.ema.items():
+        assert torch.allclose(average.double(), shadow[name], atol=1e-5), name
+
+
+def test_batch_norm_statistics_are_the_mean_of_the_towers():
+    recipe = named("digits")
+    images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8)
+    dataset = Dataset.of(images.numpy(), np.arange(128) % 10, tuple("0123456789"))
+    tower, state, model = parts(recipe, (1, 8, 8))
+    before = {name: b.clone() for name, b in state.buffers.items()}
+    total = reduced(recipe, tower, state, dataset)
+    gradients, statistics, _ = tower.layout.split(total)
+    state.apply(gradients / 128, statistics / 4, 0.1)
+    p = plan(recipe, 0, 128)
+    expected = []
+    for t in range(4):
+        model.load_state_dict(before, strict=False)
+        model.train()(dataset.shard(p, t).images)
+        expected.append(model.norm1.running_var.clone())
+    assert torch.allclose(state.buffers["norm1.running_var"], torch.stack(expected).mean(0), rtol=1e-5)
+    assert state.buffers["norm1.num_batches_tracked"] == 1
+
+
+def test_dropout_differs_by_tower_and_step_and_repeats():
+    recipe = named("digits")
+    images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8).numpy()
+    dataset = Dataset.of(images, np.zeros(128, np.int64), tuple("0123456789"))
+    tower, state, _ = parts(recipe, (1, 8, 8))
+
+    def vector(t, step):
+        shard = dataset.shard(plan(recipe, 0, 128), 0)._replace(tower=t)
+        return tower(state, shard, step)[: tower.layout.sizes[0]]
+
+    assert torch.equal(vector(0, 0), vector(0, 0))
+    assert not torch.equal(vector(0, 0), vector(1, 0))
+    assert not torch.equal(vector(0, 0), vector(0, 1))
+
+
+def test_bfloat16_keeps_master_weights_vector_and_norms_in_float32():
+    recipe = make(named("digits").model_dump(mode="json"), {"precision": "bfloat16"})
+    images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8)
+    dataset = Dataset.of(images.numpy(), np.arange(128) % 10, tuple("0123456789"))
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    network = tower._network
+    assert network.parameters["conv1.weight"].dtype == torch.bfloat16
+    assert network.parameters["norm1.weight"].dtype == torch.float32
+    assert reduced(recipe, tower, state, dataset).dtype == torch.float32
+    tensors = [*state.parameters.values(), *state.ema.values()]
+    assert {t.dtype for t in tensors} == {torch.float32}
+
+
+def test_a_tower_that_is_not_finite_is_named():
+    recipe = named("digits")
+    dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.zeros(128, np.int64), tuple("0123456789"))
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    p = plan(recipe, 7, 128)
+    shards = [dataset.shard(p, t) for t in range(4)]
+    shards[2].images[0, 0, 0, 0] = math.inf
+    total = Local(4)(tower(state, shard, 7) for shard in shards)
+    _, _, metrics = tower.layout.split(total)
+    assert metrics.broken.tolist() == [0, 0, 1, 0]
+    with pytest.raises(NonFiniteError, match="tower 2 is not finite at step 7"):
+        _decide(metrics, 7)
+
+
+def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is():
+    recipe = named("digits")
+    dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.zeros(128, np.int64), tuple("0123456789"))
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    tower._network.gradients = lambda loss: [torch.full_like(p, math.nan) for p in state.parameters.values()]
+    _, _, metrics = tower.layout.split(reduced(recipe, tower, state, dataset))
+    assert torch.isfinite(metrics.cross_entropy)
+    assert metrics.broken.tolist() == [1, 1, 1, 1]
