@@ -158,7 +158,7 @@ def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise LockstepError("; ".join(_sentence(kind, item) for item in error.errors())) from None
+        raise LockstepError("; ".join(_sentence(kind, fields, item) for item in error.errors())) from None
 
 
 def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -169,19 +169,26 @@ def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _sentence(kind: type[Settings], item: Any) -> str:
+def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
+    """One of pydantic's errors, in the words of the settings: what we got and what is allowed."""
     name = ".".join(str(part) for part in item["loc"])
     title = kind.__name__.lower()
     if item["type"] == "extra_forbidden":
-        inside: Any = kind
-        for part in item["loc"][:-1]:
-            inside = inside.model_fields[part].annotation if hasattr(inside, "model_fields") else inside
-        known = list(kind.model_fields) + (["tower_batch"] if kind is Recipe else [])
-        return unknown(f"{title} setting", name, known) if "." not in name else f"unknown {title} setting {name!r}"
+        return unknown(f"{title} setting", name, _known(kind, fields, item["loc"]))
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     problem = item["msg"].removeprefix("Value error, ")
     return f"{title} setting {name}: got {item['input']!r}: {problem}" if name else problem
+
+
+def _known(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:
+    """The settings there are where `loc` names one that is not: of the recipe, or of a group in it."""
+    if len(loc) == 1:
+        return [*kind.model_fields, *(["tower_batch"] if kind is Recipe else [])]
+    group = str(loc[0])
+    registry = {"augmentation": AUGMENTATIONS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}.get(group)
+    chosen = registry[fields[group]["kind"]] if registry else EMA
+    return [f"{group}.{name}" for name in chosen.model_fields]
 
 
 def _indivisible(batch: int, towers: int) -> str:

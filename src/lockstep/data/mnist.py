@@ -57,7 +57,7 @@ def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]
     body = np.frombuffer(data, np.uint8, offset=length)
     if body.size != np.prod(shape):
         raise LockstepError(f"{path}: {body.size} values, expected {np.prod(shape)}: the file is truncated", DATA)
-    return body.reshape(shape)
+    return body.reshape(shape).copy()  # writable, as torch wants its arrays
 
 
 def _bytes(path: Path) -> bytes:

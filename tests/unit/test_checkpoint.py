@@ -1,0 +1,102 @@
+import json
+
+import pytest
+import torch
+
+from lockstep import checkpoint
+from lockstep.errors import DATA, LockstepError
+
+
+def save(folder, step, **facts):
+    tensors = {"step": torch.tensor(step), "parameter/w": torch.arange(100.0) + step}
+    return checkpoint.save(folder, tensors, {"recipe_digest": "d", "data_sha256": "s", **facts})
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_round_trip_and_equal_bytes(tmp_path):
+    paths = [save(tmp_path / run, 7, accuracy=0.5) for run in ("a", "b")]
+    found = checkpoint.latest(tmp_path / "a", pytest.fail)
+    assert torch.equal(found.tensors["parameter/w"], torch.arange(100.0) + 7)
+    assert found.manifest["step"] == 7
+    for name in ("state.safetensors", "manifest.json"):
+        assert (paths[0] / name).read_bytes() == (paths[1] / name).read_bytes()
+    assert names(tmp_path / "a") == ["step-000000007"]
+
+
+def test_none_at_all_is_none(tmp_path):
+    assert checkpoint.latest(tmp_path, pytest.fail) is None
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: flip(path / "state.safetensors"),
+        lambda path: (path / "state.safetensors").write_bytes((path / "state.safetensors").read_bytes()[:-4]),
+        lambda path: (path / "state.safetensors").unlink(),
+        lambda path: (path / "manifest.json").unlink(),
+        lambda path: (path / "manifest.json").write_text("{"),
+        lambda path: (path / "manifest.json").write_text("[]"),
+    ],
+    ids=["bit flip", "truncated", "no state", "no manifest", "half a manifest", "foreign manifest"],
+)
+def test_a_damaged_one_is_named_and_the_one_before_it_used(tmp_path, damage):
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2))
+    notes = []
+    assert checkpoint.latest(tmp_path, notes.append).manifest["step"] == 1
+    assert len(notes) == 1
+    assert "step-000000002 is damaged" in notes[0]
+    damage(tmp_path / "step-000000001")
+    with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged") as error:
+        checkpoint.latest(tmp_path, notes.append)
+    assert error.value.code == DATA
+
+
+def test_prune_keeps_the_latest_and_the_best(tmp_path):
+    for step, accuracy in enumerate([0.1, 0.9, 0.5, 0.9, 0.2, 0.3, 0.4]):
+        save(tmp_path, step, accuracy=accuracy)
+    save(tmp_path, 7)  # not evaluated
+    checkpoint.prune(tmp_path, 3)
+    assert names(tmp_path) == [f"step-{s:09d}" for s in (1, 5, 6, 7)]
+
+
+def test_prune_without_evaluations_keeps_the_latest(tmp_path):
+    for step in range(4):
+        save(tmp_path, step)
+    checkpoint.prune(tmp_path, 2)
+    assert names(tmp_path) == ["step-000000002", "step-000000003"]
+
+
+def test_nothing_is_left_behind_when_the_disk_refuses(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_flush", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 1)
+    assert names(tmp_path) == []
+
+
+def test_clear_ahead_sets_damaged_ones_aside_and_sweeps_unfinished_ones(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step)
+    (tmp_path / ".writing-000000003-99").mkdir()
+    checkpoint.clear_ahead(tmp_path, 1)
+    assert names(tmp_path) == ["damaged-step-000000002", "step-000000001"]
+    save(tmp_path, 2)
+    assert checkpoint.latest(tmp_path, pytest.fail).manifest["step"] == 2
+
+
+def test_manifest_says_what_it_should(tmp_path):
+    manifest = json.loads((save(tmp_path, 3) / "manifest.json").read_text())
+    assert manifest.keys() == {"step", "recipe_digest", "data_sha256", "files"}
+    assert manifest["files"]["state.safetensors"].keys() == {"bytes", "sha256"}

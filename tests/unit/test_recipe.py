@@ -1,0 +1,109 @@
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.errors import LockstepError
+from lockstep.overrides import make, parse
+from lockstep.recipe import Placement, Recipe, check, validated
+from lockstep.recipes import named
+
+TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
+
+
+def test_towers_keep_their_batch():
+    assert make(TUTORIAL, {"towers": 4}).batch == 512
+    assert make(TUTORIAL, {"towers": 4, "batch": 128}).tower_batch == 32
+    assert make(TUTORIAL, {"towers": 4, "tower_batch": 10}).batch == 40
+    assert make(TUTORIAL, {"tower_batch": 10}).batch == 10
+    assert make(named("mnist").model_dump(mode="json"), {"towers": 4}).batch == 4096
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": 1000, "towers": 16}, "choose 992 or 1008, or 1, 2, 4, 5, 8 or 10 towers"),
+        ({"batch": 128, "tower_batch": 64}, "give one of them"),
+        ({"towers": 0}, "recipe setting towers: got 0"),
+        ({"steps": -5}, "recipe setting steps: got -5"),
+        ({"epochs": -1.0}, "recipe setting epochs: got -1.0"),
+        ({"tower": 2}, "did you mean towers"),
+        ({"optimizer.momentm": 0.9}, "did you mean optimizer.momentum"),
+        ({"optimizer.kind": "sdg"}, "did you mean sgd"),
+        ({"schedule": "stairs"}, "Allowed: constant, staircase, triangle"),
+        ({"dataset": "cifar-10"}, "did you mean cifar10"),
+        ({"model": "tutoral"}, "did you mean tutorial"),
+        ({"precision": "fp32"}, "'float32' or 'bfloat16'"),
+        ({"lr": "fast"}, "recipe setting lr: got 'fast'"),
+        ({"lr": float("nan")}, "recipe setting lr"),
+        ({"seed": -1}, "recipe setting seed"),
+        ({"towers": "two"}, "recipe setting towers: got 'two'"),
+        ({"augmentation.contrast": [1.8, 0.2]}, "contrast is \\[low, high\\]"),
+    ],
+)
+def test_mistakes_are_named(changes, words):
+    with pytest.raises(LockstepError, match=words):
+        make(TUTORIAL, changes)
+
+
+def test_settings_as_text():
+    changes = parse(["optimizer.momentum=0.5", "exact=False", "ema=none", "model=a.b:c", "batch=1e2"], {"lr": 0.2})
+    assert changes == {
+        "optimizer.momentum": 0.5, "exact": False, "ema": None, "model": "a.b:c", "batch": 100.0, "lr": 0.2,
+    }  # fmt: skip
+    recipe = make(TUTORIAL, changes)
+    assert (recipe.exact, recipe.ema, recipe.batch, recipe.optimizer.momentum) == (False, None, 100, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [(["towers"], {}), (["=3"], {}), (["lr=1", "lr=2"], {}), (["lr=1"], {"lr": 2.0}), ([], {"steps": 1, "epochs": 2})],
+)
+def test_ambiguous_settings_are_refused(settings, flags):
+    with pytest.raises(LockstepError):
+        parse(settings, flags)
+
+
+def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
+    assert make(TUTORIAL, {"epochs": 2}).steps is None
+    assert make(TUTORIAL, {"epochs": 2}).total_steps(50_000) == 781
+    changed = make(TUTORIAL, {"optimizer.kind": "adam", "optimizer.beta1": 0.8})
+    assert changed.optimizer.model_dump()["beta1"] == 0.8
+
+
+def test_digest_is_canonical_and_tells_recipes_apart():
+    assert make(TUTORIAL, {}).digest() == named("cifar10-tutorial").digest()
+    assert make(TUTORIAL, {"lr": 0.1}).digest() == named("cifar10-tutorial").digest()
+    assert make(TUTORIAL, {"seed": 1}).digest() != named("cifar10-tutorial").digest()
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.floats(1e-6, 10), st.integers(0, 2**63 - 1))
+def test_toml_round_trip(towers, tower_batch, lr, seed):
+    import tomllib
+
+    recipe = make(TUTORIAL, {"towers": towers, "tower_batch": tower_batch, "lr": lr, "seed": seed, "ema": None})
+    assert validated(Recipe, tomllib.loads(recipe.toml())) == recipe
+
+
+def test_differences_are_listed_by_setting():
+    assert make(TUTORIAL, {}).differences(make(TUTORIAL, {"seed": 3, "optimizer.momentum": 0.5})) == [
+        "optimizer.momentum: 0.0 -> 0.5",
+        "seed: 0 -> 3",
+    ]
+
+
+def test_placement_that_cannot_serve_the_recipe():
+    with pytest.raises(LockstepError, match=r"3 processes for 2 towers.*--processes 1 to 2"):
+        check(make(TUTORIAL, {"towers": 2}), Placement(processes=3))
+    with pytest.raises(LockstepError, match="exact=false"):
+        check(named("digits"), Placement(reduction="allreduce"))
+    check(make(TUTORIAL, {"exact": False}), Placement(reduction="allreduce"))
+    with pytest.raises(LockstepError, match="did you mean tree"):
+        validated(Placement, {"reduction": "trees"})
+
+
+def test_reading_a_recipe_does_not_import_torch():
+    code = "import sys; from lockstep.recipes import named; named('digits'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,73 @@
+import hashlib
+
+import pytest
+import torch
+
+from lockstep.errors import LockstepError
+from lockstep.overrides import make
+from lockstep.recipes import named
+from lockstep.state import State
+from lockstep.tower import build_model, persistent_buffers
+
+CPU = torch.device("cpu")
+
+
+def state(**changes):
+    recipe = make(named("digits").model_dump(mode="json"), changes)
+    model = build_model(recipe, (1, 8, 8), 10)
+    return State(recipe, model, persistent_buffers(model), CPU)
+
+
+def advance(s, steps, first=0):
+    parameters = sum(p.numel() for p in s.parameters.values())
+    statistics = sum(b.numel() for b in s.buffers.values() if b.is_floating_point())
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        gradient = torch.randn(parameters, generator=generator)
+        s.apply(gradient, torch.rand(statistics, generator=generator), 0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_resumed_state_goes_on_with_equal_bits(optimizer):
+    whole, first, second = (state(**{"optimizer.kind": optimizer}) for _ in range(3))
+    advance(whole, 5)
+    advance(first, 3)
+    second.load(first.tensors())
+    assert second.step == 3
+    advance(second, 2, first=3)
+    assert second.weights_sha256() == whole.weights_sha256()
+    mine, theirs = second.tensors(), whole.tensors()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_initial_weights_are_a_function_of_the_seed():
+    assert state().weights_sha256() == state().weights_sha256()
+    assert state(seed=1).weights_sha256() != state().weights_sha256()
+
+
+def test_weights_sha256_is_over_parameters_then_buffers_sorted_by_name():
+    s = state()
+    digest = hashlib.sha256()
+    for group in (s.parameters, s.buffers):
+        for name in sorted(group):
+            digest.update(group[name].numpy().tobytes())
+    assert s.weights_sha256() == digest.hexdigest()
+
+
+def test_names_are_those_of_the_model_and_hold_no_process_count():
+    names = state().tensors().keys()
+    assert {"step", "parameter/conv1.weight", "ema/conv1.weight", "buffer/norm1.running_mean"} <= names
+    assert not any("process" in name or "module." in name for name in names)
+
+
+def test_another_models_checkpoint_is_refused():
+    tensors = state().tensors()
+    del tensors["parameter/conv1.weight"]
+    with pytest.raises(LockstepError, match="parameter/conv1"):
+        state().load(tensors)
+
+
+def test_unknown_parameter_in_weight_decay_is_refused():
+    with pytest.raises(LockstepError, match="'conv1.wieght': did you mean conv1"):
+        state(**{"weight_decay.conv1.wieght": 0.1})
