@@ -1,11 +1,10 @@
 """The command line: text -> (Recipe, Placement) -> a command. The only place that prints errors and exits."""
 
-import contextlib
 import inspect
 import json
+import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -228,23 +227,15 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def main() -> None:
-    """The `lockstep` program."""
+    """The `lockstep` program: a user's mistake is one message and its exit code; a bug keeps its traceback (1)."""
     try:
-        with _errors():
-            app()
-    except KeyboardInterrupt:
-        sys.exit(SIGNAL_BASE + 2)
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """A user's mistake is one message on stderr and its exit code; a bug keeps its traceback and exits with 1."""
-    try:
-        yield
+        app()
     except LockstepError as error:
         sys.stdout.flush()
         print(f"lockstep: {error}", file=sys.stderr)
         sys.exit(error.code)
+    except KeyboardInterrupt:
+        sys.exit(SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away; nothing is left to say
         sys.exit(CRASH)

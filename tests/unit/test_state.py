@@ -69,5 +69,5 @@ def test_another_models_checkpoint_is_refused():
 
 
 def test_unknown_parameter_in_weight_decay_is_refused():
-    with pytest.raises(LockstepError, match="'conv1.wieght': did you mean conv1"):
+    with pytest.raises(LockstepError, match=r"'conv1\.wieght': did you mean conv1"):
         state(**{"weight_decay.conv1.wieght": 0.1})

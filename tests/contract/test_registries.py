@@ -1,0 +1,112 @@
+"""Every member of every registry keeps its contract; a new one is covered without a new test."""
+
+import inspect
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.data import AUGMENTATIONS, DATASETS
+from lockstep.data.augment import Keys
+from lockstep.models import MODELS
+from lockstep.optim import OPTIMIZERS
+from lockstep.optim.groups import by_weight_decay
+from lockstep.recipe import Recipe, validated
+from lockstep.recipes import RECIPES
+from lockstep.reduce import REDUCTIONS
+from lockstep.schedule import SCHEDULES
+from lockstep.settings import load_object
+
+SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name):
+    build = load_object(MODELS[name])
+    shape = SHAPES[name]
+
+    def made(seed):
+        torch.manual_seed(seed)
+        return build(shape, 10)
+
+    first, again, other = made(1), made(1), made(2)
+    states = [m.state_dict() for m in (first, again, other)]
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+    assert any(not torch.equal(states[0][k], states[2][k]) for k in states[0])
+    images = torch.rand(4, *shape).to(memory_format=torch.channels_last)
+    logits = first(images)
+    assert logits.shape == (4, 10)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in first.parameters() if p.ndim > 1)
+    first.eval()
+    assert torch.equal(first(images), first(images))
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_augmentation(name):
+    augmentation = AUGMENTATIONS[name]()
+    images = torch.randint(256, (10, 32, 32, 3), dtype=torch.uint8)
+    shape = augmentation.shape(32, 32, 3)
+    keys = Keys(3, np.arange(10) // 5, np.arange(10) % 5)
+    out = augmentation.train(images, keys)
+    for result in (out, augmentation.test(images)):
+        assert result.shape == (10, *shape)
+        assert result.dtype == torch.float32
+        assert result.is_contiguous(memory_format=torch.channels_last)
+    # Each image's draws are its own: any company, any order, the same image.
+    order = np.array([7, 2, 9])
+    part = augmentation.train(images[order], Keys(3, keys.epochs[order], keys.examples[order]))
+    assert torch.equal(part, out[order])
+    assert torch.equal(augmentation.test(images)[order], augmentation.test(images[order]))
+    if name != "plain":
+        moved = augmentation.train(images, Keys(4, keys.epochs, keys.examples))
+        later = augmentation.train(images, Keys(3, keys.epochs + 1, keys.examples))
+        assert not torch.equal(moved, out)
+        assert not torch.equal(later, out)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedule(name):
+    schedule = SCHEDULES[name]()
+    factors = [schedule.factor(step, steps=100, batch=10, examples=500) for step in range(100)]
+    assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
+    assert schedule.describe()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer(name):
+    def stepped(decay):
+        w = torch.ones(3, 2)
+        w.grad = torch.full((3, 2), 0.5)
+        optimizer = OPTIMIZERS[name]().build(by_weight_decay({"w": w}, decay))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+        optimizer.step()
+        return w, optimizer
+
+    plain, optimizer = stepped({})
+    assert (plain < 1).all()
+    slots = optimizer.state.get(plain, {})
+    assert all(isinstance(slot, torch.Tensor) or slot is None for slot in slots.values())  # what a checkpoint can hold
+    assert torch.equal(stepped({})[0], plain)
+    assert (stepped({"w": 0.1})[0] <= plain).all()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe(name):
+    recipe = RECIPES[name]()
+    assert recipe.name == name
+    assert "Measured:" in inspect.getdoc(RECIPES[name])
+    assert "TODO" not in inspect.getdoc(RECIPES[name])
+    assert validated(Recipe, tomllib.loads(recipe.toml())) == recipe
+    assert recipe.exact
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_dataset_reader_exists(name):
+    assert list(inspect.signature(load_object(DATASETS[name])).parameters) == ["folder"]
+
+
+def test_reductions_say_whether_they_are_exact():
+    assert all("exact" in text for text in REDUCTIONS.values())

@@ -1,0 +1,145 @@
+"""The recipe decides the bits; the placement decides only the speed.
+
+The network has batch norm and dropout, the run an average and Nesterov momentum; 24 steps, two epochs.
+"""
+
+import itertools
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.fit import fit
+from lockstep.overrides import make
+from lockstep.recipe import Placement, Recipe
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.run import Run
+from tests.conftest import start
+
+STEPS = 24
+
+
+def recipe(**changes: object) -> Recipe:
+    return make(named("digits").model_dump(mode="json"), {"steps": STEPS, **changes})
+
+
+def here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placement: object):
+    """A new run in this process; with `stop_after`, SIGTERM comes so that it ends after so many steps."""
+    calls = itertools.count()  # the loop asks once for each tower of a step
+
+    def asked():
+        return False, stop_after is not None and next(calls) >= stop_after * recipe.towers - 1
+
+    place = Placement(**{"save_every": 8, **placement})
+    return fit(
+        recipe, place, Local(recipe.towers), torch.device("cpu"),
+        path=path, resume=False, to_stderr=True, asked=asked, started=time.time(),
+    )  # fmt: skip
+
+
+def program(cwd: Path, *args: object) -> dict:
+    process = start("train", *args, "--json", cwd=cwd)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def checkpoints(run: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(run)): p.read_bytes() for p in sorted((run / "checkpoints").rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """A whole run on one process: (result, folder)."""
+    folder = tmp_path_factory.mktemp("one")
+    result = program(folder, "--steps", STEPS, "--save-every", 8, "--processes", 1, "--name", "one")
+    return result, folder / "runs" / "one"
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_any_number_of_processes(one, processes, tmp_path):
+    result, run = one
+    got = program(tmp_path, "--steps", STEPS, "--save-every", 8, "--processes", processes, "--name", "many")
+    assert got["processes"] == processes
+    assert got["weights_sha256"] == result["weights_sha256"]
+    assert got["accuracy"] == result["accuracy"]
+    assert got["digest"] == result["digest"]
+    many = tmp_path / "runs" / "many"
+    assert checkpoints(many) == checkpoints(run)
+    assert [name for name in checkpoints(run) if name.endswith("manifest.json")] == [
+        f"checkpoints/step-{s:09d}/manifest.json" for s in (0, 8, 16, 24)
+    ]
+    assert (many / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_two_runs_and_other_intervals(one, tmp_path):
+    result, _ = one
+    for number, intervals in enumerate([{}, {"log_every": 1, "save_every": 5, "eval_every": 7, "keep": 1}]):
+        got, _ = here(tmp_path / str(number), recipe(), **intervals)
+        assert got["weights_sha256"] == result["weights_sha256"]
+
+
+def test_another_seed_is_another_result(one, tmp_path):
+    got, _ = here(tmp_path / "seed", recipe(seed=1))
+    assert got["weights_sha256"] != one[0]["weights_sha256"]
+
+
+def test_central_has_the_bits_of_tree(one, tmp_path):
+    got = program(tmp_path, "--steps", STEPS, "--processes", 3, "--reduction", "central")
+    assert got["weights_sha256"] == one[0]["weights_sha256"]
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed(one, processes, tmp_path):
+    result, run = one
+    path = tmp_path / "runs" / "stopped"
+    record, stop = here(path, recipe(), stop_after=13)
+    assert (record, stop) == (None, signal.SIGTERM)
+    assert Run(path).result() is None
+    assert (path / "checkpoints" / "step-000000013").is_dir()
+    got = program(tmp_path, path, "--resume", "--save-every", 8, "--processes", processes)
+    assert got["weights_sha256"] == result["weights_sha256"]
+    assert got["accuracy"] == result["accuracy"]
+    last = "checkpoints/step-000000024/state.safetensors"
+    assert checkpoints(path)[last] == checkpoints(run)[last]
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 10, 20, 23]
+
+
+def test_towers_that_are_no_power_of_two_nor_divide_evenly(tmp_path):
+    five = recipe(towers=5, batch=80)
+    expected, _ = here(tmp_path / "five", five)
+    got = program(tmp_path, "--steps", STEPS, "--towers", 5, "--batch", 80, "--processes", 3)
+    assert got["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_allreduce_is_another_result_and_said_to_be(one, tmp_path):
+    got = program(
+        tmp_path, "--steps", STEPS, "--processes", 3, "--set", "exact=false", "--reduction", "allreduce", "--towers", 4
+    )
+    assert got["digest"] != one[0]["digest"]
+    assert got["weights_sha256"] != one[0]["weights_sha256"]
+
+
+def test_bfloat16(tmp_path):
+    expected, _ = here(tmp_path / "bf16", recipe(precision="bfloat16"))
+    got = program(tmp_path, "--steps", STEPS, "--precision", "bfloat16", "--processes", 4)
+    assert got["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_real_cifar10_tutorial_on_two_processes(real_data, tmp_path):
+    tutorial = make(
+        named("cifar10-tutorial").model_dump(mode="json"), {"steps": 4, "towers": 2, "precision": "bfloat16"}
+    )
+    expected, _ = here(tmp_path / "tutorial", tutorial, data=real_data)
+    got = program(
+        tmp_path, "cifar10-tutorial", "--steps", 4, "--towers", 2, "--precision", "bfloat16", "--data", real_data
+    )
+    assert got["processes"] == 2
+    assert got["weights_sha256"] == expected["weights_sha256"]
+    rows = [json.loads(x) for x in (tmp_path / "runs/cifar10-tutorial-1/metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["loss"] == pytest.approx(4.676, abs=0.03)
