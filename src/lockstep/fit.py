@@ -1,6 +1,7 @@
 """Fit: a run from its folder to its result; and the evaluation of one. Every process calls these alike."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -40,7 +41,21 @@ def fit(
     Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
     """
     session = Session(recipe, placement, reduction, device)
-    keeper = Keeper(session, path, resume, to_stderr) if reduction.process == 0 else None
+    if reduction.process != 0:
+        return _fit(session, None, path, asked, started)
+    with closing(Keeper(session, path, resume, to_stderr)) as keeper:
+        return _fit(session, keeper, path, asked, started)
+
+
+def _fit(
+    session: Session,
+    keeper: Keeper | None,
+    path: Path,
+    asked: Callable[[], Sequence[bool]],
+    started: float,
+) -> tuple[dict[str, Any] | None, Signals | None]:
+    """`fit` in one process; process 0 has a `keeper`."""
+    recipe, placement, reduction = session.recipe, session.placement, session.reduction
     session.restore(keeper.found if keeper else None)
     train_set, test_set = session.split("train"), session.split("test")
     log = Log(recipe, len(train_set), keeper.listeners if keeper else [])

@@ -40,12 +40,18 @@ class Keeper:
         else:
             self.run = Run.create(path, recipe)
         self._notes = notes
+        self._log_file = self.run.log.open("a")
         stream = sys.stderr if to_stderr else sys.stdout
         self.listeners: list[Listener] = [
             console.for_stream(stream, placement.log_every),
-            console.Plain(self.run.log.open("a"), placement.log_every),
+            console.Plain(self._log_file, placement.log_every),
             MetricsFile(self.run.metrics, placement.log_every),
         ]
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._log_file.close()
+        self.run.unlock()
 
     def begin(self, log: Log, train_set: Dataset, test_set: Dataset) -> None:
         """Record where the run computes, say what is about to happen, and save step 0 or the state it resumes at."""

@@ -76,6 +76,11 @@ class Run:
         except OSError as error:
             raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
 
+    def unlock(self) -> None:
+        """Let other programs write here."""
+        if self._lock is not None:
+            self._lock.close()
+
     def write(self, name: str, record: Any) -> None:
         """Replace the JSON file `name`, whole or not at all."""
         temporary = self.path / f".{name}-{os.getpid()}"

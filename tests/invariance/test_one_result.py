@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import start
 
 from lockstep.fit import fit
 from lockstep.overrides import make
@@ -18,7 +19,6 @@ from lockstep.recipe import Placement, Recipe
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.run import Run
-from tests.conftest import start
 
 STEPS = 24
 
