@@ -14,7 +14,7 @@ from lockstep.evaluate import Evaluation
 from lockstep.keeper import Keeper
 from lockstep.recipe import Placement, Recipe
 from lockstep.reduce import Reduction
-from lockstep.report.log import EvaluationEvent, Log
+from lockstep.report.log import Log
 from lockstep.run import Run
 from lockstep.session import Session
 from lockstep.state import State
@@ -72,7 +72,7 @@ def _fit(
         with log.untimed():
             if due:
                 evaluated.update(session.evaluate_all(test_set))
-                log.evaluation(EvaluationEvent(state.step, "test", dict(evaluated)))
+                log.evaluation(state.step, "test", evaluated)
             if keeper and (due or state.step % placement.save_every == 0):
                 keeper.save(log, evaluated, required=state.step == steps)
 

@@ -16,6 +16,7 @@ from typing import Any
 from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
 from lockstep.recipe import Placement, Recipe, check
+from lockstep.signals import Asked
 from lockstep.work import Job, joins_outer_launch, work
 
 _SHUTDOWN_S = 60  # how long processes may take to save after Ctrl-C or SIGTERM before they are killed
@@ -25,10 +26,11 @@ def launch(job: Job) -> int:
     """Do `job` on as many processes as its placement says; returns the exit code. Raises: LockstepError."""
     check(job.recipe, job.placement)
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
-    if joins_outer_launch():
-        return work(job)
-    processes = _count(job.recipe, job.placement)
-    return work(job) if processes == 1 else _start(job, processes)
+    processes = None if joins_outer_launch() else _count(job.recipe, job.placement)
+    if processes is not None and processes > 1:
+        return _start(job, processes)
+    with Asked() as asked:
+        return work(job, asked)
 
 
 def _count(recipe: Recipe, placement: Placement) -> int:
@@ -58,8 +60,8 @@ def _start(job: Job, processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in ("torch.distributed", "torch.distributed.elastic"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # it reports failures in screens of its own; we in one line
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they report failures in screens of text; we in one line
     # Under Gloo a restarted attempt would otherwise find the dead one's addresses in the shared store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -44,7 +45,7 @@ def joins_outer_launch() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def work(job: Job) -> int:
+def work(job: Job, asked: Asked) -> int:
     """One process's part of `job`; returns its exit code. Raises: LockstepError."""
     import torch
 
@@ -54,28 +55,27 @@ def work(job: Job) -> int:
     device = _device(torch, job.placement)
     reduction = _reduction(job, device)
     stopped = None
-    with Asked() as asked:
-        if job.command == "eval":
-            record, notes = fit.evaluate_run(
-                job.recipe, job.placement, reduction, device, path=job.path, weights=job.weights, split=job.split
-            )
-            if reduction.process == 0:
-                _say_evaluation(record, notes, job.json_output)
-        else:
-            result, stopped = fit.fit(
-                job.recipe,
-                job.placement,
-                reduction,
-                device,
-                path=job.path,
-                resume=job.resume,
-                to_stderr=job.json_output,
-                asked=asked,
-                started=job.started,
-            )
-            if job.json_output and result is not None:
-                print(json.dumps(result), flush=True)
-        reduction.close()
+    if job.command == "eval":
+        record, notes = fit.evaluate_run(
+            job.recipe, job.placement, reduction, device, path=job.path, weights=job.weights, split=job.split
+        )
+        if reduction.process == 0:
+            _say_evaluation(record, notes, job.json_output)
+    else:
+        result, stopped = fit.fit(
+            job.recipe,
+            job.placement,
+            reduction,
+            device,
+            path=job.path,
+            resume=job.resume,
+            to_stderr=job.json_output,
+            asked=asked,
+            started=job.started,
+        )
+        if job.json_output and result is not None:
+            print(json.dumps(result), flush=True)
+    reduction.close()
     return 0 if stopped is None else SIGNAL_BASE + stopped
 
 
@@ -121,9 +121,12 @@ def main() -> None:
     assert job.parent is not None
     assert job.reports is not None
     threading.Thread(target=_die_with, args=(job.parent,), daemon=True).start()
-    with _reported(job.reports, int(os.environ["RANK"])):
-        code = work(job)
-    sys.exit(code)
+    with Asked() as asked, _reported(job.reports, int(os.environ["RANK"])):
+        code = work(job, asked)
+        for number in (signal.SIGINT, signal.SIGTERM):  # the launcher ends those that are slower than the first
+            signal.signal(number, signal.SIG_IGN)
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def _die_with(parent: int) -> None:

@@ -15,7 +15,7 @@ def block(lines: Sequence[tuple[str, str]]) -> list[str]:
 def step_line(event: StepEvent) -> str:
     """A step, in the shape of TensorFlow's CIFAR-10 tutorial."""
     return (
-        f"{datetime.now()}: step {event.step}, loss = {event.loss:.2f} "
+        f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
         f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch)"
     )
 
@@ -33,7 +33,5 @@ def evaluation_line(event: EvaluationEvent) -> str:
     """An evaluation: accuracy by weights."""
     first = next(iter(event.results.values()))
     parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
-    return (
-        f"{datetime.now()}: after {event.step} steps, accuracy on {first.examples} {event.split} images: "
-        f"{', '.join(parts)}"
-    )
+    where = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
+    return f"{where}, accuracy on {first.examples} {event.split} images: {', '.join(parts)}"

@@ -19,8 +19,10 @@ class StepEvent:
     """One step, seen after its forward and backward passes and before its update.
 
     loss: mean cross-entropy over the batch plus the decay terms. rate: learning rate. images_per_s and s_per_step:
-    means since the previous event of this kind, without evaluation and saving.
+    means since the previous event of this kind, without evaluation and saving. time: seconds since the epoch.
     """
+
+    time: float
 
     step: int
     steps: int
@@ -37,6 +39,8 @@ class StepEvent:
 @dataclass(frozen=True)
 class EvaluationEvent:
     """Results on a split after `step` updates, by the weights evaluated: "ema" and "raw", or "raw" alone."""
+
+    time: float
 
     step: int
     split: str
@@ -109,12 +113,14 @@ class Log:
         decay = {name: float(term) for name, term in state.decay_losses().items()}
         cross_entropy = float(metrics.cross_entropy) / self.recipe.batch
         self.last_loss = cross_entropy + sum(decay.values())
+        now = time.time()
         for i in due:
             seconds, count = self._marks.get(i, (0.0, 0))
             s_per_step = (clock.seconds - seconds) / (clock.steps - count)
             self._marks[i] = (clock.seconds, clock.steps)
             self.listeners[i].step(
                 StepEvent(
+                    time=now,
                     step=step,
                     steps=steps,
                     epoch=step * self.recipe.batch / self.examples,
@@ -134,8 +140,9 @@ class Log:
             listener.start(lines)
         self._clock.started = time.perf_counter()
 
-    def evaluation(self, event: EvaluationEvent) -> None:
+    def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
         """A split was evaluated."""
+        event = EvaluationEvent(time.time(), step, split, dict(results))
         for listener in self.listeners:
             listener.evaluation(event)
 

@@ -25,7 +25,13 @@ class MetricsFile:
     def evaluation(self, event: EvaluationEvent) -> None:
         """A row of kind "evaluation" for each of the weights."""
         for weights, result in event.results.items():
-            row = {"kind": "evaluation", "step": event.step, "split": event.split, "weights": weights}
+            row = {
+                "kind": "evaluation",
+                "time": event.time,
+                "step": event.step,
+                "split": event.split,
+                "weights": weights,
+            }
             self._append(row | {"accuracy": result.accuracy} | vars(result))
 
     def note(self, text: str) -> None:

@@ -1,0 +1,198 @@
+"""Bad input, through the real program: one clear message, the documented exit code, no traceback, nothing lost."""
+
+import gzip
+import json
+import struct
+
+import pytest
+from tests.unit.test_checkpoint import flip
+
+from lockstep import checkpoint
+from lockstep.data import mnist
+
+USAGE, DATA, ENVIRONMENT = 2, 3, 4
+
+
+def refused(done, code, *words):
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("lockstep: ") or "Error: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 4  # a usage error shows the usage, too
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["train", "digts"], USAGE, ["unknown recipe 'digts'", "digits"]),
+        (["train", "cifar10"], USAGE, ["cifar10-tutorial"]),
+        (["train", "--set", "optimiser.momentum=0.9"], USAGE, ["did you mean optimizer"]),
+        (["train", "--set", "momentum"], USAGE, ["NAME=VALUE"]),
+        (["train", "--lr", "-1"], USAGE, ["lr: got -1.0", "greater than 0"]),
+        (["train", "--batch", "1000", "--towers", "16"], USAGE, ["choose 992 or 1008", "1, 2, 4, 5, 8 or 10 towers"]),
+        (["train", "--batch", "128", "--tower-batch", "32"], USAGE, ["give one of them"]),
+        (["train", "--epochs", "2", "--steps", "5"], USAGE, ["give one of them"]),
+        (["train", "--processes", "5"], USAGE, ["5 processes for 4 towers", "--processes 1 to 4"]),
+        (["train", "--processes", "0"], USAGE, ["--processes"]),
+        (["train", "--towers", "0"], USAGE, ["towers: got 0"]),
+        (["train", "--steps", "-3"], USAGE, ["steps: got -3"]),
+        (["train", "--precision", "half"], USAGE, ["'float32' or 'bfloat16'"]),
+        (["train", "--model", "digit"], USAGE, ["did you mean digits"]),
+        (["train", "--model", "nowhere.to_be:found"], USAGE, ["no module 'nowhere.to_be'"]),
+        (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
+        (["train", "--set", "weight_decay.conv9.weight=1"], USAGE, ["conv9.weight"]),
+        (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
+        (["train", "--name", "../out"], USAGE, ["plain name"]),
+        (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
+        (["train", "runs/none", "--resume"], USAGE, ["runs/none is no folder"]),
+        (["train", "--resume"], USAGE, ["no run of digits"]),
+        (["train", "--device", "gpu"], USAGE, ["'auto', 'cpu', 'cuda'"]),
+        (["train", "--bacth", "3"], USAGE, ["No such option", "--batch"]),
+        (["trian"], USAGE, ["No such command"]),
+        (["show", "mnits"], USAGE, ["did you mean mnist"]),
+        (["eval", "runs/none"], USAGE, ["runs/none is no folder"]),
+        (["eval", "."], USAGE, ["not a run"]),
+        (["train", "mnist", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
+        (["train", "mnist"], DATA, ["train-images-idx3-ubyte.gz", "--data DIR", "digits"]),
+        (["train", "digits", "--data", "."], DATA, ["comes with scikit-learn"]),
+        (["train", "--device", "cuda"], ENVIRONMENT, ["sees no CUDA GPU", "--device cpu"]),
+        (["train", "--runs", "/proc/none"], ENVIRONMENT, ["cannot write the run folder /proc/none/digits-1"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_one_clear_message(program, tmp_path, args, code, words):
+    refused(program(*args), code, *words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broken_recipe_file(program, tmp_path):
+    (tmp_path / "mine.toml").write_text("towers = [")
+    refused(program("train", "mine.toml"), USAGE, "mine.toml")
+    (tmp_path / "mine.toml").write_text('recipe = "digits"\n[optimizer]\nmomentun = 0.5\n')
+    refused(program("train", "mine.toml"), USAGE, "did you mean optimizer.momentum")
+
+
+def cifar_folder(tmp_path):
+    """Files of the official sizes that take no room: all labels 0, all pixels black."""
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
+        with (folder / name).open("wb") as file:
+            file.truncate(30_730_000)
+    return folder
+
+
+def test_damaged_cifar_files_are_named(program, tmp_path):
+    folder = cifar_folder(tmp_path)
+    with (folder / "data_batch_4.bin").open("r+b") as file:
+        file.seek(3073 * 17)
+        file.write(b"\x0b")
+    done = program("train", "cifar10-tutorial", "--data", folder)
+    refused(done, DATA, "data_batch_4.bin: label 11 in record 17, allowed 0 to 9")
+    with (folder / "data_batch_3.bin").open("r+b") as file:
+        file.truncate(30_000_000)
+    done = program("train", "cifar10-tutorial", LOCKSTEP_DATA=str(tmp_path))
+    refused(done, DATA, "data_batch_3.bin: 30000000 bytes, expected 30730000", "truncated")
+    (folder / "data_batch_2.bin").unlink()
+    refused(program("train", "cifar10-tutorial", "--data", folder), DATA, "has no file data_batch_2.bin")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_mnist_in_the_wrong_format_is_named(program, tmp_path):
+    for name in mnist._FILES:
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(struct.pack(">2I", 2049, 10_000) + b"\x01" * 10_000))
+    refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: idx magic number 2049")
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"<html>not found</html>")
+    refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: not a whole gzip file")
+
+
+@pytest.fixture
+def run(program, tmp_path):
+    """A finished run of ten steps with checkpoints at 0, 4, 8 and 10, but no result: as if killed at its very end."""
+    done = program("train", "--steps", 10, "--save-every", 4, "--processes", 1, "--name", "a", "--json")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "runs/a/result.json").unlink()
+    return tmp_path / "runs/a", json.loads(done.stdout)
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_existing_run_is_never_overwritten(program, run):
+    path, _ = run
+    before = contents(path)
+    refused(program("train", "--name", "a"), USAGE, "runs/a exists", "--resume", "--name")
+    refused(program("train", path), USAGE, "exists", "--resume")
+    refused(program("train", path, "--resume", "--seed", "3"), USAGE, "seed: 0 -> 3", "another --name")
+    refused(program("train", "--name", "a", "--resume", "--steps", "9"), USAGE, "steps: 10 -> 9")
+    assert contents(path) == before
+
+
+def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(program, run):
+    path, result = run
+    for step in (8, 10):
+        flip(path / f"checkpoints/step-{step:09d}/state.safetensors")
+    evaluated = program("eval", path)
+    assert evaluated.returncode == 0
+    assert "after 4 steps" in evaluated.stdout
+    assert evaluated.stderr.count("is damaged") == 2
+    done = program("train", path, "--resume", "--save-every", 4, "--processes", 1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is damaged") == 2
+    assert "after step 4" in done.stdout
+    assert json.loads((path / "result.json").read_text())["weights_sha256"] == result["weights_sha256"]
+    kept = sorted(p.name for p in (path / "checkpoints").iterdir())
+    assert kept[:2] == ["damaged-step-000000008", "damaged-step-000000010"]
+    assert checkpoint.latest(path / "checkpoints", pytest.fail).manifest["step"] == 10
+
+
+def test_all_checkpoints_damaged(program, run):
+    path, _ = run
+    for state in path.rglob("state.safetensors"):
+        flip(state)
+    before = contents(path / "checkpoints")
+    refused(program("train", path, "--resume", "--processes", 1), DATA, "every checkpoint in")
+    refused(program("train", path, "--resume", "--processes", 2), DATA, "every checkpoint in")
+    assert contents(path / "checkpoints") == before
+
+
+def test_other_data_is_refused(program, run):
+    path, _ = run
+    for manifest in path.rglob("manifest.json"):
+        manifest.write_text(manifest.read_text().replace('"data_sha256": "', '"data_sha256": "0'))
+    refused(program("train", path, "--resume"), DATA, "not what", "was trained on")
+
+
+def test_a_run_without_checkpoints_and_a_split_that_is_not(program, run):
+    path, _ = run
+    refused(program("eval", path, "--split", "validation"), USAGE, "no split 'validation': it has train, test")
+    (path / "checkpoints").rename(path / "elsewhere")
+    (path / "checkpoints").mkdir()
+    refused(program("eval", path), DATA, "no checkpoint yet")
+
+
+def test_a_complete_run_stays_so(program, tmp_path):
+    first = program("train", "--steps", 2, "--processes", 1, "--name", "b", "--json")
+    before = contents(tmp_path / "runs/b")
+    again = program("train", "--steps", 2, "--name", "b", "--resume", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert "complete" in again.stderr
+    assert contents(tmp_path / "runs/b") == before
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_loss_that_is_not_finite_stops_every_process_at_the_same_step(program, tmp_path, processes):
+    done = program("train", "--lr", "1e30", "--processes", processes, "--name", "nan", "--save-every", 1)
+    assert done.returncode == 1
+    assert done.stderr.startswith("lockstep: the loss or a gradient of tower")
+    assert "is not finite at step" in done.stderr
+    assert "Traceback" not in done.stderr
+    step = int(done.stderr.split("after ")[1].split()[0])
+    assert f"at step {step}:" in done.stderr
+    found = checkpoint.latest(tmp_path / "runs/nan/checkpoints", pytest.fail)
+    assert found.manifest["step"] == step
+    assert not (tmp_path / "runs/nan/result.json").exists()

@@ -1,0 +1,118 @@
+"""The program as a newcomer meets it."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMANDS = [[], ["train"], ["eval"], ["recipes"], ["show"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_is_complete_has_examples_and_does_not_wait_for_torch(program, command):
+    done = program(*command, "--help")
+    assert done.returncode == 0
+    assert "Example" in done.stdout
+    assert "\b" not in done.stdout
+    code = (
+        "import sys; sys.argv = ['lockstep', *%r, '--help']\n"
+        "from lockstep.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'sklearn', 'lockstep.recipe'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code % command], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_train_then_eval(program, tmp_path):
+    """What `make train` does, whole; then what its last line says to type."""
+    started = time.time()
+    done = program("train")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    run = tmp_path / "runs/digits-1"
+    for word in ("1442 training and 355 test", "128 images a step (global) = 4 towers x 32", "learning rate 0.2"):
+        assert word in done.stdout
+    assert re.search(
+        r"^\d{4}-.*: step 10, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\)$", done.stdout, re.M
+    )
+    result = json.loads((run / "result.json").read_text())
+    assert result.keys() >= {
+        "recipe", "digest", "weights_sha256", "steps", "examples", "accuracy", "loss", "train_s", "total_s",
+        "images_per_s", "processes", "device", "versions",
+    }  # fmt: skip
+    assert result["accuracy"]["ema"] >= 0.985
+    assert 0 < result["total_s"] < time.time() - started
+    assert (run / "log.txt").read_text() == done.stdout
+    next_command = re.search(r"next +lockstep (eval \S+)", done.stdout).group(1)
+    evaluated = program(*next_command.split(), "--json", "--processes", 2)
+    record = json.loads(evaluated.stdout)
+    assert record["accuracy"] == result["accuracy"]["ema"]
+    assert record["loss"] == result["loss"]["ema"]
+    assert (record["examples"], record["step"], record["weights"]) == (355, result["steps"], "ema")
+    raw = json.loads(program("eval", run, "--weights", "raw", "--split", "train", "--json").stdout)
+    assert (raw["examples"], raw["split"], raw["weights"]) == (1442, "train", "raw")
+    again = program("train", "--steps", 1)
+    assert "runs/digits-2" in again.stdout
+
+
+def test_json_is_the_last_line_and_nothing_else_on_stdout(program):
+    done = program("train", "--steps", 3, "--processes", 2, "--json")
+    assert len(done.stdout.splitlines()) == 1
+    assert json.loads(done.stdout)["steps"] == 3
+    assert ": step 0, loss" in done.stderr
+
+
+def test_model_file_carries_what_using_it_needs(program, tmp_path):
+    from safetensors import safe_open
+
+    program("train", "--steps", 3, "--processes", 1)
+    with safe_open(tmp_path / "runs/digits-1/model.safetensors", "pt") as file:
+        facts = json.loads(file.metadata()["lockstep"])
+        names = set(file.keys())
+    assert facts["classes"] == list("0123456789")
+    assert facts["preprocessing"] == {"kind": "shift", "pixels": 1}
+    assert facts["weights"] == "ema"
+    assert {"conv1.weight", "norm1.running_mean", "logits.bias"} <= names
+
+
+def test_recipes_and_show_round_trip(program, tmp_path):
+    listed = program("recipes").stdout
+    for name in ("digits", "cifar10-tutorial", "mnist"):
+        assert f"lockstep train {name}" in listed
+        shown = program("show", name)
+        (tmp_path / "mine.toml").write_text(shown.stdout)
+        mine, theirs = (json.loads(program("show", what, "--json").stdout) for what in ("mine.toml", name))
+        assert mine["digest"] == theirs["digest"]
+    assert listed.count("Measured:") == 3
+
+
+def test_a_recipe_file_may_state_only_what_differs(program, tmp_path):
+    (tmp_path / "mine.toml").write_text('recipe = "digits"\nseed = 5\n[optimizer]\nmomentum = 0.5\n')
+    recipe = json.loads(program("show", "mine.toml", "--json").stdout)["recipe"]
+    assert (recipe["seed"], recipe["optimizer"]["momentum"], recipe["optimizer"]["nesterov"]) == (5, 0.5, True)
+
+
+def test_idle_cores_are_pointed_out(program):
+    out = program("train", "--towers", 1, "--steps", 1).stdout
+    if "1 of 1 core" not in out:
+        assert "--set threads_per_tower=" in out
+
+
+def test_a_model_of_ones_own(program, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def build(shape, classes):\n"
+        "    c, h, w = shape\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(c * h * w, 32), nn.ReLU(), nn.Linear(32, classes))\n"
+    )
+    done = program("train", "--model", "mine:build", "--set", "weight_decay={}", "--epochs", 15, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy"]["ema"] > 0.8
+
+
+def test_version(program):
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", program("--version").stdout)

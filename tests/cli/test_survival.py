@@ -1,0 +1,151 @@
+"""Signals, kills and crowds, with the real program and real processes; the oracle is an undisturbed run's sha256."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The sha256 of the run the tests below disturb."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    command = [sys.executable, "-m", "lockstep", "train", "--steps", str(STEPS), "--processes", "1", "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
+    return json.loads(done.stdout)["weights_sha256"]
+
+
+def begin(started, processes, steps=STEPS):
+    """A run that has trained a few steps, and its launcher's children."""
+    process = started(
+        "train", "--steps", steps, "--processes", processes, "--name", "x", "--log-every", 1, "--save-every", 5,
+    )  # fmt: skip
+    for line in process.stdout:
+        if ": step 7," in line:
+            break
+    else:
+        pytest.fail(process.stderr.read())
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def end(process):
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return out, err
+
+
+def resume(program, processes):
+    done = program("train", "runs/x", "--resume", "--processes", processes, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["weights_sha256"]
+
+
+def gone(children):
+    _, alive = psutil.wait_procs(children, timeout=20)
+    return not alive
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "processes"), [(signal.SIGINT, 130, 1), (signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 2)]
+)
+def test_a_signal_saves_at_one_step_and_another_count_goes_on(
+    started, program, tmp_path, undisturbed, number, code, processes
+):
+    process, children = begin(started, processes)
+    process.send_signal(number)
+    out, err = end(process)
+    assert process.returncode == code
+    assert err == ""
+    step = int(out.split("after ")[-1].split()[0])
+    assert f"after {step} steps, saved" in out
+    assert "lockstep train runs/x --resume" in out
+    assert (tmp_path / f"runs/x/checkpoints/step-{step:09d}/manifest.json").exists()
+    assert gone(children)
+    assert resume(program, 3 - processes) == undisturbed
+
+
+def test_sigterm_to_one_process_stops_all(started, tmp_path):
+    process, children = begin(started, 3, steps=5000)
+    workers = [child for child in children if "lockstep.work" in " ".join(child.cmdline())]
+    assert len(workers) == 3
+    workers[2].terminate()
+    out, _ = end(process)
+    assert process.returncode == 143
+    assert "saved" in out
+    assert gone(children)
+
+
+def test_kill_9_of_one_process_ends_all_and_nothing_is_lost(started, program, undisturbed):
+    process, children = begin(started, 3)
+    workers = [child for child in children if "lockstep.work" in " ".join(child.cmdline())]
+    start = time.monotonic()
+    workers[1].kill()
+    _, err = end(process)
+    assert time.monotonic() - start < 20
+    assert process.returncode == 4
+    assert err.startswith("lockstep: one of 3 processes was killed by SIGKILL")
+    assert "lockstep train runs/x --resume" in err
+    assert len(err.strip().splitlines()) == 1
+    assert gone(children)
+    assert resume(program, 2) == undisturbed
+
+
+def test_kill_9_of_everything_and_resume(started, program, undisturbed):
+    process, children = begin(started, 2)
+    for victim in [psutil.Process(process.pid), *children]:
+        victim.kill()
+    process.communicate()
+    assert gone(children)
+    assert resume(program, 3) == undisturbed
+
+
+def test_processes_do_not_outlive_a_killed_launcher(started):
+    process, children = begin(started, 2)
+    process.kill()
+    assert gone(children)
+
+
+def test_two_programs_cannot_train_in_one_folder(started, program):
+    process, _ = begin(started, 1, steps=5000)
+    second = program("train", "runs/x", "--resume", "--processes", 1)
+    assert second.returncode == 4
+    assert "another program is training in runs/x" in second.stderr
+    process.send_signal(signal.SIGINT)
+    end(process)
+    assert process.returncode == 130
+
+
+def test_a_crash_in_one_process_is_told_once_with_its_cause(program, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "from lockstep.models.digits import build as digits\n"
+        "def build(shape, classes):\n"
+        "    if os.environ.get('RANK') == '1':\n"
+        "        raise RuntimeError('no such weights')\n"
+        "    return digits(shape, classes)\n"
+    )
+    done = program("train", "--model", "mine:build", "--processes", 3)
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: no such weights") == 1
+    assert "process 1 crashed" in done.stderr
+
+
+def test_under_torchrun(tmp_path, undisturbed):
+    """The same entry point joins an outer launch."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+        "-m", "lockstep", "train", "--steps", str(STEPS), "--name", "outer", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["processes"] == 2
+    assert result["weights_sha256"] == undisturbed
