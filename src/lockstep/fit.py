@@ -89,7 +89,8 @@ def _fit(
         return None, stop
     if not evaluated:  # resumed after the last step, before the result was written
         evaluated.update(session.evaluate_all(test_set))
-    return (keeper.finish(log, evaluated, started) if keeper else None), None
+    memory = session.peak_memory_bytes()
+    return (keeper.finish(log, evaluated, memory, started) if keeper else None), None
 
 
 def evaluate_run(

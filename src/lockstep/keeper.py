@@ -107,7 +107,7 @@ class Keeper:
         step = self._session.state.step
         log.end([("stopped", f"after {step} steps, saved"), ("go on", f"lockstep train {self.run.path} --resume")])
 
-    def finish(self, log: Log, evaluated: dict[str, Evaluation], started: float) -> dict[str, Any]:
+    def finish(self, log: Log, evaluated: dict[str, Evaluation], memory: list[int], started: float) -> dict[str, Any]:
         """Write the model and the result, and say where they are."""
         session, recipe = self._session, self._session.recipe
         classes = session.splits["train"].classes
@@ -126,6 +126,7 @@ class Keeper:
             "train_s": round(log.train_s, 3),
             "total_s": round(time.time() - started, 3),
             "images_per_s": round(log.images_per_s, 1),
+            "peak_memory_bytes": memory,
             "processes": session.reduction.processes,
             "device": session.device.type,
             "versions": fingerprint(session.device)["versions"],

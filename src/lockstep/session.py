@@ -1,5 +1,8 @@
 """Session: the data, network and state of one run, in one process. All processes do the same, in lockstep."""
 
+import resource
+import sys
+
 import torch
 from safetensors.torch import load, save
 
@@ -49,6 +52,12 @@ class Session:
         tensors = self.reduction.broadcast(save(found.tensors) if found else b"")
         if tensors:
             self.state.load(load(tensors))
+
+    def peak_memory_bytes(self) -> list[int]:
+        """The most memory each process has held, in bytes."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        own = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit])
+        return [int(row) for row in self.reduction.gather(own)]
 
     def evaluate(self, dataset: Dataset, weights: str) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""

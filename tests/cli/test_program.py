@@ -42,7 +42,7 @@ def test_train_then_eval(program, tmp_path):
     result = json.loads((run / "result.json").read_text())
     assert result.keys() >= {
         "recipe", "digest", "weights_sha256", "steps", "examples", "accuracy", "loss", "train_s", "total_s",
-        "images_per_s", "processes", "device", "versions",
+        "images_per_s", "peak_memory_bytes", "processes", "device", "versions",
     }  # fmt: skip
     assert result["accuracy"]["ema"] >= 0.985
     assert 0 < result["total_s"] < time.time() - started

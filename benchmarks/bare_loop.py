@@ -1,0 +1,68 @@
+"""The tutorial's training step as a bare PyTorch loop: what one would write without Lockstep.
+
+Started once for each process by torchrun's variables. Same network (compute in bfloat16, float32 master weights),
+distortions, SGD with weight decay and average of the weights; gradients are averaged with one all_reduce. No fixed
+order of additions, no keyed randomness, no checks, no checkpoints, no log. Process 0 prints images per second.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from lockstep.data.augment import Keys
+from lockstep.data.cifar import load_cifar10
+from lockstep.data.settings import Distort
+from lockstep.models.tutorial import build
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--steps", type=int, default=150)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    dataset, augmentation = load_cifar10(args.data)["train"], Distort()
+    torch.manual_seed(0)
+    master = build((3, 24, 24), 10)
+    network = build((3, 24, 24), 10).to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    decayed = [master.local3.weight, master.local4.weight]  # type: ignore[union-attr]
+    rest = [p for p in master.parameters() if all(p is not d for d in decayed)]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, foreach=True)
+    average = [p.detach().clone() for p in master.parameters()]
+    generator = np.random.default_rng(dist.get_rank())
+    started = 0.0
+    for step in range(args.steps):
+        if step == 5:
+            started = time.perf_counter()
+        with torch.no_grad():
+            for copy, parameter in zip(network.parameters(), master.parameters(), strict=True):
+                copy.copy_(parameter)
+        index = generator.integers(len(dataset), size=128)
+        images = augmentation.train(dataset.images[index], Keys(0, np.full(128, step), index)).bfloat16()
+        loss = functional.cross_entropy(network(images).float(), dataset.labels[index])
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        flat = torch.cat([g.reshape(-1).float() for g in gradients])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        parts = torch.split(flat, [g.numel() for g in gradients])
+        for parameter, part in zip(master.parameters(), parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        optimizer.step()
+        torch._foreach_lerp_(average, [p.detach() for p in master.parameters()], 1e-4)
+        float(loss)
+    if dist.get_rank() == 0:
+        print((args.steps - 5) * 128 * dist.get_world_size() / (time.perf_counter() - started))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""One result on 1, 2, 3 and 4 processes: `python -m benchmarks.exactness RECIPE --data DIR --steps N`.
+
+Trains the recipe with 4 towers on each number of processes and prints the sha256 of the weights; exits with 1 if
+they differ.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.common import save, train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe")
+    parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
+    parser.add_argument("--steps", type=int, help="default: the whole run")
+    parser.add_argument("--precision", default="float32")
+    args = parser.parse_args()
+    length = ["--steps", args.steps] if args.steps else []
+    found = {}
+    for processes in (1, 2, 3, 4):
+        options = ["--towers", 4, "--processes", processes, "--precision", args.precision, *length]
+        record = train(args.recipe, *options, data=args.data)
+        found[processes] = record["weights_sha256"]
+        print(f"{processes} processes  {record['weights_sha256']}  {record['train_s']:.1f} s training", flush=True)
+    save(f"exactness-{args.recipe}-{args.precision}", {"steps": record["steps"], "weights_sha256": found})
+    if len(set(found.values())) != 1:
+        sys.exit("the results differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The bits themselves, on machines where they are known: a change that moves them must be meant.
+
+Hashes are kept for each torch build and CPU (name, capability, caches: kernels choose their blocks by them). On a
+machine that is not in the file the test is skipped; run `python -m tests.golden.test_golden` to add it.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep import numerics
+from lockstep.fit import fit
+from lockstep.overrides import make
+from lockstep.recipe import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+
+FILE = Path(__file__).parent / "weights_sha256.json"
+CASES = {
+    "digits float32": {"steps": 24},
+    "digits bfloat16": {"steps": 24, "precision": "bfloat16"},
+    "digits adam, 3 towers": {"steps": 24, "towers": 3, "optimizer.kind": "adam", "lr": 1e-3},
+}
+
+
+def machine() -> str:
+    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    sizes = ",".join(path.read_text().strip() for path in caches)
+    return f"torch {torch.__version__}, {numerics.processor()}, {torch.backends.cpu.get_cpu_capability()}, {sizes}"
+
+
+def weights_sha256(changes: dict, path: Path) -> str:
+    recipe = make(named("digits").model_dump(mode="json"), changes)
+    result, _ = fit(
+        recipe, Placement(), Local(recipe.towers), torch.device("cpu"),
+        path=path, resume=False, to_stderr=True, asked=lambda: (False, False), started=time.time(),
+    )  # fmt: skip
+    return result["weights_sha256"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights(case, tmp_path):
+    known = json.loads(FILE.read_text()).get(machine())
+    if known is None:
+        pytest.skip(f"no hashes are kept for {machine()}")
+    assert weights_sha256(CASES[case], tmp_path / "run") == known[case]
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    import tests.conftest  # noqa: F401  the settings the tests run under
+
+    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        known[machine()] = {case: weights_sha256(c, Path(folder) / case) for case, c in CASES.items()}
+    FILE.write_text(json.dumps(known, indent=1) + "\n")
