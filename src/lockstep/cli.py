@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lockstep.errors import CRASH, SIGNAL_BASE, LockstepError
+from lockstep.errors import CRASH, SIGNAL_BASE, USAGE, LockstepError
 
 _STARTED = time.time()
 
@@ -231,8 +231,11 @@ def main() -> None:
     try:
         app()
     except LockstepError as error:
+        from lockstep.request import is_first_process
+
         sys.stdout.flush()
-        print(f"lockstep: {error}", file=sys.stderr)
+        if is_first_process() or error.code != USAGE:  # under torchrun all processes get the same words
+            print(f"lockstep: {error}", file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(SIGNAL_BASE + signal.SIGINT)

@@ -1,5 +1,6 @@
 """Request: from the words of a command to a recipe and the folder of a run."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,15 @@ def folder_for(named: Path | None, name: str | None, runs: Path, resume: bool, r
         resume = resume and path.exists()  # so that a scheduler can always pass --resume
     else:
         path = newest(runs, recipe.name) if resume else fresh_path(runs, recipe.name)
-    if not resume:
+    if not resume and is_first_process():
         refuse_existing(path)
     return path, resume
 
 
 def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The result of the run at `path`, or None if it can go on. Raises: LockstepError if its recipe is another."""
+    if not is_first_process():
+        return Run(path).result()
     run = Run.open(path)
     if differences := run.recipe().differences(recipe):
         raise LockstepError(
@@ -50,6 +53,11 @@ def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
             f"({'; '.join(differences)}): leave out what differs, or start a new run with another --name"
         )
     return run.result()
+
+
+def is_first_process() -> bool:
+    """False in all but the first process of an outer launch: the folder is the first one's, which may be ahead."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _plain(name: str) -> str:
