@@ -41,7 +41,8 @@ def evaluate(
     The examples are cut into chunks of `recipe.eval_batch`, which the processes share. The last chunk is filled up
     with repeats that are not counted: a kernel's result may depend on the number of images it is given.
     """
-    network.load(parameters, buffers)
+    network.load_parameters(parameters)
+    network.load_buffers(buffers)
     network.module.eval()
     size = recipe.eval_batch
     chunks = -(-len(dataset) // size)

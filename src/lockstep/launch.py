@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
 from lockstep.recipe import Placement, Recipe, check
+from lockstep.reduce import owned
 from lockstep.signals import Asked
 from lockstep.work import Job, joins_outer_launch, work
 
@@ -29,7 +30,7 @@ def launch(job: Job) -> int:
     processes = None if joins_outer_launch() else _count(job.recipe, job.placement)
     if processes is not None and processes > 1:
         return _start(job, processes)
-    with Asked() as asked:
+    with Asked() if job.command == "train" else nullcontext() as asked:
         return work(job, asked)
 
 
@@ -75,48 +76,42 @@ def _start(job: Job, processes: int) -> int:
         max_restarts=0,
         monitor_interval=0.05,
         local_addr="127.0.0.1",
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP",
+        signals_to_handle="SIGTERM,SIGINT",
         shutdown_timeout=_SHUTDOWN_S,
     )
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         reports = Path(folder)
         told = job.model_copy(update={"parent": os.getpid(), "reports": reports})
         (reports / "job.json").write_text(told.model_dump_json())
-        code = 0
         try:
             elastic_launch(config, sys.executable)("-m", "lockstep.work", str(reports / "job.json"))
         except SignalException as error:
-            code = SIGNAL_BASE + error.sigval
+            _raise_first_cause(job, processes, reports, {})
+            return SIGNAL_BASE + int(error.sigval)
         except ChildFailedError as error:
-            code = _exit_code(error)
-        return _judge(job, processes, reports, code)
+            ended = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            stopped = {SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM} & set(ended.values())
+            _raise_first_cause(job, processes, reports, ended)
+            return stopped.pop() if stopped else CRASH
+    return 0
 
 
-def _exit_code(error: Any) -> int:
-    """The code of the signal all processes stopped for; else minus the signal that killed one; else CRASH."""
-    codes = [failure.exitcode for failure in error.failures.values()]
-    stops = [c for c in codes if c in (SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM)]
-    if stops and len(stops) == len(codes):
-        return int(stops[0])
-    return int(min(codes)) if min(codes) < 0 else CRASH
+def _raise_first_cause(job: Job, processes: int, reports: Path, ended: dict[int, int]) -> None:
+    """Raise a LockstepError with the first cause of a failure, if there was one.
 
-
-def _judge(job: Job, processes: int, reports: Path, code: int) -> int:
-    """The exit code, from the processes' reports. Raises: LockstepError with the first cause of a failure."""
-    found = [json.loads(path.read_text()) for path in sorted(reports.glob("process-*.json"))]
-    causes = sorted((r for r in found if not r["secondary"]), key=lambda r: (r["time"], r["process"]))
-    if causes:
-        first = causes[0]
-        raise LockstepError(first["message"], first["code"])
-    if code < 0:
-        lost = [str(r["process"]) for r in found]
-        name = signal.Signals(-code).name
-        hint = " Often that is the system, out of memory." if -code == signal.SIGKILL else ""
-        others = f" (processes {', '.join(lost)} noticed)" if lost else ""
-        go_on = f" Continue with: lockstep train {job.path} --resume" if job.command == "train" else ""
-        raise LockstepError(f"one of {processes} processes was killed by {name}{others}.{hint}{go_on}", ENVIRONMENT)
+    Told by the processes' reports; then by how they ended (rank -> exit code, minus the signal that killed one); then
+    by the reports of those that only lost their peers.
+    """
+    found = [json.loads(path.read_text()) for path in reports.glob("process-*.json")]
+    found.sort(key=lambda report: (report["secondary"], report["time"]))
+    if found and not found[0]["secondary"]:
+        raise LockstepError(found[0]["message"], found[0]["code"])
+    go_on = f" Continue with: lockstep train {job.path} --resume" if job.command == "train" else ""
+    for rank in sorted(rank for rank, code in ended.items() if code < 0):
+        name = signal.Signals(-ended[rank]).name
+        hint = " Often that is the system, out of memory." if name == "SIGKILL" else ""
+        towers = owned(job.recipe.towers, processes, rank)
+        which = f"process {rank} of {processes} (towers {towers.start} to {towers.stop - 1})"
+        raise LockstepError(f"{which} was killed by {name}.{hint}{go_on}", ENVIRONMENT)
     if found:
-        raise LockstepError(found[0]["message"], ENVIRONMENT)
-    if code == CRASH:
-        raise LockstepError("a process ended without saying why", CRASH)
-    return code
+        raise LockstepError(f"{found[0]['message']}.{go_on}", ENVIRONMENT)

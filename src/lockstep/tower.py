@@ -49,9 +49,13 @@ class Network:
         self.buffers = persistent_buffers(self.module)
 
     @torch.no_grad()
-    def load(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """Copy in float32 parameters (rounding to the network's dtype) and buffers, both by name."""
+    def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Copy in float32 parameters by name, rounding to the network's dtype."""
         torch._foreach_copy_(list(self.parameters.values()), [parameters[name] for name in self.parameters])
+
+    @torch.no_grad()
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Copy in buffers by name."""
         for name, buffer in self.buffers.items():
             buffer.copy_(buffers[name])
 
@@ -139,9 +143,10 @@ class Tower:
         Pure in (state, shard, step) but for `signals`: equal bits in every process. No host synchronisation.
         """
         network, recipe = self._network, self._recipe
-        if self._loaded_step != step or self._averaged:
-            network.load(state.parameters, state.buffers)
+        if self._loaded_step != step:  # the towers of a process share the copy
+            network.load_parameters(state.parameters)
             self._loaded_step = step
+        network.load_buffers(state.buffers)  # which the tower before this one has moved on
         network.module.train()
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
         logits = network(shard.images)

@@ -45,8 +45,11 @@ def joins_outer_launch() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def work(job: Job, asked: Asked) -> int:
-    """One process's part of `job`; returns its exit code. Raises: LockstepError."""
+def work(job: Job, asked: Asked | None) -> int:
+    """One process's part of `job`; returns its exit code. Raises: LockstepError.
+
+    `asked` notes signals while training; an evaluation has nothing to save and ends as programs do.
+    """
     import torch
 
     from lockstep import fit
@@ -62,6 +65,7 @@ def work(job: Job, asked: Asked) -> int:
         if reduction.process == 0:
             _say_evaluation(record, notes, job.json_output)
     else:
+        assert asked is not None
         result, stopped = fit.fit(
             job.recipe,
             job.placement,
@@ -121,7 +125,10 @@ def main() -> None:
     assert job.parent is not None
     assert job.reports is not None
     threading.Thread(target=_die_with, args=(job.parent,), daemon=True).start()
-    with Asked() as asked, _reported(job.reports, int(os.environ["RANK"])):
+    if job.command == "eval":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: the launcher passes Ctrl-C on
+    signals = Asked() if job.command == "train" else contextlib.nullcontext()
+    with signals as asked, _reported(job.reports, int(os.environ["RANK"])):
         code = work(job, asked)
         for number in (signal.SIGINT, signal.SIGTERM):  # the launcher ends those that are slower than the first
             signal.signal(number, signal.SIG_IGN)

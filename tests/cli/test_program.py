@@ -116,3 +116,13 @@ def test_a_model_of_ones_own(program, tmp_path):
 
 def test_version(program):
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", program("--version").stdout)
+
+
+def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
+    command = (
+        f"{sys.executable} -m lockstep train --steps 30 --processes 2 --name piped | head -2; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0"
+    assert json.loads((tmp_path / "runs/piped/result.json").read_text())["steps"] == 30

@@ -90,7 +90,7 @@ def test_kill_9_of_one_process_ends_all_and_nothing_is_lost(started, program, un
     _, err = end(process)
     assert time.monotonic() - start < 20
     assert process.returncode == 4
-    assert err.startswith("lockstep: one of 3 processes was killed by SIGKILL")
+    assert err.startswith("lockstep: process 1 of 3 (towers 1 to 1) was killed by SIGKILL")
     assert "lockstep train runs/x --resume" in err
     assert len(err.strip().splitlines()) == 1
     assert gone(children)
@@ -149,3 +149,13 @@ def test_under_torchrun(tmp_path, undisturbed):
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["processes"] == 2
     assert result["weights_sha256"] == undisturbed
+
+
+def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, program):
+    program("train", "--steps", 2, "--processes", 1, "--name", "x")
+    for processes in (1, 2):
+        process = started("eval", "runs/x", "--processes", processes)
+        time.sleep(1.5 * processes)  # while it imports or computes
+        process.send_signal(signal.SIGINT)
+        _, err = end(process)
+        assert process.returncode in (0, 130), err

@@ -1,8 +1,8 @@
 """The console: a live line on a terminal, plain lines anywhere else; and log.txt, which gets the plain lines."""
 
 import contextlib
-import sys
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from typing import IO
 
 import rich.live
@@ -48,7 +48,10 @@ class Plain:
 
     def _print(self, *texts: str) -> None:
         with _still_training():
-            print(*texts, sep="\n", file=self._stream, flush=True)
+            try:
+                print(*texts, sep="\n", file=self._stream, flush=True)
+            except BrokenPipeError:  # as in `lockstep train | head`
+                _discard(self._stream)
 
 
 class Live:
@@ -91,11 +94,13 @@ class Live:
                 self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-@contextlib.contextmanager
-def _still_training() -> Iterator[None]:
+def _still_training() -> contextlib.suppress:
     """Reporting never ends a run: a reader that went away, or a full disk, costs the line and no more."""
-    try:
-        yield
-    except OSError:
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
+    return contextlib.suppress(OSError)
+
+
+def _discard(stream: IO[str]) -> None:
+    """Let what is still to come on `stream`, the interpreter's last flush too, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
