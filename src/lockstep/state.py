@@ -23,15 +23,12 @@ class State:
         self._recipe = recipe
         self.step = 0
         initial = {name: p.detach() for name, p in module.named_parameters()}
-        shapes = {name: p.shape for name, p in initial.items()}
+        self._shapes = {name: p.shape for name, p in initial.items()}
         self._flat = torch.cat([p.reshape(-1).float() for p in initial.values()]).to(device)
-        self.parameters = _views(self._flat, shapes)
+        self.parameters = _views(self._flat, self._shapes)
         self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
         self._average = self._flat.clone() if recipe.ema else None
-        self.ema = _views(self._average, shapes) if self._average is not None else None
-        self._gradients = torch.zeros_like(self._flat)
-        for parameter, gradient in zip(self.parameters.values(), _views(self._gradients, shapes).values(), strict=True):
-            parameter.grad = gradient
+        self.ema = _views(self._average, self._shapes) if self._average is not None else None
         self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
 
     @property
@@ -42,7 +39,8 @@ class State:
     @torch.no_grad()
     def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
         """One update, from mean gradients [parameters] and the mean change of the buffers [statistics], at `rate`."""
-        self._gradients.copy_(gradients)
+        for name, gradient in _views(gradients, self._shapes).items():
+            self.parameters[name].grad = gradient
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -161,9 +161,9 @@ class Tower:
             for i, asked in enumerate(signals):
                 metrics[2 + i] = float(asked)
             self.layout.pack(out, gradients, statistics, metrics)
-            # The largest magnitude is not finite exactly if some element is not.
-            largest = torch.linalg.vector_norm(out, ord=float("inf"))
-            out[self.layout.length - recipe.towers + shard.tower] = (~torch.isfinite(largest)).float()
+            # Least and greatest are both finite exactly if all elements are; isfinite() of each costs 16 times as much.
+            finite = torch.stack(out.aminmax()).isfinite().all()
+            out[self.layout.length - recipe.towers + shard.tower] = (~finite).float()
         return out
 
 

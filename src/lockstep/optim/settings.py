@@ -25,7 +25,7 @@ class SGD(Settings):
         """The optimizer over parameter `groups`."""
         from torch.optim import SGD
 
-        return SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, foreach=True)
+        return SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
 
 
 class Adam(Settings):
@@ -40,4 +40,4 @@ class Adam(Settings):
         """The optimizer over parameter `groups`."""
         from torch.optim import Adam
 
-        return Adam(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, foreach=True)
+        return Adam(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
