@@ -37,12 +37,18 @@ def real_data() -> Path:
     return Path(_REAL_DATA).absolute()
 
 
+def _outside() -> dict[str, str]:
+    """The environment a user's shell would give: no thread counts, and no GPU, which has tests of its own."""
+    ours = numerics.environment(1).keys()
+    return {**{k: v for k, v in os.environ.items() if k not in ours}, "CUDA_VISIBLE_DEVICES": ""}
+
+
 def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
     """Start the real program; its output is text."""
     return subprocess.Popen(
         [sys.executable, "-m", "lockstep", *map(str, args)],
         cwd=cwd,
-        env={**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), **environment},
+        env={**_outside(), "XDG_CACHE_HOME": str(cwd / "cache"), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -106,7 +106,7 @@ def train(
     from lockstep import overrides
     from lockstep.launch import launch
     from lockstep.recipe import Placement, validated
-    from lockstep.request import folder_for, recipe_of, result_of
+    from lockstep.request import folder_for, is_first_process, recipe_of, result_of
     from lockstep.work import Job
 
     flags = {
@@ -123,14 +123,14 @@ def train(
         },
     )  # fmt: skip
     recipe, named_run = recipe_of(what, changes)
-    path, resume = folder_for(named_run, name, runs, resume, recipe)
+    path, resume, numbered = folder_for(named_run, name, runs, resume, recipe)
     if resume and (result := result_of(path, recipe)) is not None:
-        print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
-        if json_output:
-            print(json.dumps(result))
+        if is_first_process():
+            print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+            print(json.dumps(result) if json_output else "", end="\n" if json_output else "")
         return
     job = Job(
-        command="train", recipe=recipe, placement=placement, path=path, resume=resume,
+        command="train", recipe=recipe, placement=placement, path=path, resume=resume, numbered=numbered,
         json_output=json_output, started=_STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))

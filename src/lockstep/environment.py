@@ -56,18 +56,25 @@ def describe(
         ("processes", _processes(recipe, placement, reduction, device)),
         ("run", f"{run}   (watch it: tail -f {run / 'log.txt'})"),
     ]  # fmt: skip
-    idle = numerics.cores() - reduction.processes * recipe.threads_per_tower
-    if device.type == "cpu" and idle > 0 and placement.processes is None:
-        threads = numerics.cores() // reduction.processes
-        lines.append(
-            (
-                "note",
-                f"{idle} of {numerics.cores()} cores {'is' if idle == 1 else 'are'} idle: {recipe.towers} "
-                f"{_plural('tower', recipe.towers)} of {_threads(recipe)}. To use them: --towers {numerics.cores()} or "
-                f"--set threads_per_tower={threads} (each is another recipe, with other bits)",
-            )
-        )
+    if device.type == "cpu" and placement.processes is None and (note := _idle(recipe, reduction.processes)):
+        lines.append(("note", note))
     return lines
+
+
+def _idle(recipe: Recipe, processes: int) -> str | None:
+    """What to say where the recipe leaves cores idle, and how to use them."""
+    cores = numerics.cores()
+    idle = cores - processes * recipe.threads_per_tower
+    if idle <= 0:
+        return None
+    ways = (
+        [f"--towers {cores // recipe.threads_per_tower}"] if cores // recipe.threads_per_tower > recipe.towers else []
+    )
+    if (threads := cores // processes) > recipe.threads_per_tower:
+        ways.append(f"--set threads_per_tower={threads}")
+    how = f". To use more: {' or '.join(ways)} (another recipe, with other bits)" if ways else ""
+    used = f"{recipe.towers} {_plural('tower', recipe.towers)} of {_threads(recipe)}"
+    return f"{idle} of {cores} cores {'is' if idle == 1 else 'are'} idle: {used}{how}"
 
 
 def _processes(recipe: Recipe, placement: Placement, reduction: Reduction, device: torch.device) -> str:
@@ -75,6 +82,7 @@ def _processes(recipe: Recipe, placement: Placement, reduction: Reduction, devic
     counts = f"{' + '.join(str(len(share)) for share in shares)} {_plural('tower', recipe.towers)}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_threads(recipe)} each"
     how = f", reduction {placement.reduction}" if reduction.processes > 1 else ""
+    how += "" if reduction.exact else " (not exact)"
     return f"{reduction.processes} on {where}; {counts}{how}"
 
 

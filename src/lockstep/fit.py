@@ -1,5 +1,6 @@
 """Fit: a run from its folder to its result; and the evaluation of one. Every process calls these alike."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from lockstep import checkpoint
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.evaluate import Evaluation
 from lockstep.keeper import Keeper
 from lockstep.recipe import Placement, Recipe
@@ -18,7 +19,7 @@ from lockstep.report.log import Log
 from lockstep.run import Run
 from lockstep.session import Session
 from lockstep.state import State
-from lockstep.tower import NonFiniteError, Tower
+from lockstep.tower import NonFiniteError, OverflowedError, Tower
 from lockstep.train import train
 
 
@@ -29,30 +30,32 @@ def fit(
     device: torch.device,
     *,
     path: Path,
-    resume: bool,
-    to_stderr: bool,
-    asked: Callable[[], Sequence[bool]],
-    started: float,
+    resume: bool = False,
+    numbered: bool = False,
+    to_stderr: bool = False,
+    asked: Callable[[], Sequence[bool]] = lambda: (False, False),
+    started: float | None = None,
 ) -> tuple[dict[str, Any] | None, Signals | None]:
-    """Train in the run folder `path`: a new one, or with `resume` the one that is there.
+    """Train in the run folder `path`: a new one (at the next number if `numbered`), or with `resume` the one there.
 
     `asked` is as in `train`; `started` is the time.time() the program was started at. Returns the result record (in
     process 0) and None, or None and the signal that stopped the run.
     Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
     """
+    started = time.time() if started is None else started
     session = Session(recipe, placement, reduction, device)
     if reduction.process != 0:
-        return _fit(session, None, path, asked, started)
-    with closing(Keeper(session, path, resume, to_stderr)) as keeper:
-        return _fit(session, keeper, path, asked, started)
+        return _fit(session, None, asked, started)
+    with closing(Keeper(session, path, resume=resume, numbered=numbered, to_stderr=to_stderr)) as keeper:
+        try:
+            return _fit(session, keeper, asked, started)
+        except OSError as error:
+            where = f"cannot write in {keeper.run.path}: {error.strerror or error}"
+            raise LockstepError(f"{where}. Its checkpoints are untouched", ENVIRONMENT) from None
 
 
 def _fit(
-    session: Session,
-    keeper: Keeper | None,
-    path: Path,
-    asked: Callable[[], Sequence[bool]],
-    started: float,
+    session: Session, keeper: Keeper | None, asked: Callable[[], Sequence[bool]], started: float
 ) -> tuple[dict[str, Any] | None, Signals | None]:
     """`fit` in one process; process 0 has a `keeper`."""
     recipe, placement, reduction = session.recipe, session.placement, session.reduction
@@ -68,20 +71,25 @@ def _fit(
     def after_step(state: State) -> None:
         evaluated.clear()
         every = placement.eval_every
-        due = state.step == steps or (every is not None and state.step % every == 0)
+        evaluate = state.step == steps or (every is not None and state.step % every == 0)
+        if not evaluate and state.step % placement.save_every != 0:
+            return
+        if not state.is_finite():  # so that every checkpoint is a good one
+            raise OverflowedError(state.step)
         with log.untimed():
-            if due:
+            if evaluate:
                 evaluated.update(session.evaluate_all(test_set))
                 log.evaluation(state.step, "test", evaluated)
-            if keeper and (due or state.step % placement.save_every == 0):
+            if keeper:
                 keeper.save(log, evaluated, required=state.step == steps)
 
     try:
         stop = train(recipe, train_set, reduction, tower, session.state, log, asked=asked, after_step=after_step)
+        if stop is not None and not session.state.is_finite():
+            raise OverflowedError(session.state.step)
     except NonFiniteError as error:
-        if keeper:
-            keeper.save(log, {}, required=True)
-        saved = f"The last good state, after {session.state.step} steps, is saved in {path}"
+        # All processes wait here until process 0 has saved, so that none reports what may not come true.
+        saved = reduction.broadcast(keeper.not_finite(log).encode() if keeper else None).decode()
         raise LockstepError(f"{error}. {saved}", error.code) from None
     if stop is not None:
         if keeper:
@@ -89,6 +97,7 @@ def _fit(
         return None, stop
     if not evaluated:  # resumed after the last step, before the result was written
         evaluated.update(session.evaluate_all(test_set))
+    session.agree()
     memory = session.peak_memory_bytes()
     return (keeper.finish(log, evaluated, memory, started) if keeper else None), None
 

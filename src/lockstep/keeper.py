@@ -24,7 +24,7 @@ from lockstep.session import Session
 class Keeper:
     """Process 0's hold on the run folder."""
 
-    def __init__(self, session: Session, path: Path, resume: bool, to_stderr: bool) -> None:
+    def __init__(self, session: Session, path: Path, *, resume: bool, numbered: bool, to_stderr: bool) -> None:
         self._session = session
         recipe, placement = session.recipe, session.placement
         self.found: checkpoint.Checkpoint | None = None
@@ -38,19 +38,19 @@ class Keeper:
             checkpoint.clear_ahead(self.run.checkpoints, step)
             self.run.forget_ahead(step)
         else:
-            self.run = Run.create(path, recipe)
+            self.run = Run.create(path, recipe, numbered)
         self._notes = notes
-        self._log_file = self.run.log.open("a")
         stream = sys.stderr if to_stderr else sys.stdout
         self.listeners: list[Listener] = [
             console.for_stream(stream, placement.log_every),
-            console.Plain(self._log_file, placement.log_every),
+            console.Plain(self.run.log.open("a"), placement.log_every),
             MetricsFile(self.run.metrics, placement.log_every),
         ]
 
     def close(self) -> None:
-        """Let go of the folder."""
-        self._log_file.close()
+        """Let go of the terminal and the folder."""
+        for listener in self.listeners:
+            listener.close()
         self.run.unlock()
 
     def begin(self, log: Log, train_set: Dataset, test_set: Dataset) -> None:
@@ -100,6 +100,13 @@ class Keeper:
             log.note(f"{text}. Training goes on; the previous checkpoints are untouched")
             return
         checkpoint.prune(self.run.checkpoints, session.placement.keep)
+
+    def not_finite(self, log: Log) -> str:
+        """Save the state if its weights are finite; returns what the user has then."""
+        if self._session.state.is_finite():
+            self.save(log, {}, required=True)
+            return f"The last good state, after {self._session.state.step} steps, is saved in {self.run.path}"
+        return f"The last good state is the latest checkpoint in {self.run.path}"
 
     def stopped(self, log: Log, evaluated: dict[str, Evaluation]) -> None:
         """Save where the run was stopped, and say how to go on."""

@@ -12,15 +12,14 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
 from lockstep.recipe import Placement, Recipe, check
 from lockstep.reduce import owned
-from lockstep.signals import Asked
+from lockstep.signals import Asked, Forwarded
 from lockstep.work import Job, joins_outer_launch, work
-
-_SHUTDOWN_S = 60  # how long processes may take to save after Ctrl-C or SIGTERM before they are killed
 
 
 def launch(job: Job) -> int:
@@ -57,7 +56,7 @@ def _gpus() -> int:
 
 def _start(job: Job, processes: int) -> int:
     """Run `job` on `processes` processes of this host and wait for them; returns the exit code."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -65,50 +64,60 @@ def _start(job: Job, processes: int) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they report failures in screens of text; we in one line
     # Under Gloo a restarted attempt would otherwise find the dead one's addresses in the shared store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=f"lockstep-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        rdzv_configs={"timeout": 60, "last_call_timeout": 1},
-        max_restarts=0,
-        monitor_interval=0.05,
-        local_addr="127.0.0.1",
-        signals_to_handle="SIGTERM,SIGINT",
-        shutdown_timeout=_SHUTDOWN_S,
-    )
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder, Forwarded() as signals:
         reports = Path(folder)
         told = job.model_copy(update={"parent": os.getpid(), "reports": reports})
         (reports / "job.json").write_text(told.model_dump_json())
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            logs_specs=DefaultLogsSpecs(log_dir=str(reports / "elastic")),
+            run_id=f"lockstep-{os.getpid()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            rdzv_configs={"timeout": 60, "last_call_timeout": 1},
+            max_restarts=0,
+            monitor_interval=0.05,
+            local_addr="127.0.0.1",
+            signals_to_handle="SIGQUIT",  # the others are ours
+        )
+        ended: dict[int, Any] = {}
         try:
             elastic_launch(config, sys.executable)("-m", "lockstep.work", str(reports / "job.json"))
-        except SignalException as error:
-            _raise_first_cause(job, processes, reports, {})
-            return SIGNAL_BASE + int(error.sigval)
         except ChildFailedError as error:
-            ended = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            stopped = {SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM} & set(ended.values())
-            _raise_first_cause(job, processes, reports, ended)
-            return stopped.pop() if stopped else CRASH
-    return 0
+            ended = error.failures
+        return _judge(job, processes, reports, ended, signals)
 
 
-def _raise_first_cause(job: Job, processes: int, reports: Path, ended: dict[int, int]) -> None:
+def _judge(job: Job, processes: int, reports: Path, ended: dict[int, Any], signals: Forwarded) -> int:
+    """The exit code, from how processes `ended` that did not end with 0. Raises: LockstepError with the first cause."""
+    codes = {failure.exitcode for failure in ended.values()}
+    stopped = codes & {SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM}
+    if signals.killed or (signals.sent and codes and codes <= {-signal.SIGTERM}):
+        return SIGNAL_BASE + signals.sent if signals.sent else CRASH  # at once, as asked; or before there was a run
+    if not stopped or codes - stopped - {-signal.SIGTERM}:
+        _raise_first_cause(job, processes, reports, ended)
+    if signals.sent and (stopped or not codes):
+        return SIGNAL_BASE + signals.sent if stopped else 0  # it may have been done when the signal came
+    return int(stopped.pop()) if stopped else (CRASH if codes else 0)
+
+
+def _raise_first_cause(job: Job, processes: int, reports: Path, ended: dict[int, Any]) -> None:
     """Raise a LockstepError with the first cause of a failure, if there was one.
 
-    Told by the processes' reports; then by how they ended (rank -> exit code, minus the signal that killed one); then
-    by the reports of those that only lost their peers.
+    Told by the processes' reports; then by the first that a signal killed; then by the reports of those that only lost
+    their peers.
     """
     found = [json.loads(path.read_text()) for path in reports.glob("process-*.json")]
     found.sort(key=lambda report: (report["secondary"], report["time"]))
     if found and not found[0]["secondary"]:
         raise LockstepError(found[0]["message"], found[0]["code"])
     go_on = f" Continue with: lockstep train {job.path} --resume" if job.command == "train" else ""
-    for rank in sorted(rank for rank, code in ended.items() if code < 0):
-        name = signal.Signals(-ended[rank]).name
+    killed = [(failure.timestamp, rank) for rank, failure in ended.items() if failure.exitcode < 0]
+    if killed:
+        rank = min(killed)[1]
+        name = signal.Signals(-ended[rank].exitcode).name
         hint = " Often that is the system, out of memory." if name == "SIGKILL" else ""
         towers = owned(job.recipe.towers, processes, rank)
         which = f"process {rank} of {processes} (towers {towers.start} to {towers.stop - 1})"

@@ -1,5 +1,6 @@
 """Overrides: from what a user states (a file, --set, flags) to a recipe."""
 
+import copy
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,6 @@ def parse(settings: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
             if name in changes:
                 raise LockstepError(f"--{name.replace('_', '-')} and --set {name} state the same setting: give one")
             changes[name] = flag
-    if "epochs" in changes and "steps" in changes:
-        raise LockstepError("epochs and steps both state the length of the run: give one of them")
     return changes
 
 
@@ -53,38 +52,66 @@ def read_file(path: Path) -> dict[str, Any]:
         raise LockstepError(f"recipe file {path}: {error}") from None
 
 
-def make(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
-    """The recipe of `fields` with `changes` applied; dotted names reach inside a group of settings.
+def make(fields: Mapping[str, Any], *sources: Mapping[str, Any]) -> Recipe:
+    """The recipe of `fields` changed by `sources` (a file's settings, then flags), later ones over earlier ones.
 
-    Changing `towers` alone keeps the examples per tower; `tower_batch` states them, `batch` the global number.
+    Dotted names reach inside a group of settings. Changing `towers` alone keeps the examples per tower; `tower_batch`
+    states them, `batch` the global number; one source may not state both, nor both `steps` and `epochs`.
     Raises: LockstepError naming the setting, what it got and what is allowed.
     """
-    merged = json.loads(json.dumps(dict(fields)))
-    if "batch" in changes and "tower_batch" in changes:
-        raise LockstepError("batch (of all towers) and tower_batch (of each) state the same thing: give one of them")
-    tower_batch = merged.pop("tower_batch", None)
-    if tower_batch is None and "batch" in merged:
-        tower_batch = merged["batch"] / merged.get("towers", 1)
-    for name, value in changes.items():
-        if name in ("steps", "epochs"):
-            merged.pop("epochs" if name == "steps" else "steps", None)
+    changed = copy.deepcopy(dict(fields))
+    for source in sources:
+        _refuse_contradiction(source)
+        _change(changed, source)
+    return validated(Recipe, changed)
+
+
+def _refuse_contradiction(source: Mapping[str, Any]) -> None:
+    for one, other in (("batch", "tower_batch"), ("steps", "epochs")):
+        if one in source and other in source:
+            what = "the batch (of all towers, of each)" if one == "batch" else "the length of the run"
+            raise LockstepError(f"{one} and {other} both state {what}: give one of them")
+
+
+def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
+    before = _tower_batch(fields)
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in source:
+            fields.pop(other, None)
+    for name in sorted(source, key=lambda name: not name.endswith(".kind")):  # a new kind first, then its settings
         if name != "tower_batch":
-            _put(merged, name, value)
-    tower_batch = changes.get("tower_batch", tower_batch)
-    if "batch" not in changes and isinstance(tower_batch, int | float):
-        towers = merged.get("towers", 1)
-        if isinstance(towers, int) and towers > 0:  # else towers itself is the mistake to report
-            whole = tower_batch * towers
-            merged["batch"] = int(whole) if whole == int(whole) else whole
-    return validated(Recipe, merged)
+            _put(fields, name, source[name])
+    if "tower_batch" in source:
+        before = source["tower_batch"]
+        if not _is_count(before):
+            raise LockstepError(f"recipe setting tower_batch: got {before!r}: a whole number, 1 or more, is allowed")
+    elif "batch" in source or "towers" not in source:
+        return
+    if before is not None and _is_count(fields.get("towers", 1)):  # else towers is the mistake to report
+        fields["batch"] = before * fields.get("towers", 1)
+
+
+def _tower_batch(fields: Mapping[str, Any]) -> int | None:
+    """Examples per tower before a change, or None if that is no whole number."""
+    batch, towers = fields.get("batch"), fields.get("towers", 1)
+    if not isinstance(batch, int) or not _is_count(batch) or not _is_count(towers) or batch % towers:
+        return None
+    return int(batch // towers)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _put(fields: dict[str, Any], name: str, value: Any) -> None:
-    """Set a.b = value; a new `kind` of a group drops the settings of the old one; weight_decay keys may have dots."""
-    group, _, rest = name.partition(".")
+    """Set a.b = value; another `kind` of a group drops the settings of the one before."""
+    group, _, rest = name.partition(".")  # what follows may have dots itself, as weight_decay's parameter names do
     if not rest:
         fields[group] = value
         return
     inner = fields.get(group)
-    inner = {"kind": inner} if isinstance(inner, str) else dict(inner or {})
-    fields[group] = {"kind": value} if rest == "kind" else {**inner, rest: value}
+    inner = {"kind": inner} if isinstance(inner, str) else inner or {}
+    if not isinstance(inner, Mapping):
+        raise LockstepError(f"recipe setting {group} is one value ({inner!r}) and has no {rest!r} inside")
+    another = rest == "kind" and inner.get("kind") != value
+    fields[group] = {"kind": value} if another else {**inner, rest: value}

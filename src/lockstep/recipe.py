@@ -107,7 +107,7 @@ class Recipe(Settings):
         return [f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in keys if mine.get(k) != theirs.get(k)]
 
     def toml(self) -> str:
-        """The recipe as a TOML file that `read_recipe` reads back; settings that are None are left out."""
+        """The recipe as a TOML file that can be trained; settings that are None are left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
@@ -165,7 +165,7 @@ def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as one mapping with dotted names."""
     flat: dict[str, Any] = {}
     for key, value in fields.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
     return flat
 
 

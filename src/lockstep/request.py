@@ -9,37 +9,40 @@ from lockstep.overrides import make, read_file
 from lockstep.recipe import Recipe, dotted
 from lockstep.recipes import RECIPES, named
 from lockstep.run import Run, fresh_path, newest, refuse_existing
+from lockstep.work import joins_outer_launch
 
 
 def recipe_of(what: str, changes: dict[str, Any]) -> tuple[Recipe, Path | None]:
     """The recipe `what` names with `changes`, and the run's folder if it names a run."""
     path = Path(what)
-    if what in RECIPES:
-        fields = named(what).model_dump(mode="json")
-    elif path.suffix == ".toml":
-        fields = read_file(path)
-        if "recipe" in fields:  # a file may start from a recipe and state only what differs
-            changes = {**dotted({k: v for k, v in fields.items() if k != "recipe"}), **changes}
-            fields = named(str(fields["recipe"])).model_dump(mode="json")
-    elif path.is_dir() or "/" in what:
+    if path.suffix == ".toml" and what not in RECIPES:
+        settings = dotted(read_file(path))
+        start = settings.pop("recipe", None)  # a file may start from a recipe and state only what differs
+        return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes), None
+    if what not in RECIPES and (path.is_dir() or "/" in what):
         return make(Run.open(path).recipe().model_dump(mode="json"), changes), path
-    else:
-        fields = named(what).model_dump(mode="json")
-    return make(fields, changes), None
+    return make(named(what).model_dump(mode="json"), changes), None
 
 
-def folder_for(named: Path | None, name: str | None, runs: Path, resume: bool, recipe: Recipe) -> tuple[Path, bool]:
-    """The run's folder, and whether there is a run in it to continue. Raises: LockstepError if it may not be used."""
-    if named is not None:
-        path = named
-    elif name is not None:
+def folder_for(
+    named_run: Path | None, name: str | None, runs: Path, resume: bool, recipe: Recipe
+) -> tuple[Path, bool, bool]:
+    """The run's folder, whether there is a run in it to continue, and whether its number may still change.
+
+    Raises: LockstepError if it may not be used.
+    """
+    if name is not None:
         path = runs / _plain(name)
         resume = resume and path.exists()  # so that a scheduler can always pass --resume
+    elif named_run is not None:
+        path = named_run
+    elif resume:
+        path = newest(runs, recipe.name)
     else:
-        path = newest(runs, recipe.name) if resume else fresh_path(runs, recipe.name)
+        return fresh_path(runs, recipe.name), False, True
     if not resume and is_first_process():
         refuse_existing(path)
-    return path, resume
+    return path, resume, False
 
 
 def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
@@ -57,7 +60,7 @@ def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
 
 def is_first_process() -> bool:
     """False in all but the first process of an outer launch: the folder is the first one's, which may be ahead."""
-    return os.environ.get("RANK", "0") == "0"
+    return not joins_outer_launch() or os.environ["RANK"] == "0"
 
 
 def _plain(name: str) -> str:

@@ -3,6 +3,7 @@
 recipe.json environment.json metrics.jsonl log.txt checkpoints/ model.safetensors result.json
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -25,18 +26,24 @@ class Run:
         self._lock: IO[str] | None = None
 
     @staticmethod
-    def create(path: Path, recipe: Recipe) -> "Run":
-        """A new folder at `path`. Raises: LockstepError if there is something already, or it cannot be written."""
-        refuse_existing(path)
-        run = Run(path)
+    def create(path: Path, recipe: Recipe, numbered: bool = False) -> "Run":
+        """A new folder at `path`, or if that is taken and the name is `numbered`, at the next free number.
+
+        Raises: LockstepError if there is something already, or it cannot be written.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
+            while True:
+                try:
+                    path.mkdir()  # atomic: of two programs one gets it
+                    break
+                except FileExistsError:
+                    if not numbered:
+                        refuse_existing(path)
+                    path = fresh_path(path.parent, path.name.rpartition("-")[0])
+            run = Run(path)
             run.checkpoints.mkdir()
             run.write("recipe.json", recipe.model_dump(mode="json"))
-        except FileExistsError:
-            refuse_existing(path)
-            raise
         except OSError as error:
             raise LockstepError(f"cannot write the run folder {path}: {error.strerror}", ENVIRONMENT) from None
         run.lock()
@@ -53,11 +60,7 @@ class Run:
 
     def recipe(self) -> Recipe:
         """The recipe the run was started with."""
-        try:
-            fields = json.loads((self.path / "recipe.json").read_text())
-        except (OSError, ValueError) as error:
-            raise LockstepError(f"{self.path / 'recipe.json'} cannot be read: {error}", DATA) from None
-        return validated(Recipe, fields)
+        return validated(Recipe, self.read("recipe.json"))
 
     def result(self) -> dict[str, Any] | None:
         """The final record, or None while the run has not ended."""
@@ -84,13 +87,19 @@ class Run:
     def write(self, name: str, record: Any) -> None:
         """Replace the JSON file `name`, whole or not at all."""
         temporary = self.path / f".{name}-{os.getpid()}"
-        temporary.write_text(json.dumps(record, indent=1) + "\n")
+        with temporary.open("w") as file:
+            file.write(json.dumps(record, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(self.path / name)
 
     def read(self, name: str) -> Any:
-        """The JSON file `name`, or None if there is none."""
+        """The JSON file `name`, or None if there is none. Raises: LockstepError if it is damaged."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.is_file() else None
+        try:
+            return json.loads(path.read_text()) if path.is_file() else None
+        except (OSError, ValueError) as error:
+            raise LockstepError(f"{path} cannot be read ({error}): remove it to go on without it", DATA) from None
 
     def forget_ahead(self, step: int) -> None:
         """Drop the metrics of steps a resumed run will do again: those after `step` updates."""
@@ -131,9 +140,9 @@ def newest(runs: Path, recipe_name: str) -> Path:
     """The run of `recipe_name` in `runs` that was started last. Raises: LockstepError if there is none."""
     found = []
     for recipe_json in runs.glob("*/recipe.json"):
-        fields = json.loads(recipe_json.read_text())
-        if fields.get("name") == recipe_name:
-            found.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
+        with contextlib.suppress(LockstepError):  # one that cannot be read is not the one meant
+            if Run(recipe_json.parent).recipe().name == recipe_name:
+                found.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
     if not found:
         raise LockstepError(f"no run of {recipe_name} in {runs}/ to resume: leave out --resume to start one")
     return max(found)[1]

@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from lockstep.checkpoint import Checkpoint
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.evaluate import Evaluation, evaluate
 from lockstep.recipe import Placement, Recipe
 from lockstep.reduce import Reduction
@@ -23,7 +23,10 @@ class Session:
 
     def __init__(self, recipe: Recipe, placement: Placement, reduction: Reduction, device: torch.device) -> None:
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
-        self.splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+        try:
+            self.splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+        except (OSError, UnicodeDecodeError) as error:
+            raise LockstepError(f"data set {recipe.dataset} cannot be read: {error}", DATA) from None
         train_set = self.splits["train"]
         try:
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
@@ -49,9 +52,30 @@ class Session:
 
     def restore(self, found: Checkpoint | None) -> None:
         """Continue from the checkpoint process 0 found, in every process; None keeps the initial state."""
+        if found is not None and found.manifest.get("recipe_digest") != self.recipe.digest():
+            raise LockstepError(f"{found.path} was trained by another recipe than the run's recipe.json states", USAGE)
         tensors = self.reduction.broadcast(save(found.tensors) if found else b"")
         if tensors:
             self.state.load(load(tensors))
+        self.agree()
+
+    def agree(self) -> None:
+        """Raise a LockstepError, in every process, unless recipe, training data and weights are equal in all."""
+        digests = {
+            "recipe": self.recipe.digest(),
+            "training data": self.data_sha256,
+            "weights": self.state.weights_sha256(),
+        }
+        own = torch.tensor([list(bytes.fromhex(digest)) for digest in digests.values()], dtype=torch.uint8)
+        everyones = self.reduction.gather(own)
+        for i, what in enumerate(digests):
+            differing = [p for p, table in enumerate(everyones) if not table[i].equal(everyones[0][i])]
+            if differing:
+                raise LockstepError(
+                    f"process 0 and process {differing[0]} do not have the same {what}: give every host the same "
+                    f"files, and a model only torch's generator to draw its first weights from",
+                    ENVIRONMENT,
+                )
 
     def peak_memory_bytes(self) -> list[int]:
         """The most memory each process has held, in bytes."""

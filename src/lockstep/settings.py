@@ -29,6 +29,8 @@ def choose(what: str, registry: Mapping[str, type[T]]) -> Callable[[Any], T]:
     def validate(value: Any) -> T:
         if isinstance(value, Settings):
             return value  # type: ignore[return-value]
+        if not isinstance(value, str | Mapping):
+            raise ValueError(f"give a name, or settings with a kind. Allowed kinds: {', '.join(registry)}")
         fields = {"kind": value} if isinstance(value, str) else dict(value)
         kind = str(fields.get("kind", ""))
         if kind not in registry:

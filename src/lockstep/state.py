@@ -55,6 +55,10 @@ class State:
         if self._average is not None and self._recipe.ema is not None:
             self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
 
+    def is_finite(self) -> bool:
+        """Whether every parameter is finite. Waits for the device."""
+        return bool(torch.stack(self._flat.aminmax()).isfinite().all())
+
     def decay_losses(self) -> dict[str, Tensor]:
         """The loss term of each parameter that decays: coefficient / 2 * ||w||^2, on the device."""
         decay = {name: c for name, c in self._recipe.weight_decay.items() if c}
@@ -86,9 +90,7 @@ class State:
             if kind == "optimizer":
                 slot, _, name = rest.partition("/")
                 parameter = self.parameters[name]
-                # A scalar slot (Adam's step count) stays on the CPU, as torch keeps it.
-                place = parameter.device if tensor.ndim else torch.device("cpu")
-                self.optimizer.state[parameter][slot] = tensor.to(place, copy=True)
+                self.optimizer.state[parameter][slot] = tensor.to(parameter.device, copy=True)
 
     def weights_sha256(self) -> str:
         """sha256 over the raw little-endian bytes of parameters, then buffers, each sorted by name."""

@@ -19,6 +19,7 @@ Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _SIGNALS = ("interrupt", "terminate")
+_CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
 
 
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
@@ -35,7 +36,7 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
 class Network:
     """The network in the dtype it is computed in, refreshed from the float32 master weights.
 
-    Parameters and activations have the recipe's precision, norm layers and statistics stay float32.
+    Parameters and activations have the recipe's precision; torch's norm layers and all statistics stay float32.
     """
 
     def __init__(self, recipe: Recipe, shape: Shape, classes: int, device: torch.device) -> None:
@@ -82,8 +83,8 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 class Metrics:
     """Sums over the batch, as tensors on the device: reading one waits for it.
 
-    cross_entropy: sum over the examples. correct: how many are classified right. signals: how many processes were
-    asked to stop, [by Ctrl-C, by SIGTERM]. broken: [towers], 1 where a tower's loss or gradient is not finite.
+    cross_entropy: sum over the examples. correct: how many are classified right. signals: in how many towers the
+    process had been asked to stop, [by Ctrl-C, by SIGTERM]. broken: [towers], 1 where a loss or gradient is not finite.
     """
 
     cross_entropy: Tensor
@@ -172,11 +173,14 @@ class NonFiniteError(LockstepError):
 
     def __init__(self, towers: Sequence[int], step: int) -> None:
         names = f"tower {towers[0]}" if len(towers) == 1 else f"towers {', '.join(map(str, towers))}"
-        super().__init__(
-            f"the loss or a gradient of {names} is not finite at step {step}: the update was not applied. "
-            f"Usual causes: a learning rate that is too high (lower --lr), or bad input",
-            CRASH,
-        )
+        super().__init__(f"the loss or a gradient of {names} is not finite at step {step}. {_CAUSES}", CRASH)
+
+
+class OverflowedError(NonFiniteError):
+    """An update made a weight infinite or not a number, though all gradients were finite."""
+
+    def __init__(self, steps: int) -> None:
+        LockstepError.__init__(self, f"a weight is not finite after {steps} steps. {_CAUSES}", CRASH)
 
 
 def _cast(part: nn.Module, dtype: torch.dtype) -> None:

@@ -32,6 +32,7 @@ class Job(Settings):
     placement: Placement
     path: Path
     resume: bool = False
+    numbered: bool = False
     json_output: bool = False
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
@@ -73,6 +74,7 @@ def work(job: Job, asked: Asked | None) -> int:
             device,
             path=job.path,
             resume=job.resume,
+            numbered=job.numbered,
             to_stderr=job.json_output,
             asked=asked,
             started=job.started,
@@ -97,6 +99,8 @@ def _say_evaluation(record: dict[str, Any], notes: list[str], json_output: bool)
 
 
 def _device(torch: Any, placement: Placement) -> "torch.device":
+    if placement.device == "cuda" and not torch.cuda.is_available():
+        raise LockstepError("--device cuda: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT)
     if placement.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")  # type: ignore[no-any-return]
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -125,8 +129,6 @@ def main() -> None:
     assert job.parent is not None
     assert job.reports is not None
     threading.Thread(target=_die_with, args=(job.parent,), daemon=True).start()
-    if job.command == "eval":
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: the launcher passes Ctrl-C on
     signals = Asked() if job.command == "train" else contextlib.nullcontext()
     with signals as asked, _reported(job.reports, int(os.environ["RANK"])):
         code = work(job, asked)

@@ -45,6 +45,11 @@ def refused(done, code, *words):
         (["train", "--set", "weight_decay.conv9.weight=1"], USAGE, ["conv9.weight"]),
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
         (["train", "--name", "../out"], USAGE, ["plain name"]),
+        (["train", "--set", "optimizer.momentum=0"], USAGE, ["nesterov needs a momentum"]),
+        (["train", "--set", "schedule=none"], USAGE, ["schedule: got None"]),
+        (["train", "--model", "mnist", "--set", "weight_decay={}"], USAGE, ["16x16 pixels or more, got 8x8"]),
+        (["train", "--model", "tutorial"], USAGE, ["'conv3.weight'", "--set weight_decay={}"]),
+        (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
         (["train", "runs/none", "--resume"], USAGE, ["runs/none is no folder"]),
         (["train", "--resume"], USAGE, ["no run of digits"]),
@@ -172,6 +177,65 @@ def test_a_run_without_checkpoints_and_a_split_that_is_not(program, run):
     (path / "checkpoints").rename(path / "elsewhere")
     (path / "checkpoints").mkdir()
     refused(program("eval", path), DATA, "no checkpoint yet")
+
+
+def test_a_recipe_edited_behind_the_checkpoints_back(program, run):
+    path, _ = run
+    text = (path / "recipe.json").read_text()
+    (path / "recipe.json").write_text(text.replace('"lr": 0.2', '"lr": 0.3'))
+    refused(program("train", path, "--resume", "--processes", 1), USAGE, "trained by another recipe")
+    refused(program("eval", path), USAGE, "trained by another recipe")
+    (path / "recipe.json").write_text(text[:50])
+    refused(program("eval", path), DATA, "recipe.json cannot be read")
+    (path / "recipe.json").write_text(text)
+    (path / "result.json").write_text("")
+    refused(program("train", path, "--resume"), DATA, "result.json cannot be read")
+
+
+def test_a_file_where_the_runs_should_be(program, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    refused(program("train", "--runs", "file"), ENVIRONMENT, "cannot write the run folder file/digits-1")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_programs_started_together_get_runs_of_their_own(started, tmp_path):
+    programs = [started("train", "--steps", 2, "--processes", 1, "--seed", seed) for seed in range(3)]
+    for process in programs:
+        _, err = process.communicate(timeout=120)
+        assert (process.returncode, err) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-1", "digits-2", "digits-3"]
+
+
+def test_an_update_that_overflows_is_never_saved(program, tmp_path):
+    done = program(
+        "train", "--lr", "1e38", "--set", "schedule=constant", "--processes", 1, "--name", "inf", "--save-every", 1,
+        "--set", "optimizer.nesterov=false", "--set", "optimizer.momentum=0", "--set", "ema=none",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "not finite" in done.stderr
+    assert "Traceback" not in done.stderr
+    found = checkpoint.latest(tmp_path / "runs/inf/checkpoints", pytest.fail)
+    assert all(tensor.isfinite().all() for tensor in found.tensors.values())
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(program, tmp_path):
+    """The file-size limit lets small files through and stops every checkpoint."""
+    import resource
+
+    limit = (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    try:
+        done = program("train", "--steps", 6, "--processes", 1, "--save-every", 2, "--name", "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.stdout.count("could not save a checkpoint") == 3
+    assert "Training goes on" in done.stdout
+    assert ": step 5, loss" in done.stdout
+    assert done.returncode == ENVIRONMENT
+    assert "Traceback" not in done.stderr
+    assert "could not save a checkpoint" in done.stderr
+    assert list((tmp_path / "runs/full/checkpoints").iterdir()) == []
 
 
 def test_a_complete_run_stays_so(program, tmp_path):

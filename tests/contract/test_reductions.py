@@ -23,7 +23,7 @@ def vector(tower: int) -> torch.Tensor:
 
 
 def bits(total: torch.Tensor) -> str:
-    return total.numpy().tobytes().hex()[:4096]
+    return total.numpy().tobytes().hex()
 
 
 def child(folder: str) -> None:

@@ -41,6 +41,14 @@ def test_towers_keep_their_batch():
         ({"seed": -1}, "recipe setting seed"),
         ({"towers": "two"}, "recipe setting towers: got 'two'"),
         ({"augmentation.contrast": [1.8, 0.2]}, "contrast is \\[low, high\\]"),
+        ({"optimizer.nesterov": True}, "nesterov needs a momentum above 0"),
+        ({"augmentation": None}, "augmentation: got None: give a name"),
+        ({"optimizer": 5}, "optimizer: got 5: give a name"),
+        ({"lr.base": 0.1}, "lr is one value \\(0.1\\) and has no 'base' inside"),
+        ({"towers.x": 1}, "towers is one value"),
+        ({"tower_batch": "1k"}, "tower_batch: got '1k'"),
+        ({"tower_batch": 0}, "tower_batch: got 0"),
+        ({"batch": "many", "towers": 2}, "batch: got 'many'"),
     ],
 )
 def test_mistakes_are_named(changes, words):
@@ -63,7 +71,7 @@ def test_settings_as_text():
 )
 def test_ambiguous_settings_are_refused(settings, flags):
     with pytest.raises(LockstepError):
-        parse(settings, flags)
+        make(TUTORIAL, parse(settings, flags))
 
 
 def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
@@ -71,6 +79,28 @@ def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert make(TUTORIAL, {"epochs": 2}).total_steps(50_000) == 781
     changed = make(TUTORIAL, {"optimizer.kind": "adam", "optimizer.beta1": 0.8})
     assert changed.optimizer.model_dump()["beta1"] == 0.8
+
+
+def test_kind_and_its_settings_in_any_order():
+    for changes in (
+        {"optimizer.beta1": 0.8, "optimizer.kind": "adam"},
+        {"optimizer.kind": "adam", "optimizer.beta1": 0.8},
+    ):
+        assert make(TUTORIAL, changes).optimizer.beta1 == 0.8
+    digits = make(named("digits").model_dump(mode="json"), {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
+    assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)  # the kind it has: nothing dropped
+
+
+def test_flags_override_files_and_a_file_may_not_contradict_itself():
+    assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"batch": 64}).batch == 64
+    assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"towers": 2}).batch == 20
+    assert make(TUTORIAL, {"epochs": 3}, {"steps": 7}).steps == 7
+    assert make({**TUTORIAL, "towers": 0}, {"towers": 2, "batch": 8}).batch == 8
+    for source in ({"batch": 128, "tower_batch": 10}, {"steps": 1, "epochs": 2}):
+        with pytest.raises(LockstepError, match="give one of them"):
+            make(TUTORIAL, source)
+    with pytest.raises(LockstepError, match="towers: got 0"):
+        make({**TUTORIAL, "towers": 0}, {})
 
 
 def test_digest_is_canonical_and_tells_recipes_apart():

@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lockstep.models.layers import at_least
+
 
 class Digits(nn.Module):
     """Two 3x3 convolutions, each with batch norm, a pool, a third, then the mean over positions and the logits."""
@@ -25,4 +27,5 @@ class Digits(nn.Module):
 
 def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The network for images [C, H, W] of at least 4 pixels a side."""
+    at_least(shape, 4, "digits")
     return Digits(shape, classes)

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from lockstep.errors import LockstepError
+
 
 class LocalResponseNorm(nn.Module):
     """x / (1 + alpha * sum of x^2 over the 2 radius + 1 neighbouring channels) ** 0.75, input [b, C, H, W].
@@ -71,6 +73,13 @@ def constant_bias(layer: nn.Conv2d | nn.Linear, value: float) -> nn.Conv2d | nn.
     assert layer.bias is not None
     nn.init.constant_(layer.bias, value)
     return layer
+
+
+def at_least(shape: tuple[int, int, int], pixels: int, model: str) -> None:
+    """Raise a LockstepError if images [C, H, W] are smaller than `pixels` a side."""
+    if min(shape[1:]) < pixels:
+        height, width = shape[1:]
+        raise LockstepError(f"model {model} takes images of {pixels}x{pixels} pixels or more, got {height}x{width}")
 
 
 def flatten_hwc(x: Tensor) -> Tensor:

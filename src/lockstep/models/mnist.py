@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.models.layers import flatten_hwc, glorot_uniform
+from lockstep.models.layers import at_least, flatten_hwc, glorot_uniform
 
 
 class Mnist(nn.Module):
@@ -37,4 +37,5 @@ class Mnist(nn.Module):
 
 def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The network for images [C, H, W] of at least 16 pixels a side."""
+    at_least(shape, 16, "mnist")
     return Mnist(shape, classes)

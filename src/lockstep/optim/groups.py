@@ -15,7 +15,8 @@ def by_weight_decay(parameters: Mapping[str, Tensor], decay: Mapping[str, float]
     """
     for name in decay:
         if name not in parameters:
-            raise LockstepError(unknown("parameter in weight_decay", name, parameters))
+            hint = ". For a model with other names: --set weight_decay={}"
+            raise LockstepError(unknown("parameter in weight_decay", name, parameters) + hint)
     coefficients = sorted({decay.get(name, 0.0) for name in parameters})
     return [
         {"params": [p for name, p in parameters.items() if decay.get(name, 0.0) == c], "weight_decay": c}

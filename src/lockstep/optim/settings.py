@@ -6,7 +6,7 @@ coefficient / 2 * ||w||^2, given for each parameter group.
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lockstep.settings import Settings
 
@@ -20,6 +20,12 @@ class SGD(Settings):
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SGD":
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0: set optimizer.nesterov=false, too")
+        return self
 
     def build(self, groups: list[dict[str, Any]]) -> "torch.optim.Optimizer":
         """The optimizer over parameter `groups`."""

@@ -67,7 +67,6 @@ class Processes:
         self._total = {"tree": self._tree, "central": self._central, "allreduce": self._allreduce}[kind]
         self._buffers: dict[str, Tensor] = {}
 
-    @_peers
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
         """The total of all towers' vectors, in every process."""
         leaves = iter(vectors)
@@ -95,11 +94,13 @@ class Processes:
         dist.broadcast(payload, src=0)
         return payload.cpu().numpy().tobytes()
 
+    @_peers
     def close(self) -> None:
         """Wait for the others, then leave: a process that leaves early can take its peers down."""
         dist.barrier()
         dist.destroy_process_group()
 
+    @_peers
     def _tree(self, own: list[Tensor]) -> Tensor:
         length = own[0].numel()
         chunk = -(-length // self.processes)
@@ -113,6 +114,7 @@ class Processes:
         _all_gather(total, self._add(rows))
         return total[:length]
 
+    @_peers
     def _central(self, own: list[Tensor]) -> Tensor:
         length = own[0].numel()
         at_root = self.process == 0
@@ -123,6 +125,7 @@ class Processes:
         dist.broadcast(total, src=0)
         return total
 
+    @_peers
     def _allreduce(self, own: list[Tensor]) -> Tensor:
         total = own[0]
         for value in own[1:]:

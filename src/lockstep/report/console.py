@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import IO
 
@@ -46,6 +47,12 @@ class Plain:
         """The end block."""
         self._print(*lines.block(lines_))
 
+    def close(self) -> None:
+        """Close the stream, unless it is the program's own."""
+        if self._stream not in (sys.stdout, sys.stderr):
+            with _still_training():
+                self._stream.close()
+
     def _print(self, *texts: str) -> None:
         with _still_training():
             try:
@@ -84,9 +91,13 @@ class Live:
 
     def end(self, lines_: Sequence[tuple[str, str]]) -> None:
         """The end block, in place of the live line."""
+        self.close()
+        self._print(*lines.block(lines_))
+
+    def close(self) -> None:
+        """Give the terminal its cursor back."""
         with _still_training():
             self._line.stop()
-        self._print(*lines.block(lines_))
 
     def _print(self, *texts: str) -> None:
         with _still_training():

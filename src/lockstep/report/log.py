@@ -67,6 +67,9 @@ class Listener(Protocol):
     def end(self, lines: Sequence[tuple[str, str]]) -> None:
         """The run ended; `lines` are (label, text)."""
 
+    def close(self) -> None:
+        """Nothing more will come, whatever happened. Let go of terminals and files."""
+
 
 @dataclass
 class _Clock:

@@ -40,6 +40,9 @@ class MetricsFile:
     def end(self, lines: Sequence[tuple[str, str]]) -> None:
         """Nothing: the result is in result.json."""
 
+    def close(self) -> None:
+        """Nothing: no file is held."""
+
     def _append(self, row: dict[str, Any]) -> None:
         try:
             with self._path.open("a") as file:
