@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
 from lockstep.recipe import Placement, Recipe, check
 from lockstep.reduce import owned
-from lockstep.signals import Asked, Forwarded
+from lockstep.signals import Forwarded, handled_by
 from lockstep.work import Job, joins_outer_launch, work
 
 
@@ -29,8 +28,7 @@ def launch(job: Job) -> int:
     processes = None if joins_outer_launch() else _count(job.recipe, job.placement)
     if processes is not None and processes > 1:
         return _start(job, processes)
-    with Asked() if job.command == "train" else nullcontext() as asked:
-        return work(job, asked)
+    return work(job)
 
 
 def _count(recipe: Recipe, placement: Placement) -> int:
@@ -64,7 +62,8 @@ def _start(job: Job, processes: int) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they report failures in screens of text; we in one line
     # Under Gloo a restarted attempt would otherwise find the dead one's addresses in the shared store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder, Forwarded() as signals:
+    signals = Forwarded()
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder, handled_by(signals.forward):
         reports = Path(folder)
         told = job.model_copy(update={"parent": os.getpid(), "reports": reports})
         (reports / "job.json").write_text(told.model_dump_json())

@@ -16,7 +16,7 @@ from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
 from lockstep.recipe import Placement, Recipe, check
 from lockstep.settings import Settings
-from lockstep.signals import Asked
+from lockstep.signals import Asked, end_at_once, handled_by
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +46,17 @@ def joins_outer_launch() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def work(job: Job, asked: Asked | None) -> int:
+def work(job: Job) -> int:
     """One process's part of `job`; returns its exit code. Raises: LockstepError.
 
-    `asked` notes signals while training; an evaluation has nothing to save and ends as programs do.
+    A signal stops training after a step, in every process; an evaluation has nothing to save and ends at once.
     """
+    asked = Asked()
+    with handled_by(asked.note if job.command == "train" else end_at_once):
+        return _work(job, asked)
+
+
+def _work(job: Job, asked: Asked) -> int:
     import torch
 
     from lockstep import fit
@@ -66,7 +72,6 @@ def work(job: Job, asked: Asked | None) -> int:
         if reduction.process == 0:
             _say_evaluation(record, notes, job.json_output)
     else:
-        assert asked is not None
         result, stopped = fit.fit(
             job.recipe,
             job.placement,
@@ -129,13 +134,11 @@ def main() -> None:
     assert job.parent is not None
     assert job.reports is not None
     threading.Thread(target=_die_with, args=(job.parent,), daemon=True).start()
-    signals = Asked() if job.command == "train" else contextlib.nullcontext()
-    with signals as asked, _reported(job.reports, int(os.environ["RANK"])):
-        code = work(job, asked)
-        for number in (signal.SIGINT, signal.SIGTERM):  # the launcher ends those that are slower than the first
-            signal.signal(number, signal.SIG_IGN)
-        sys.stdout.flush()
-        os._exit(code)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what `work` goes back to: the launcher ends the slower ones with it
+    with _reported(job.reports, int(os.environ["RANK"])):
+        code = work(job)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _die_with(parent: int) -> None:

@@ -256,7 +256,7 @@ def test_a_loss_that_is_not_finite_stops_every_process_at_the_same_step(program,
     assert "is not finite at step" in done.stderr
     assert "Traceback" not in done.stderr
     step = int(done.stderr.split("after ")[1].split()[0])
-    assert f"at step {step}:" in done.stderr
+    assert f"at step {step}." in done.stderr
     found = checkpoint.latest(tmp_path / "runs/nan/checkpoints", pytest.fail)
     assert found.manifest["step"] == step
     assert not (tmp_path / "runs/nan/result.json").exists()

@@ -193,12 +193,29 @@ def test_under_torchrun(tmp_path, undisturbed):
     assert result["weights_sha256"] == undisturbed
 
 
-def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, program):
-    program("train", "--steps", 2, "--processes", 1, "--name", "x")
+def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, program, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "from lockstep.models.digits import Digits\n"
+        "class Slow(Digits):\n"
+        "    def forward(self, images):\n"
+        "        if pathlib.Path('be-slow').exists():\n"
+        "            pathlib.Path('evaluating').touch()\n"
+        "            time.sleep(60)\n"
+        "        return super().forward(images)\n"
+        "def build(shape, classes):\n"
+        "    return Slow(shape, classes)\n"
+    )
+    program("train", "--model", "slow:build", "--steps", 2, "--processes", 1, "--name", "x")
+    (tmp_path / "be-slow").touch()
     for processes in (1, 2):
         process = started("eval", "runs/x", "--processes", processes)
-        time.sleep(1.0 * processes)  # while it imports or computes
+        while not (tmp_path / "evaluating").exists():
+            time.sleep(0.1)
+        children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         _, err = end(process)
         assert process.returncode == 130
         assert err == ""
+        assert gone(children)
+        (tmp_path / "evaluating").unlink()
