@@ -34,9 +34,6 @@ class Keeper:
             self.run.lock()
             self.found = checkpoint.latest(self.run.checkpoints, notes.append)
             self._check_data()
-            step = self.found.manifest["step"] if self.found else 0
-            checkpoint.clear_ahead(self.run.checkpoints, step)
-            self.run.forget_ahead(step)
         else:
             self.run = Run.create(path, recipe, numbered)
         self._notes = notes
@@ -56,6 +53,8 @@ class Keeper:
     def begin(self, log: Log, train_set: Dataset, test_set: Dataset) -> None:
         """Record where the run computes, say what is about to happen, and save step 0 or the state it resumes at."""
         session = self._session
+        checkpoint.clear_ahead(self.run.checkpoints, session.state.step)
+        self.run.forget_ahead(session.state.step)
         here = fingerprint(session.device)
         sessions = self.run.read("environment.json") or []
         for previous in sessions[-1:]:

@@ -92,14 +92,15 @@ def _start(job: Job, processes: int) -> int:
 def _judge(job: Job, processes: int, reports: Path, ended: dict[int, Any], signals: Forwarded) -> int:
     """The exit code, from how processes `ended` that did not end with 0. Raises: LockstepError with the first cause."""
     codes = {failure.exitcode for failure in ended.values()}
-    stopped = codes & {SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM}
-    if signals.killed or (signals.sent and codes and codes <= {-signal.SIGTERM}):
-        return SIGNAL_BASE + signals.sent if signals.sent else CRASH  # at once, as asked; or before there was a run
-    if not stopped or codes - stopped - {-signal.SIGTERM}:
-        _raise_first_cause(job, processes, reports, ended)
-    if signals.sent and (stopped or not codes):
-        return SIGNAL_BASE + signals.sent if stopped else 0  # it may have been done when the signal came
-    return int(stopped.pop()) if stopped else (CRASH if codes else 0)
+    if signals.killed:
+        return SIGNAL_BASE + signal.SIGINT
+    if not codes:
+        return 0
+    stopped = {SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM}
+    if codes <= stopped | {-signal.SIGTERM}:  # the last: before it had begun, or in an evaluation
+        return int(SIGNAL_BASE + (signals.sent or signal.SIGTERM))
+    _raise_first_cause(job, processes, reports, ended)
+    return CRASH
 
 
 def _raise_first_cause(job: Job, processes: int, reports: Path, ended: dict[int, Any]) -> None:

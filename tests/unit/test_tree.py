@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +31,7 @@ def test_every_division_gives_the_bits_of_the_definition():
                 share = owned(towers, processes, process)
                 leaves = iter(vectors(towers)[share.start : share.stop])
                 values |= {node: add_leaves(node, leaves) for node in cover(towers, share)}
-            assert torch.equal(add_nodes(towers, values), expected), (towers, processes)
+            assert torch.equal(add_nodes((0, towers), values), expected), (towers, processes)
 
 
 def test_the_order_matters_so_the_test_above_can_fail():
@@ -78,3 +81,17 @@ def test_few_vectors_are_alive_at_a_time():
 def test_middle_is_after_the_largest_power_of_two():
     assert [middle(0, n) for n in (2, 3, 4, 5, 8, 9)] == [1, 2, 2, 4, 4, 8]
     assert middle(4, 7) == 6
+
+
+def test_nothing_keeps_a_vector_alive():
+    """A cycle of references would keep each step's vectors until the garbage collector runs, and memory would grow."""
+    leaves = vectors(4)
+    watched = [weakref.ref(v) for v in leaves]
+    gc.disable()
+    try:
+        add_nodes((0, 4), {(t, t + 1): v for t, v in enumerate(leaves)})
+        add_leaves((0, 4), iter(leaves))
+        del leaves
+        assert [ref() for ref in watched] == [None] * 4
+    finally:
+        gc.enable()

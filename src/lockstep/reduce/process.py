@@ -119,7 +119,7 @@ class Processes:
         values = dict(zip(self._nodes[self.process], [value[mine] for value in own], strict=True))
         values |= dict(zip([node for _, node in foreign], rows, strict=True))
         total = self._buffer("total", (length,))
-        total[mine] = add_nodes(self._towers, values)
+        total[mine] = add_nodes((0, self._towers), values)
         _exchange(
             sends=[(peer, total[mine]) for peer in others],
             receives=[(peer, total[slices[peer]]) for peer in others],
@@ -135,7 +135,7 @@ class Processes:
             rows = self._buffer("received", (len(foreign), length))
             _exchange([], [(peer, row) for (peer, _), row in zip(foreign, rows, strict=True)])
             values = dict(zip(self._nodes[0], own, strict=True)) | dict(zip([n for _, n in foreign], rows, strict=True))
-            total.copy_(add_nodes(self._towers, values))
+            total.copy_(add_nodes((0, self._towers), values))
         else:
             _exchange([(0, value) for value in own], [])
         dist.broadcast(total, src=0)

@@ -37,12 +37,10 @@ def add_leaves(node: Node, vectors: Iterator[Tensor]) -> Tensor:
     return left.add_(add_leaves((middle(low, high), high), vectors))
 
 
-def add_nodes(towers: int, values: dict[Node, Tensor]) -> Tensor:
-    """The value of the root from the values of nodes that together cover it; they are added into in place."""
-
-    def value(low: int, high: int) -> Tensor:
-        if (low, high) in values:
-            return values[low, high]
-        return value(low, middle(low, high)).add_(value(middle(low, high), high))
-
-    return value(0, towers)
+def add_nodes(node: Node, values: dict[Node, Tensor]) -> Tensor:
+    """The value of `node` from the values of nodes below it that together cover it; they are added into in place."""
+    if node in values:
+        return values[node]
+    low, high = node
+    left = add_nodes((low, middle(low, high)), values)
+    return left.add_(add_nodes((middle(low, high), high), values))
