@@ -39,5 +39,13 @@ def save(name: str, record: dict[str, Any]) -> None:
     machine = {"cpu": numerics.processor(), "cores": numerics.cores(), "system": platform.platform()}
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__}
     RESULTS.mkdir(exist_ok=True)
-    text = json.dumps({"command": " ".join(sys.argv), "machine": machine, "versions": versions, **record}, indent=1)
+    text = json.dumps(
+        {
+            "command": " ".join(["python -m benchmarks." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
+            "machine": machine,
+            "versions": versions,
+            **record,
+        },
+        indent=1,
+    )
     (RESULTS / f"{name}.json").write_text(text + "\n")
