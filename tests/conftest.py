@@ -17,7 +17,7 @@ import torch  # noqa: E402
 
 numerics.configure(1, exact=True)
 
-_REAL_DATA = os.environ.pop("LOCKSTEP_DATA", None)  # a test that wants it asks for the fixture below
+_REAL_DATA = os.environ.get("LOCKSTEP_DATA")
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def real_data() -> Path:
 
 
 def _outside() -> dict[str, str]:
-    """The environment a user's shell would give: no thread counts, and no GPU, which has tests of its own."""
-    ours = numerics.environment(1).keys()
+    """The environment of a user's shell: no thread counts, no data (a test that wants it says so), and no GPU."""
+    ours = {*numerics.environment(1), "LOCKSTEP_DATA"}
     return {**{k: v for k, v in os.environ.items() if k not in ours}, "CUDA_VISIBLE_DEVICES": ""}
 
 
