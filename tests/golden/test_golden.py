@@ -1,9 +1,10 @@
 """The bits themselves, on machines where they are known: a change that moves them must be meant.
 
-Hashes are kept for each torch build and CPU (name, capability, caches: kernels choose their blocks by them). On a
+Hashes are kept for each torch build and CPU (name, model, flags, caches: kernels choose their blocks by them). On a
 machine that is not in the file the test is skipped; run `python -m tests.golden.test_golden` to add it.
 """
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -29,7 +30,9 @@ CASES = {
 def machine() -> str:
     caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     sizes = ",".join(path.read_text().strip() for path in caches)
-    return f"torch {torch.__version__}, {numerics.processor()}, {torch.backends.cpu.get_cpu_capability()}, {sizes}"
+    text = "".join(numerics._cpuinfo(key) for key in ("model", "stepping", "flags"))
+    flags = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"torch {torch.__version__}, {numerics.processor()}, {flags}, {sizes}"
 
 
 def weights_sha256(changes: dict, path: Path) -> str:
