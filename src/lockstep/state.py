@@ -1,7 +1,7 @@
 """State: all a run needs to continue, and the one update. There is no process count in it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,10 @@ class State:
         initial = {name: p.detach() for name, p in module.named_parameters()}
         self._shapes = {name: p.shape for name, p in initial.items()}
         self._flat = torch.cat([p.reshape(-1).float() for p in initial.values()]).to(device)
-        self.parameters = _views(self._flat, self._shapes)
+        self.parameters = _named_views(self._flat, self._shapes)
         self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
         self._average = self._flat.clone() if recipe.ema else None
-        self.ema = _views(self._average, self._shapes) if self._average is not None else None
+        self.ema = _named_views(self._average, self._shapes) if self._average is not None else None
         self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
 
     @property
@@ -39,7 +39,7 @@ class State:
     @torch.no_grad()
     def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
         """One update, from mean gradients [parameters] and the mean change of the buffers [statistics], at `rate`."""
-        for name, gradient in _views(gradients, self._shapes).items():
+        for name, gradient in _named_views(gradients, self._shapes).items():
             self.parameters[name].grad = gradient
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -101,6 +101,11 @@ class State:
         return digest.hexdigest()
 
 
-def _views(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    parts = torch.split(flat, [shape.numel() for shape in shapes.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """`flat` [n] cut into tensors of `shapes`, which have n elements together; they share its memory."""
+    parts = torch.split(flat, [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _named_views(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    return dict(zip(shapes, views(flat, list(shapes.values())), strict=True))

@@ -13,7 +13,7 @@ from lockstep.errors import CRASH, LockstepError
 from lockstep.models import MODELS
 from lockstep.recipe import Recipe
 from lockstep.settings import load_object
-from lockstep.state import State
+from lockstep.state import State, views
 
 Shape = tuple[int, int, int]
 
@@ -105,17 +105,12 @@ class Layout:
         self.length = sum(self.sizes)
         self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
 
-    def views(self, flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """`flat` cut into tensors of `shapes`, sharing its memory."""
-        parts = torch.split(flat, [shape.numel() for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
     def pack(self, out: Tensor, gradients: Sequence[Tensor], statistics: Sequence[Tensor], metrics: Tensor) -> None:
         """Fill the vector `out`, converting to float32."""
         parts = torch.split(out, self.sizes)
         for part, shapes, tensors in zip(parts, self._shapes, (gradients, statistics), strict=False):
             if tensors:
-                torch._foreach_copy_(self.views(part, shapes), list(tensors))
+                torch._foreach_copy_(views(part, shapes), list(tensors))
         parts[2].copy_(metrics)
 
     def split(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:

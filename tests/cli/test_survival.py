@@ -41,6 +41,21 @@ def end(process):
     return out, err
 
 
+def slow_model(folder, condition, action):
+    """Write slow.py with a `build` whose network does `action` before a forward pass under `condition`."""
+    (folder / "slow.py").write_text(
+        "import pathlib, time\n"
+        "from lockstep.models.digits import Digits\n"
+        "class Slow(Digits):\n"
+        "    def forward(self, images):\n"
+        f"        {condition}\n"
+        f"            {action}\n"
+        "        return super().forward(images)\n"
+        "def build(shape, classes):\n"
+        "    return Slow(shape, classes)\n"
+    )
+
+
 def resume(program, processes):
     done = program("train", "runs/x", "--resume", "--processes", processes, "--json")
     assert done.returncode == 0, done.stderr
@@ -72,16 +87,7 @@ def test_a_signal_saves_at_one_step_and_another_count_goes_on(
 
 
 def test_a_second_ctrl_c_ends_at_once(started, tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import time\n"
-        "from lockstep.models.digits import Digits\n"
-        "class Slow(Digits):\n"
-        "    def forward(self, images):\n"
-        "        time.sleep(30 if self.training else 0)\n"
-        "        return super().forward(images)\n"
-        "def build(shape, classes):\n"
-        "    return Slow(shape, classes)\n"
-    )
+    slow_model(tmp_path, "if self.training:", "time.sleep(30)")
     for processes in (1, 2):
         process = started("train", "--model", "slow:build", "--processes", processes, "--name", f"x{processes}")
         for line in process.stdout:
@@ -194,18 +200,7 @@ def test_under_torchrun(tmp_path, undisturbed):
 
 
 def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, program, tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import pathlib, time\n"
-        "from lockstep.models.digits import Digits\n"
-        "class Slow(Digits):\n"
-        "    def forward(self, images):\n"
-        "        if pathlib.Path('be-slow').exists():\n"
-        "            pathlib.Path('evaluating').touch()\n"
-        "            time.sleep(60)\n"
-        "        return super().forward(images)\n"
-        "def build(shape, classes):\n"
-        "    return Slow(shape, classes)\n"
-    )
+    slow_model(tmp_path, "if pathlib.Path('be-slow').exists():", "pathlib.Path('evaluating').touch(); time.sleep(60)")
     program("train", "--model", "slow:build", "--steps", 2, "--processes", 1, "--name", "x")
     (tmp_path / "be-slow").touch()
     for processes in (1, 2):

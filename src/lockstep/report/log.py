@@ -23,7 +23,6 @@ class StepEvent:
     """
 
     time: float
-
     step: int
     steps: int
     epoch: float
@@ -41,7 +40,6 @@ class EvaluationEvent:
     """Results on a split after `step` updates, by the weights evaluated: "ema" and "raw", or "raw" alone."""
 
     time: float
-
     step: int
     split: str
     results: dict[str, Evaluation]
