@@ -1,0 +1,39 @@
+import pytest
+
+from lockstep import launch, numerics
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.recipe import Placement
+from lockstep.recipes import named
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "placement", "processes"),
+    [
+        (0, 2, {}, 2),  # CPU: min(towers, cores)
+        (0, 16, {}, 4),
+        (0, 2, {"processes": 3}, 3),
+        (2, 16, {}, 2),  # one for each GPU
+        (8, 16, {}, 4),
+        (2, 16, {"device": "cpu"}, 4),
+        (2, 16, {"device": "cuda", "processes": 1}, 1),
+    ],
+)
+def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, processes):
+    monkeypatch.setattr(launch, "_gpus", lambda: gpus)
+    monkeypatch.setattr(numerics, "cores", lambda: cores)
+    assert launch._count(named("digits"), Placement(**placement)) == processes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "placement", "words"),
+    [
+        (0, {"device": "cuda"}, "sees no CUDA GPU"),
+        (1, {"processes": 2}, "2 processes need as many GPUs, and there is 1: choose --processes 1 to 1"),
+        (2, {"device": "cuda", "processes": 3}, "3 processes need as many GPUs, and there are 2"),
+    ],
+)
+def test_more_gpus_than_exist(monkeypatch, gpus, placement, words):
+    monkeypatch.setattr(launch, "_gpus", lambda: gpus)
+    with pytest.raises(LockstepError, match=words) as error:
+        launch._count(named("digits"), Placement(**placement))
+    assert error.value.code == ENVIRONMENT
