@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from lockstep.data import Plain
@@ -42,9 +43,29 @@ def reduced(recipe, tower, state, dataset, step=0, augmentation=None):
     return Local(recipe.towers)(tower(state, dataset.shard(p, t), step) for t in range(recipe.towers))
 
 
+def smooth(shape, classes):
+    """A network without kinks, so that float32 and float64 agree to rounding: its gradients pin the arithmetic."""
+    channels, height, width = shape
+    conv = nn.Conv2d(channels, 4, 5, stride=3)
+    side = [(pixels - 5) // 3 + 1 for pixels in (height, width)]
+    return nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(4 * side[0] * side[1], classes))
+
+
+# The tutorial's ReLUs and max-pools may choose another way where float32 rounds: one image of 48 that does moves the
+# gradient of the first layer, a sum of noise here, by a percent. A tower that is missing moves it by 30 or more.
+NETWORKS = [("tests.unit.test_tower:smooth", 1e-5), ("tutorial", 3e-2)]
+
+
+def tutorial_recipe(network, towers):
+    decay = ["local3.weight", "local4.weight"] if network == "tutorial" else ["3.weight"]
+    fields = named("cifar10-tutorial").model_dump(mode="json")
+    return make(fields, {"model": network, "towers": towers, "batch": 48, "weight_decay": dict.fromkeys(decay, 0.004)})
+
+
+@pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
 @pytest.mark.parametrize("towers", [1, 3, 4])
-def test_mean_gradient_is_that_of_the_union_batch(towers):
-    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers, "batch": 48})
+def test_mean_gradient_is_that_of_the_union_batch(towers, network, tolerance):
+    recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
     dataset = cifar_like()
     p = plan(recipe, 0, 96, Plain())
@@ -57,16 +78,17 @@ def test_mean_gradient_is_that_of_the_union_batch(towers):
     logits = model(images)
     loss = functional.cross_entropy(logits, labels)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-    assert (gradients.double() / 48 - expected).norm() < 2e-3 * expected.norm()  # a ReLU or pool may flip
+    assert (gradients.double() / 48 - expected).norm() < tolerance * expected.norm()
     assert metrics.cross_entropy.item() / 48 == pytest.approx(loss.item(), rel=1e-5)
     assert metrics.correct.item() == (logits.argmax(1) == labels).sum()
     assert expected.abs().max() > 0.01
 
 
+@pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
 @pytest.mark.parametrize("towers", [1, 4])
-def test_one_update_is_the_references(towers):
-    """SGD on mean cross-entropy plus 0.004/2 ||w||^2 on local3 and local4, in float64."""
-    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers, "batch": 48})
+def test_one_update_is_the_references(towers, network, tolerance):
+    """SGD on mean cross-entropy plus 0.004/2 ||w||^2 on the weights that decay, in float64."""
+    recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
     dataset = cifar_like()
     gradients, statistics, _ = tower.layout.split(reduced(recipe, tower, state, dataset))
@@ -77,12 +99,15 @@ def test_one_update_is_the_references(towers):
     shards = [dataset.shard(p, t) for t in range(towers)]
     logits = model(torch.cat([s.images for s in shards]).double())
     loss = functional.cross_entropy(logits, torch.cat([s.labels for s in shards]))
-    loss = loss + sum(0.002 * w.square().sum() for w in (model.local3.weight, model.local4.weight))
+    decaying = [p for name, p in model.named_parameters() if name in recipe.weight_decay]
+    assert decaying
+    loss = loss + sum(0.002 * w.square().sum() for w in decaying)
     loss.backward()
     for name, parameter in model.named_parameters():
         moved = state.parameters[name].double() - parameter.detach()
         expected = -0.1 * parameter.grad
-        assert (moved - expected).norm() < 5e-3 * expected.norm(), name  # float32 in, and a ReLU or pool may flip
+        # A float32 weight near 1 holds a change to 6e-8 only.
+        assert (moved - expected).norm() < tolerance * expected.norm() + 1e-7 * parameter.norm(), name
 
 
 def test_tutorial_total_loss_at_step_0():

@@ -1,0 +1,67 @@
+"""The command line: text -> (Recipe, Placement) -> a command. The only place that prints errors and exits."""
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.evaluate import evaluate
+from lockstep.cli.recipes import recipes, show
+from lockstep.cli.train import train
+from lockstep.errors import CRASH, SIGNAL_BASE, USAGE, LockstepError
+
+app = typer.Typer(
+    name="lockstep",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="""Train image classifiers synchronously on one or many devices, with one result.
+
+The recipe decides the bits of the weights; the placement (devices, processes, intervals) decides only the speed.
+
+\b
+Examples:
+  lockstep train                                   handwritten digits, no download
+  lockstep train cifar10-tutorial --towers 2       TensorFlow's CIFAR-10 tutorial on two towers
+  lockstep eval runs/digits-1
+  lockstep recipes
+
+\b
+Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 data, 4 environment or processes,
+130 Ctrl-C (saved), 143 SIGTERM (saved).""",
+)
+
+app.command(short_help="Train a classifier: a recipe, your own recipe file, or a run to continue.")(train)
+app.command("eval", short_help="Evaluate the newest checkpoint of a run.")(evaluate)
+app.command(short_help="List the recipes with their measured results.")(recipes)
+app.command(short_help="Print a recipe, as a file that train takes.")(show)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("lockstep"))
+        raise typer.Exit
+
+
+def main() -> None:
+    """The `lockstep` program: a user's mistake is one message and its exit code; a bug keeps its traceback (1)."""
+    try:
+        app()
+    except LockstepError as error:
+        from lockstep.request import is_first_process
+
+        sys.stdout.flush()
+        if is_first_process() or error.code != USAGE:  # under torchrun all processes get the same words
+            print(f"lockstep: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        sys.exit(SIGNAL_BASE + signal.SIGINT)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away; nothing is left to say
+        sys.exit(CRASH)

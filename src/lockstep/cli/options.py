@@ -1,0 +1,23 @@
+"""Options that several commands have."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+STARTED = time.time()  # of the program, for the seconds a run took in all
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of the data set. Default: LOCKSTEP_DATA, then the user's cache."),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option("--processes", min=1, help="Processes. Default: one a GPU; on CPU min(towers, cores / threads)."),
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option("--device", help="What to compute on; auto takes GPUs if there are any."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout and nothing else there.")]

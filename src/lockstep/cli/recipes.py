@@ -1,0 +1,59 @@
+"""lockstep recipes, lockstep show."""
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import typer
+
+from lockstep.cli.options import Json
+
+
+def recipes(json_output: Json = False) -> None:
+    """List the recipes with their measured results.
+
+    \b
+    Example:
+      lockstep recipes
+    """
+    from lockstep.recipes import RECIPES
+
+    texts = {
+        name: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
+        for name, make in RECIPES.items()
+    }
+    if json_output:
+        print(json.dumps({name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}))
+        return
+    for name, parts in texts.items():
+        print(name, *(f"  {part}" for part in parts), f"  lockstep train {name}", "", sep="\n")
+
+
+def show(
+    what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN", help="A recipe's name, a file or a run.")],
+    json_output: Json = False,
+) -> None:
+    """Print a recipe, or that of a run, as TOML: save it, change it, train it.
+
+    \b
+    Examples:
+      lockstep show cifar10-tutorial > mine.toml
+      lockstep show runs/digits-1
+    """
+    from lockstep.request import recipe_of
+    from lockstep.run import Run
+
+    recipe, run_path = recipe_of(what, {})
+    result = Run.open(run_path).result() if run_path else None
+    if json_output:
+        print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))
+        return
+    print(f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}")
+    if run_path:
+        done = f"accuracy {_accuracy(result)}, {result['steps']} steps" if result else "not complete"
+        print(f"# {run_path}: {done}")
+    print(recipe.toml(), end="")
+
+
+def _accuracy(result: dict[str, Any]) -> str:
+    return ", ".join(f"{value:.2%} {weights}" for weights, value in result["accuracy"].items() if value is not None)

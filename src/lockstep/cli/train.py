@@ -1,0 +1,92 @@
+"""lockstep train."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import STARTED, Data, Device, Json, Processes
+
+
+def train(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="[RECIPE|FILE.toml|RUN]", help="A recipe's name, a recipe file, or a run's folder."),
+    ] = "digits",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change any setting; `lockstep show` lists them."),
+    ] = None,
+    towers: Annotated[int | None, typer.Option(help="Logical replicas; keeps the images per tower.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a step, over all towers (global).")] = None,
+    tower_batch: Annotated[int | None, typer.Option(help="Images a step for each tower; or give --batch.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Length of the run; or give --steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Length of the run; or give --epochs.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides weights, order, augmentation and dropout.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model's name, or package.module:function.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+    data: Data = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's, numbered.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder the runs are in.")] = Path("runs"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run from its last checkpoint; one that is done stays so.")
+    ] = False,
+    processes: Processes = None,
+    device: Device = "auto",
+    reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (not exact).")] = "tree",
+    log_every: Annotated[int, typer.Option(min=1, help="Steps between lines.")] = 10,
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 1000,
+    eval_every: Annotated[
+        int | None, typer.Option(min=1, help="Steps between evaluations. Default: at the end.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Latest checkpoints to keep, besides the best.")] = 5,
+    json_output: Json = False,
+) -> None:
+    """Train a classifier.
+
+    The first group of options changes the recipe, and with it the bits of the weights; from --data on they only say
+    where to compute and what to record. Every run has a folder of its own, which is never overwritten.
+
+    \b
+    Examples:
+      lockstep train                                          digits, on all cores
+      lockstep train mnist --precision bfloat16 --data ~/mnist
+      lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
+      lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
+      lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
+      lockstep show digits > mine.toml; lockstep train mine.toml
+    """
+    from lockstep import overrides
+    from lockstep.launch import launch
+    from lockstep.recipe import Placement, validated
+    from lockstep.request import folder_for, is_first_process, recipe_of, result_of
+    from lockstep.work import Job
+
+    flags = {
+        "towers": towers, "batch": batch, "tower_batch": tower_batch, "epochs": epochs, "steps": steps,
+        "lr": lr, "seed": seed, "model": model, "precision": precision,
+    }  # fmt: skip
+    changes = overrides.parse(settings or [], flags)
+    placement = validated(
+        Placement,
+        {
+            "device": device, "processes": processes, "reduction": reduction,
+            "data": data.absolute() if data else None,
+            "log_every": log_every, "save_every": save_every, "eval_every": eval_every, "keep": keep,
+        },
+    )  # fmt: skip
+    recipe, named_run = recipe_of(what, changes)
+    path, resume, numbered = folder_for(named_run, name, runs, resume, recipe)
+    if resume and (result := result_of(path, recipe)) is not None:
+        if is_first_process():
+            print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+            print(json.dumps(result) if json_output else "", end="\n" if json_output else "")
+        return
+    job = Job(
+        command="train", recipe=recipe, placement=placement, path=path, resume=resume, numbered=numbered,
+        json_output=json_output, started=STARTED,
+    )  # fmt: skip
+    raise typer.Exit(launch(job))
