@@ -11,9 +11,9 @@ ROOT = Path(lockstep.__file__).parent
 LAYERS = [
     {"errors", "settings", "rng", "numerics", "schedule"},
     {"data", "models", "optim", "reduce"},
-    {"recipe", "overrides", "recipes"},
+    {"recipe", "placement", "overrides", "recipes"},
     {"tower", "state", "checkpoint"},
-    {"train", "evaluate", "report", "run", "environment", "session", "keeper", "fit"},
+    {"train", "evaluate", "report", "run", "environment", "session", "keeper", "profile", "fit"},
     {"signals", "request", "work", "launch", "cli", "__main__", "__init__"},
 ]
 DISTRIBUTED = {"reduce/process.py", "launch.py"}
@@ -23,6 +23,7 @@ TORCH_FREE = {
     "rng",
     "schedule",
     "recipe",
+    "placement",
     "overrides",
     "recipes",
     "run",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset as Dataset
     from lockstep.data.plan import Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
-    from lockstep.recipe import Placement as Placement
+    from lockstep.placement import Placement as Placement
     from lockstep.recipe import Recipe as Recipe
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.reduce import Reduction as Reduction
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Dataset": "lockstep.data.dataset",
     "LockstepError": "lockstep.errors",
-    "Placement": "lockstep.recipe",
+    "Placement": "lockstep.placement",
     "Plan": "lockstep.data.plan",
     "RECIPES": "lockstep.recipes",
     "Recipe": "lockstep.recipe",

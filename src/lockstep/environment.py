@@ -2,14 +2,17 @@
 
 import os
 import platform
+import socket
 from pathlib import Path
 from typing import Any
 
 import numpy
+import psutil
 import torch
 
 from lockstep import numerics
-from lockstep.recipe import Placement, Recipe
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction, owned
 
 
@@ -26,6 +29,33 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
             "numpy": numpy.__version__,
         },
     }
+
+
+def here(device: torch.device) -> str:
+    """Where this process is, in words: host, process number, device and its memory."""
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        what, total = f"{device} ({facts.name})", facts.total_memory
+    else:
+        what = f"CPU ({numerics.cores()} {_plural('core', numerics.cores())}, {torch.get_num_threads()} used)"
+        total = psutil.virtual_memory().total
+    return f"{socket.gethostname()}, pid {os.getpid()}, {what}, {total / 2**30:.1f} GiB"
+
+
+def encoded(text: str) -> torch.Tensor:
+    """`text` as uint8 [256], so that processes can exchange it."""
+    return torch.tensor(list(text.encode()[:256].ljust(256)), dtype=torch.uint8)
+
+
+def decoded(table: torch.Tensor) -> str:
+    """The text of `encoded`."""
+    return bytes(table.tolist()).decode(errors="replace").strip()
+
+
+def towers_of(recipe: Recipe, processes: int, process: int) -> str:
+    """The towers of a process, in words."""
+    share = owned(recipe.towers, processes, process)
+    return f"tower {share.start}" if len(share) == 1 else f"towers {share.start} to {share.stop - 1}"
 
 
 def describe(
@@ -54,7 +84,8 @@ def describe(
         ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"),
         ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
         ("processes", _processes(recipe, placement, reduction, device)),
-        ("run", f"{run}   (watch it: tail -f {run / 'log.txt'})"),
+        ("run", f"{run}   (watch it: tail -f {run / 'log.txt'}"
+                f"{f', or tensorboard --logdir {run}' if placement.summary_every else ''})"),
     ]  # fmt: skip
     if device.type == "cpu" and placement.processes is None and (note := _idle(recipe, reduction.processes)):
         lines.append(("note", note))

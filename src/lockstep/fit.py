@@ -13,7 +13,9 @@ from lockstep import checkpoint
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.evaluate import Evaluation
 from lockstep.keeper import Keeper
-from lockstep.recipe import Placement, Recipe
+from lockstep.placement import Placement
+from lockstep.profile import Profile, check_profile
+from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction
 from lockstep.report.log import Log
 from lockstep.run import Run
@@ -44,6 +46,7 @@ def fit(
     """
     started = time.time() if started is None else started
     session = Session(recipe, placement, reduction, device)
+    check_profile(placement, 0, recipe.total_steps(len(session.splits["train"])))
     if reduction.process != 0:
         return _fit(session, None, asked, started)
     with closing(Keeper(session, path, resume=resume, numbered=numbered, to_stderr=to_stderr)) as keeper:
@@ -61,15 +64,24 @@ def _fit(
     recipe, placement, reduction = session.recipe, session.placement, session.reduction
     session.restore(keeper.found if keeper else None)
     train_set, test_set = session.split("train"), session.split("test")
-    log = Log(recipe, len(train_set), keeper.listeners if keeper else [])
-    tower = Tower(recipe, session.network)
     steps = recipe.total_steps(len(train_set))
+    check_profile(placement, session.state.step, steps)
+    listeners = keeper.listeners if keeper else []
+    log = Log(recipe, placement, len(train_set), listeners, processes=reduction.processes, device=session.device)
+    tower = Tower(recipe, session.network)
+    places = session.places(tower.layout.length) if placement.log_placement else []
+    profile = None
     if keeper:
-        keeper.begin(log, train_set, test_set)
+        keeper.begin(log, train_set, test_set, places)
+        if placement.profile:
+            profile = Profile(keeper.run.profile, placement.profile, session.device, keeper.tell)
+            profile.before(session.state.step)
     evaluated: dict[str, Evaluation] = {}  # of the weights as they are now
 
     def after_step(state: State) -> None:
         evaluated.clear()
+        if profile:
+            profile.before(state.step)
         every = placement.eval_every
         evaluate = state.step == steps or (every is not None and state.step % every == 0)
         if not evaluate and state.step % placement.save_every != 0:
@@ -91,6 +103,8 @@ def _fit(
         # All processes wait here until process 0 has saved, so that none reports what may not come true.
         saved = reduction.broadcast(keeper.not_finite(log).encode() if keeper else None).decode()
         raise LockstepError(f"{error}. {saved}", error.code) from None
+    if profile:
+        profile.stop()
     if stop is not None:
         if keeper:
             keeper.stopped(log, evaluated)

@@ -15,7 +15,8 @@ from lockstep.environment import describe, fingerprint
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.evaluate import Evaluation
 from lockstep.report import console
-from lockstep.report.log import Listener, Log
+from lockstep.report.events import Listener
+from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
 from lockstep.run import Run
 from lockstep.session import Session
@@ -43,6 +44,19 @@ class Keeper:
             console.Plain(self.run.log.open("a"), placement.log_every),
             MetricsFile(self.run.metrics, placement.log_every),
         ]
+        if placement.summary_every:
+            from lockstep.report.tensorboard import TensorBoard  # a quarter of a second
+
+            network, first = session.network, int(self.found.manifest["step"]) if self.found else 0
+            summaries = TensorBoard(
+                self.run.summaries, placement.summary_every, network.module, network.shape, first, self.tell
+            )
+            self.listeners.append(summaries)
+
+    def tell(self, text: str) -> None:
+        """A note for the user."""
+        for listener in self.listeners:
+            listener.note(text)
 
     def close(self) -> None:
         """Let go of the terminal and the folder."""
@@ -50,8 +64,11 @@ class Keeper:
             listener.close()
         self.run.unlock()
 
-    def begin(self, log: Log, train_set: Dataset, test_set: Dataset) -> None:
-        """Record where the run computes, say what is about to happen, and save step 0 or the state it resumes at."""
+    def begin(self, log: Log, train_set: Dataset, test_set: Dataset, places: list[tuple[str, str]]) -> None:
+        """Record where the run computes, say what is about to happen, and save step 0 or the state it resumes at.
+
+        `places` are more lines for the start-up block.
+        """
         session = self._session
         checkpoint.clear_ahead(self.run.checkpoints, session.state.step)
         self.run.forget_ahead(session.state.step)
@@ -76,6 +93,7 @@ class Keeper:
             parameters=session.parameters,
             run=self.run.path,
         )
+        lines += places
         if session.state.step:
             lines.append(("resumes", f"after step {session.state.step}"))
         log.start(lines)

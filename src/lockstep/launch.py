@@ -15,7 +15,8 @@ from typing import Any
 
 from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
-from lockstep.recipe import Placement, Recipe, check
+from lockstep.placement import Placement, check
+from lockstep.recipe import Recipe
 from lockstep.reduce import owned
 from lockstep.signals import Forwarded, handled_by
 from lockstep.work import Job, joins_outer_launch, work
@@ -34,8 +35,16 @@ def launch(job: Job) -> int:
 def _count(recipe: Recipe, placement: Placement) -> int:
     """The number of processes. Raises: LockstepError if there are not the GPUs asked for."""
     gpus = _gpus() if placement.device != "cpu" else 0
-    if placement.device == "cuda" and gpus == 0:
-        raise LockstepError("--device cuda: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT)
+    if placement.device.startswith("cuda") and gpus == 0:
+        raise LockstepError(
+            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
+        )
+    if placement.gpus is not None:
+        if missing := [number for number in placement.gpus if number >= gpus]:
+            raise LockstepError(
+                f"--device {placement.device}: there is no GPU {missing[0]}: choose from 0 to {gpus - 1}", ENVIRONMENT
+            )
+        gpus = len(placement.gpus)
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(
             f"{placement.processes} processes need as many GPUs, and there {'is' if gpus == 1 else 'are'} {gpus}: "

@@ -7,6 +7,14 @@ did not start, ignores later changes.
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+_PROCESS = psutil.Process()
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -23,6 +31,8 @@ def environment(threads: int) -> dict[str, str]:
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # Gloo's and the rendezvous' warnings about a peer that left: we report that ourselves, once.
         "TORCH_CPP_LOG_LEVEL": "FATAL",
+        # The profiler's own reports of starting and stopping.
+        "KINETO_LOG_LEVEL": "99",
     }
 
 
@@ -48,6 +58,13 @@ def configure(threads: int, exact: bool) -> None:
 def cores() -> int:
     """CPU cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes(device: "torch.device") -> int:
+    """What this process holds on `device`: GPU memory of tensors, or on CPU its resident memory."""
+    import torch
+
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else int(_PROCESS.memory_info().rss)
 
 
 def processor() -> str:

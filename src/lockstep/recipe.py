@@ -1,12 +1,8 @@
-"""Recipe and Placement: every setting belongs to exactly one of them.
-
-The recipe decides the bits; the placement decides only the speed. Neither needs torch to be read.
-"""
+"""Recipe: all that decides the bits of a run. Every other setting is in `placement.py`. Neither needs torch."""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
@@ -17,7 +13,6 @@ from lockstep.errors import LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS, Optimizer
 from lockstep.optim.ema import EMA
-from lockstep.reduce import REDUCTIONS
 from lockstep.schedule import SCHEDULES, Schedule
 from lockstep.settings import Settings, choose
 
@@ -31,6 +26,7 @@ class Recipe(Settings):
         name: what the recipe is called.
         dataset: a name in DATASETS.
         model: a name in MODELS, or package.module:function of your own.
+        model_options: keyword arguments of the model's function; its docstring says which there are.
         augmentation: how images become network input.
         towers: logical replicas T; each sees batch / T examples a step.
         batch: examples a step, over all towers.
@@ -38,7 +34,8 @@ class Recipe(Settings):
         optimizer, lr, schedule: the update rule, its base learning rate and what multiplies that at each step.
         weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
         ema: the average of the parameters, or None.
-        precision: what towers compute in; weights, optimizer state, average and reduction are always float32.
+        precision: what towers compute in; weights, optimizer state, average and reduction are always float32. With
+            float16 the loss is scaled, by a power of two that follows the gradients (optim/scale.py).
         threads_per_tower: CPU threads a tower computes on (a sum over two threads is another sum).
         eval_batch: images evaluated at a time.
         seed: decides initial weights, order, augmentation and dropout.
@@ -48,6 +45,7 @@ class Recipe(Settings):
     name: str
     dataset: str
     model: str
+    model_options: dict[str, Any] = Field({})
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     towers: int = Field(1, ge=1)
     batch: int = Field(ge=1)
@@ -58,7 +56,7 @@ class Recipe(Settings):
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     ema: EMA | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     threads_per_tower: int = Field(1, ge=1)
     eval_batch: int = Field(500, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
@@ -92,8 +90,10 @@ class Recipe(Settings):
 
     def rate(self, step: int, examples: int) -> float:
         """The learning rate of `step`."""
-        factor = self.schedule.factor(step, steps=self.total_steps(examples), batch=self.batch, examples=examples)
-        return self.lr * factor
+        steps, tower_batch = self.total_steps(examples), self.tower_batch
+        return self.lr * self.schedule.factor(
+            step, steps=steps, batch=self.batch, tower_batch=tower_batch, examples=examples
+        )
 
     def digest(self) -> str:
         """sha256 of the canonical JSON (sorted keys, no spaces), in hex."""
@@ -109,48 +109,6 @@ class Recipe(Settings):
     def toml(self) -> str:
         """The recipe as a TOML file that can be trained; settings that are None are left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-
-class Placement(Settings):
-    """Where a run computes and what it records: nothing here can change a bit of the weights.
-
-    Attributes:
-        device: "auto" takes GPUs if there are any.
-        processes: None takes one for each GPU, or on CPU min(towers, cores / threads_per_tower).
-        reduction: a name in REDUCTIONS; one that is not exact also needs the recipe to say exact = false.
-        data: the folder of the data set; None looks in LOCKSTEP_DATA and the user's cache.
-        log_every, save_every, eval_every: steps between lines, checkpoints and evaluations (None: at the end only).
-        keep: how many of the latest checkpoints to keep, besides the best.
-    """
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    processes: int | None = Field(None, ge=1)
-    reduction: str = "tree"
-    data: Path | None = None
-    log_every: int = Field(10, ge=1)
-    save_every: int = Field(1000, ge=1)
-    eval_every: int | None = Field(None, ge=1)
-    keep: int = Field(5, ge=1)
-
-    @model_validator(mode="after")
-    def _known(self) -> "Placement":
-        if self.reduction not in REDUCTIONS:
-            raise ValueError(unknown("reduction", self.reduction, REDUCTIONS))
-        return self
-
-
-def check(recipe: Recipe, placement: Placement) -> None:
-    """Raise a LockstepError if `placement` cannot serve `recipe`."""
-    if placement.processes is not None and placement.processes > recipe.towers:
-        raise LockstepError(
-            f"{placement.processes} processes for {recipe.towers} towers: a process needs a tower of its own. "
-            f"Choose --processes 1 to {recipe.towers}, or more --towers (which is another recipe)"
-        )
-    if placement.reduction == "allreduce" and recipe.exact:
-        raise LockstepError(
-            "reduction 'allreduce' does not keep the bits: choose tree or central, "
-            "or give exactness up in the recipe with --set exact=false"
-        )
 
 
 def validated(kind: type[S], fields: Mapping[str, Any]) -> S:

@@ -1,6 +1,6 @@
 """Run: the folder of one run. It never overwrites another, and needs no torch to be found.
 
-recipe.json environment.json metrics.jsonl log.txt checkpoints/ model.safetensors result.json
+recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json
 """
 
 import contextlib
@@ -21,6 +21,8 @@ class Run:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self.summaries = path / "tb"
+        self.profile = path / "profile"
         self.log = path / "log.txt"
         self.model = path / "model.safetensors"
         self._lock: IO[str] | None = None

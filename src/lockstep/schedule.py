@@ -15,7 +15,7 @@ class Constant(Settings):
 
     kind: Literal["constant"] = "constant"
 
-    def factor(self, step: int, *, steps: int, batch: int, examples: int) -> float:
+    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
         """What the base learning rate is multiplied by at `step` of `steps`."""
         return 1.0
 
@@ -27,22 +27,25 @@ class Constant(Settings):
 class Staircase(Settings):
     """Multiply by `decay` every `every_epochs` epochs.
 
-    The period is int(every_epochs * examples / batch) steps.
-    Source: tf.train.exponential_decay(staircase=True) as TensorFlow's CIFAR-10 tutorial uses it.
+    The period is int(every_epochs * examples / batch) steps. With `per_tower` the batch in it is that of one tower:
+    so TensorFlow's multi-GPU tutorial counted until November 2018, its rate falling later the more GPUs there were.
+    Source: tf.train.exponential_decay(staircase=True) as TensorFlow's CIFAR-10 tutorial uses it; models#5658.
     """
 
     kind: Literal["staircase"] = "staircase"
     decay: float = Field(0.1, gt=0, le=1)
     every_epochs: float = Field(350.0, gt=0)
+    per_tower: bool = False
 
-    def factor(self, step: int, *, steps: int, batch: int, examples: int) -> float:
+    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
         """What the base learning rate is multiplied by at `step` of `steps`."""
-        period = max(1, int(self.every_epochs * examples / batch))
+        period = max(1, int(self.every_epochs * examples / (tower_batch if self.per_tower else batch)))
         return float(self.decay ** (step // period))
 
     def describe(self) -> str:
         """The rule in words, for the start-up block."""
-        return f"x {self.decay:g} every {self.every_epochs:g} epochs"
+        of = " of one tower's examples" if self.per_tower else ""
+        return f"x {self.decay:g} every {self.every_epochs:g} epochs{of}"
 
 
 class Triangle(Settings):
@@ -52,7 +55,7 @@ class Triangle(Settings):
     start: float = Field(0.2, ge=0, le=1)
     warmup: float = Field(0.2, ge=0, lt=1)
 
-    def factor(self, step: int, *, steps: int, batch: int, examples: int) -> float:
+    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
         """What the base learning rate is multiplied by at `step` of `steps`; never 0 before the end."""
         peak = self.warmup * steps
         if step < peak:

@@ -9,10 +9,12 @@ from safetensors.torch import load, save
 from lockstep.checkpoint import Checkpoint
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
+from lockstep.environment import decoded, encoded, here, towers_of
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.evaluate import Evaluation, evaluate
-from lockstep.recipe import Placement, Recipe
-from lockstep.reduce import Reduction
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
+from lockstep.reduce import REDUCTIONS, Reduction
 from lockstep.settings import load_object
 from lockstep.state import State
 from lockstep.tower import Network, build_model, persistent_buffers
@@ -76,6 +78,25 @@ class Session:
                     f"files, and a model only torch's generator to draw its first weights from",
                     ENVIRONMENT,
                 )
+
+    def places(self, values: int) -> list[tuple[str, str]]:
+        """What is where: (label, text) lines; `values` is the length of the vector that is reduced."""
+        texts = self.reduction.gather(encoded(here(self.device)))
+        lines = [
+            (f"process {process}", f"{decoded(text)}: {towers_of(self.recipe, self.reduction.processes, process)}")
+            for process, text in enumerate(texts)
+        ]
+        held = {
+            "parameters, float32": sum(t.nbytes for t in self.state.parameters.values()),
+            "their average": sum(t.nbytes for t in (self.state.ema or {}).values()),
+            f"the network's copy, {self.recipe.precision}": sum(t.nbytes for t in self.network.parameters.values()),
+            "data": sum(dataset.images.nbytes for dataset in self.splits.values()),
+        }
+        sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
+        lines.append(("in each", f"{sizes}; and the optimizer's state"))
+        how = REDUCTIONS[self.placement.reduction] if self.reduction.processes > 1 else "all towers in one process"
+        lines.append(("reduction", f"{values:,} float32 values a step, {values * 4 / 2**20:.1f} MiB; {how}"))
+        return lines
 
     def peak_memory_bytes(self) -> list[int]:
         """The most memory each process has held, in bytes."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.optim.groups import by_weight_decay
+from lockstep.optim.scale import LEAST, LossScale
 from lockstep.recipe import Recipe
 
 
@@ -29,6 +30,7 @@ class State:
         self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = _named_views(self._average, self._shapes) if self._average is not None else None
+        self._scale = LossScale() if recipe.precision == "float16" else None
         self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
 
     @property
@@ -36,10 +38,26 @@ class State:
         """The parameters that make the classifier: their average if the recipe keeps one."""
         return self.ema if self.ema is not None else self.parameters
 
+    @property
+    def loss_scale(self) -> float:
+        """What towers multiply the loss by: 1 but in float16."""
+        return self._scale.value if self._scale else 1.0
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step that is not finite may be for the loss scale alone, so that a lower one can mend it."""
+        return self._scale is not None and self._scale.value > LEAST
+
+    def skip(self) -> None:
+        """Count a step that is not applied, and lower the loss scale."""
+        assert self._scale is not None
+        self._scale.skipped()
+        self.step += 1
+
     @torch.no_grad()
     def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
         """One update, from mean gradients [parameters] and the mean change of the buffers [statistics], at `rate`."""
-        for name, gradient in _named_views(gradients, self._shapes).items():
+        for name, gradient in self.by_name(gradients).items():
             self.parameters[name].grad = gradient
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -52,8 +70,14 @@ class State:
                 start += buffer.numel()
             elif name.endswith("num_batches_tracked"):
                 buffer.fill_(self.step)  # every tower would count the same; other integers are constants
+        if self._scale is not None:
+            self._scale.stepped()
         if self._average is not None and self._recipe.ema is not None:
             self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
+
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """`flat` [parameters], in the model's order, as views by parameter name."""
+        return _named_views(flat, self._shapes)
 
     def is_finite(self) -> bool:
         """Whether every parameter is finite. Waits for the device."""
@@ -67,6 +91,8 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by name, on the CPU: what a checkpoint holds."""
         named = {"step": torch.tensor(self.step)}
+        if self._scale is not None:
+            named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
         groups = {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
         for group, members in groups.items():
             named |= {f"{group}/{name}": t for name, t in members.items()}
@@ -81,6 +107,8 @@ class State:
         if missing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
             raise LockstepError(f"the checkpoint is of another model: {', '.join(missing[:5])} differ", DATA)
         self.step = int(tensors["step"])
+        if self._scale is not None:
+            self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
         for group, members in {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}.items():
             for name, tensor in members.items():
                 with torch.no_grad():

@@ -1,5 +1,7 @@
 """Tower: one logical replica, the unit of numerics; and the layout of the flat vector it returns."""
 
+import inspect
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +11,9 @@ from torch.nn import functional
 
 from lockstep import rng
 from lockstep.data.dataset import Shard
-from lockstep.errors import CRASH, LockstepError
+from lockstep.errors import CRASH, LockstepError, unknown
 from lockstep.models import MODELS
+from lockstep.numerics import memory_bytes
 from lockstep.recipe import Recipe
 from lockstep.settings import load_object
 from lockstep.state import State, views
@@ -18,6 +21,7 @@ from lockstep.state import State, views
 Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _SIGNALS = ("interrupt", "terminate")
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
 
@@ -25,9 +29,12 @@ _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad i
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
     """The recipe's network on the CPU, with its initial weights: a function of `recipe.seed`."""
     function = load_object(MODELS.get(recipe.model, recipe.model))
+    options = list(inspect.signature(function).parameters)[2:]  # after the shape and the number of classes
+    if wrong := [name for name in recipe.model_options if name not in options]:
+        raise LockstepError(unknown(f"option of model {recipe.model}", wrong[0], options))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
-        model = function(shape, classes)
+        model = function(shape, classes, **recipe.model_options)
     if not isinstance(model, nn.Module):
         raise LockstepError(f"model {recipe.model} returned {type(model).__name__}, expected a torch.nn.Module")
     return model
@@ -36,15 +43,21 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
 class Network:
     """The network in the dtype it is computed in, refreshed from the float32 master weights.
 
-    Parameters and activations have the recipe's precision; torch's norm layers and all statistics stay float32.
+    Parameters and activations have the recipe's precision; torch's norm layers and all statistics stay float32. So do,
+    for float16 on a CPU, convolutions: from and to float16 activations. Torch's float16 backward is 100 times slower
+    there.
     """
 
     def __init__(self, recipe: Recipe, shape: Shape, classes: int, device: torch.device) -> None:
         self.dtype = getattr(torch, recipe.precision)
+        self.shape = shape
         self.module = build_model(recipe, shape, classes).to(device)
         self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for part in self.module.modules():
-            if not isinstance(part, _NORMS):
+            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, _CONVOLUTIONS):
+                part.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
+                part.register_forward_hook(lambda _, inputs, output: output.half())
+            elif not isinstance(part, _NORMS):
                 _cast(part, self.dtype)
         self.parameters = dict(self.module.named_parameters())
         self.buffers = persistent_buffers(self.module)
@@ -83,14 +96,19 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 class Metrics:
     """Sums over the batch, as tensors on the device: reading one waits for it.
 
-    cross_entropy: sum over the examples. correct: how many are classified right. signals: in how many towers the
-    process had been asked to stop, [by Ctrl-C, by SIGTERM]. broken: [towers], 1 where a loss or gradient is not finite.
+    cross_entropy: sum over the examples. last: the last tower's part of it. correct: how many are classified right.
+    signals: in how many towers the process had been asked to stop, [by Ctrl-C, by SIGTERM]. For each tower, [towers]:
+    broken is 1 where a loss or gradient is not finite; memory is what the tower's process holds, in MiB; busy is the
+    CPU time that process has used, in seconds.
     """
 
     cross_entropy: Tensor
+    last: Tensor
     correct: Tensor
     signals: Tensor
     broken: Tensor
+    memory: Tensor
+    busy: Tensor
 
 
 class Layout:
@@ -101,8 +119,10 @@ class Layout:
 
     def __init__(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], towers: int) -> None:
         self.sizes = [sum(t.numel() for t in group.values()) for group in (parameters, statistics)]
-        self.sizes.append(2 + len(_SIGNALS) + towers)
+        self._metrics = [1, 1, 1, len(_SIGNALS), towers, towers, towers]  # the sizes of the fields of Metrics
+        self.sizes.append(sum(self._metrics))
         self.length = sum(self.sizes)
+        self.broken = self.length - 3 * towers  # where the towers' flags start
         self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
 
     def pack(self, out: Tensor, gradients: Sequence[Tensor], statistics: Sequence[Tensor], metrics: Tensor) -> None:
@@ -116,7 +136,12 @@ class Layout:
     def split(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """(gradient sums, statistics sums, metrics) as views of `total`."""
         gradients, statistics, sums = torch.split(total, self.sizes)
-        return gradients, statistics, Metrics(sums[0], sums[1], sums[2:4], sums[4:])
+        return gradients, statistics, self.metrics(sums)
+
+    def metrics(self, sums: Tensor) -> Metrics:
+        """The fields of a vector's last part, as views of it."""
+        cross_entropy, last, correct, *others = torch.split(sums, self._metrics)
+        return Metrics(cross_entropy[0], last[0], correct[0], *others)
 
 
 class Tower:
@@ -136,7 +161,8 @@ class Tower:
     def __call__(self, state: State, shard: Shard, step: int, signals: Sequence[bool] = (False, False)) -> Tensor:
         """The tower's vector for `shard`; `signals` says whether this process was asked to stop, and how.
 
-        Pure in (state, shard, step) but for `signals`: equal bits in every process. No host synchronisation.
+        Pure in (state, shard, step) but for what the process tells of itself (signals, memory, time): equal bits in
+        every process. No host synchronisation.
         """
         network, recipe = self._network, self._recipe
         if self._loaded_step != step:  # the towers of a process share the copy
@@ -147,20 +173,28 @@ class Tower:
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
         logits = network(shard.images)
         loss = functional.cross_entropy(logits, shard.labels, reduction="sum")
-        gradients = network.gradients(loss)
+        gradients = network.gradients(loss * state.loss_scale if recipe.precision == "float16" else loss)
         with torch.no_grad():
             statistics = [buffer - state.buffers[name] for name, buffer in self._averaged.items()]
             out = torch.empty(self.layout.length, device=loss.device)
-            metrics = torch.zeros(self.layout.sizes[2], device=loss.device)
-            metrics[0] = loss
-            metrics[1] = (logits.argmax(1) == shard.labels).sum()
-            for i, asked in enumerate(signals):
-                metrics[2 + i] = float(asked)
-            self.layout.pack(out, gradients, statistics, metrics)
+            sums = torch.zeros(self.layout.sizes[2], device=loss.device)
+            self._measure(self.layout.metrics(sums), loss, logits, shard, signals)
+            self.layout.pack(out, gradients, statistics, sums)
             # Least and greatest are both finite exactly if all elements are; isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()
-            out[self.layout.length - recipe.towers + shard.tower] = (~finite).float()
+            out[self.layout.broken + shard.tower] = (~finite).float()
         return out
+
+    def _measure(self, metrics: Metrics, loss: Tensor, logits: Tensor, shard: Shard, signals: Sequence[bool]) -> None:
+        """Fill this tower's part of `metrics`."""
+        metrics.cross_entropy.copy_(loss)
+        if shard.tower == self._recipe.towers - 1:
+            metrics.last.copy_(loss)
+        metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
+        for i, asked in enumerate(signals):
+            metrics.signals[i] = float(asked)
+        metrics.memory[shard.tower] = memory_bytes(loss.device) / 2**20
+        metrics.busy[shard.tower] = time.process_time()
 
 
 class NonFiniteError(LockstepError):

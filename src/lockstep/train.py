@@ -1,7 +1,9 @@
 """The training loop."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
 
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
@@ -13,6 +15,8 @@ from lockstep.tower import Metrics, NonFiniteError, Tower
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # in the order of the vector's signal slots
 
+Asked = Callable[[], Sequence[bool]]
+
 
 def train(
     recipe: Recipe,
@@ -22,7 +26,7 @@ def train(
     state: State,
     log: Log,
     *,
-    asked: Callable[[], Sequence[bool]] = lambda: (False, False),
+    asked: Asked = lambda: (False, False),
     after_step: Callable[[State], None] = lambda state: None,
 ) -> signal.Signals | None:
     """Train `state`, in place, from its step to the recipe's last. Every process runs this loop, in lockstep.
@@ -32,6 +36,7 @@ def train(
     Raises: NonFiniteError, in every process at the same step, with `state` as it was before that step.
     """
     for step in range(state.step, recipe.total_steps(len(dataset))):
+        log.begin(step)
         plan = Plan.at(
             seed=recipe.seed,
             step=step,
@@ -40,22 +45,44 @@ def train(
             examples=len(dataset),
             augmentation=recipe.augmentation,
         )
-        total = reduction(tower(state, dataset.shard(plan, t), step, asked()) for t in reduction.owned)
+        total = reduction(_vectors(tower, state, dataset, plan, step, reduction.owned, asked, log))
+        log.lap("communication")
         gradients, statistics, metrics = tower.layout.split(total)
-        stop = _decide(metrics, step)
+        broken, stop = _decide(metrics)
+        if broken and not state.may_skip:
+            raise NonFiniteError(broken, step)
+        gradients.div_(recipe.batch * state.loss_scale)
         rate = recipe.rate(step, len(dataset))
-        log.step(step, metrics, state, rate)
-        state.apply(gradients.div_(recipe.batch), statistics.div_(recipe.towers), rate)
+        log.step(step, metrics, state, rate, gradients, skipped=bool(broken))
+        if broken:
+            state.skip()
+        else:
+            state.apply(gradients, statistics.div_(recipe.towers), rate)
+        log.lap("update")
         after_step(state)
         if stop is not None:
             return stop
     return None
 
 
-def _decide(metrics: Metrics, step: int) -> signal.Signals | None:
-    """What all processes do next, read from the reduced vector: the step's one wait for the device."""
-    broken = metrics.broken.tolist()
-    if any(broken):
-        raise NonFiniteError([tower for tower, flag in enumerate(broken) if flag], step)
+def _vectors(
+    tower: Tower, state: State, dataset: Dataset, plan: Plan, step: int, owned: range, asked: Asked, log: Log
+) -> Iterator[Tensor]:
+    """This process's vectors, one tower after the other: the reduction adds each before the next is computed."""
+    for t in owned:
+        log.lap("communication")
+        shard = dataset.shard(plan, t)
+        log.lap("data")
+        vector = tower(state, shard, step, asked())
+        log.lap("compute")
+        yield vector
+
+
+def _decide(metrics: Metrics) -> tuple[list[int], signal.Signals | None]:
+    """The towers that are not finite, and the signal to stop for: read from the reduced vector, so alike in all.
+
+    The step's one wait for the device.
+    """
+    broken = [tower for tower, flag in enumerate(metrics.broken.tolist()) if flag]
     asked = metrics.signals.tolist()
-    return next((sent for sent, count in zip(SIGNALS, asked, strict=True) if count), None)
+    return broken, next((sent for sent, count in zip(SIGNALS, asked, strict=True) if count), None)

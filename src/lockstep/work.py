@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
-from lockstep.recipe import Placement, Recipe, check
+from lockstep.placement import Placement, check
+from lockstep.recipe import Recipe
 from lockstep.settings import Settings
 from lockstep.signals import Asked, end_at_once, handled_by
 
@@ -104,15 +105,18 @@ def _say_evaluation(record: dict[str, Any], notes: list[str], json_output: bool)
 
 
 def _device(torch: Any, placement: Placement) -> "torch.device":
-    if placement.device == "cuda" and not torch.cuda.is_available():
-        raise LockstepError("--device cuda: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT)
+    if placement.device.startswith("cuda") and not torch.cuda.is_available():
+        raise LockstepError(
+            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
+        )
     if placement.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")  # type: ignore[no-any-return]
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= torch.cuda.device_count():
+    numbers = placement.gpus or list(range(torch.cuda.device_count()))
+    if local >= len(numbers) or numbers[local] >= torch.cuda.device_count():
         raise LockstepError(f"process {local} of this host finds only {torch.cuda.device_count()} GPUs", ENVIRONMENT)
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)  # type: ignore[no-any-return]
+    torch.cuda.set_device(numbers[local])
+    return torch.device("cuda", numbers[local])  # type: ignore[no-any-return]
 
 
 def _reduction(job: Job, device: "torch.device") -> "Reduction":

@@ -69,7 +69,7 @@ def test_augmentation(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule(name):
     schedule = SCHEDULES[name]()
-    factors = [schedule.factor(step, steps=100, batch=10, examples=500) for step in range(100)]
+    factors = [schedule.factor(step, steps=100, batch=10, tower_batch=5, examples=500) for step in range(100)]
     assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
     assert schedule.describe()
 

@@ -15,7 +15,7 @@ import torch
 from lockstep import numerics
 from lockstep.fit import fit
 from lockstep.overrides import make
-from lockstep.recipe import Placement
+from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 

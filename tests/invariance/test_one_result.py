@@ -15,7 +15,8 @@ from tests.conftest import start
 
 from lockstep.fit import fit
 from lockstep.overrides import make
-from lockstep.recipe import Placement, Recipe
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.run import Run

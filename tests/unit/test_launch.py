@@ -2,7 +2,7 @@ import pytest
 
 from lockstep import launch, numerics
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.recipe import Placement
+from lockstep.placement import Placement
 from lockstep.recipes import named
 
 

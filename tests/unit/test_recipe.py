@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
 from lockstep.overrides import make, parse
-from lockstep.recipe import Placement, Recipe, check, validated
+from lockstep.placement import Placement, check
+from lockstep.recipe import Recipe, validated
 from lockstep.recipes import named
 
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")

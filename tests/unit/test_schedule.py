@@ -15,7 +15,9 @@ def test_tutorial_decays_after_350_epochs_of_the_global_batch(towers, first):
 
 
 def test_triangle_rises_then_falls_to_zero_after_the_last_step():
-    factors = [Triangle(start=0.2, warmup=0.5).factor(s, steps=10, batch=1, examples=1) for s in range(10)]
+    factors = [
+        Triangle(start=0.2, warmup=0.5).factor(s, steps=10, batch=1, tower_batch=1, examples=1) for s in range(10)
+    ]
     assert factors[0] == pytest.approx(0.2)
     assert factors[5] == 1.0
     assert factors[-1] == pytest.approx(0.2)

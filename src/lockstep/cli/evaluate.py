@@ -27,7 +27,8 @@ def evaluate(
       lockstep eval runs/digits-1 --weights raw --split train --json
     """
     from lockstep.launch import launch
-    from lockstep.recipe import Placement, validated
+    from lockstep.placement import Placement
+    from lockstep.recipe import validated
     from lockstep.run import Run
     from lockstep.work import Job
 

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ Processes = Annotated[
     typer.Option("--processes", min=1, help="Processes. Default: one a GPU; on CPU min(towers, cores / threads)."),
 ]
 Device = Annotated[
-    Literal["auto", "cpu", "cuda"],
-    typer.Option("--device", help="What to compute on; auto takes GPUs if there are any."),
+    str,
+    typer.Option("--device", help="auto (GPUs if there are any), cpu, cuda, or the GPUs to use, as in cuda:0,2."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout and nothing else there.")]

@@ -27,7 +27,7 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides weights, order, augmentation and dropout.")] = None,
     model: Annotated[str | None, typer.Option(help="A model's name, or package.module:function.")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     data: Data = None,
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's, numbered.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder the runs are in.")] = Path("runs"),
@@ -42,7 +42,19 @@ def train(
     eval_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between evaluations. Default: at the end.")
     ] = None,
+    summary_every: Annotated[
+        int, typer.Option(min=0, help="Steps between TensorBoard summaries; 0 writes none.")
+    ] = 100,
     keep: Annotated[int, typer.Option(min=1, help="Latest checkpoints to keep, besides the best.")] = 5,
+    log_placement: Annotated[
+        bool, typer.Option("--log-placement", help="Say at the start what is where, and how the towers are added.")
+    ] = False,
+    log_loss: Annotated[
+        str, typer.Option(help="mean over the towers, or of the last one alone, as TensorFlow's tutorial.")
+    ] = "mean",
+    profile: Annotated[
+        str | None, typer.Option(metavar="steps=FIRST:END", help="Record the operators of these steps, as in 10:13.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Train a classifier.
@@ -61,7 +73,8 @@ def train(
     """
     from lockstep import overrides
     from lockstep.launch import launch
-    from lockstep.recipe import Placement, validated
+    from lockstep.placement import Placement
+    from lockstep.recipe import validated
     from lockstep.request import folder_for, is_first_process, recipe_of, result_of
     from lockstep.work import Job
 
@@ -76,6 +89,7 @@ def train(
             "device": device, "processes": processes, "reduction": reduction,
             "data": data.absolute() if data else None,
             "log_every": log_every, "save_every": save_every, "eval_every": eval_every, "keep": keep,
+            "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
         },
     )  # fmt: skip
     recipe, named_run = recipe_of(what, changes)

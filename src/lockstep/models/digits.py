@@ -14,14 +14,16 @@ class Digits(nn.Module):
         self.conv1, self.norm1 = nn.Conv2d(shape[0], 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)
         self.conv2, self.norm2 = nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
         self.conv3, self.norm3 = nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "conv3")})
         self.dropout = nn.Dropout(0.2)
         self.logits = nn.Linear(64 * (shape[1] // 4) * (shape[2] // 4), classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """[b, C, H, W] images in [0, 1] -> [b, classes] logits."""
-        x = functional.relu(self.norm1(self.conv1(images)))
-        x = functional.max_pool2d(functional.relu(self.norm2(self.conv2(x))), 2)
-        x = functional.max_pool2d(functional.relu(self.norm3(self.conv3(x))), 2)
+        relu = self.activations
+        x = relu["conv1"](self.norm1(self.conv1(images)))
+        x = functional.max_pool2d(relu["conv2"](self.norm2(self.conv2(x))), 2)
+        x = functional.max_pool2d(relu["conv3"](self.norm3(self.conv3(x))), 2)
         return self.logits(self.dropout(x.flatten(1)))  # type: ignore[no-any-return]
 
 

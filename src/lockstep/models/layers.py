@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from lockstep.errors import LockstepError
 
+_SMALLER = 64.0
+
 
 class LocalResponseNorm(nn.Module):
     """x / (1 + alpha * sum of x^2 over the 2 radius + 1 neighbouring channels) ** 0.75, input [b, C, H, W].
@@ -38,7 +40,11 @@ class _LocalResponse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor) -> Tensor:
-        divisor = functional.conv2d(x * x, band).add_(1.0)
+        if x.dtype == torch.float16:  # in which 256 squared is infinite
+            small = x / _SMALLER
+            divisor = functional.conv2d(small * small, band * _SMALLER**2).add_(1.0)
+        else:
+            divisor = functional.conv2d(x * x, band).add_(1.0)
         root = divisor.rsqrt()
         scale = root.sqrt().mul_(root)  # d^-3/4
         ctx.save_for_backward(x, divisor, scale, band)

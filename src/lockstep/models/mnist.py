@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lockstep.errors import LockstepError
 from lockstep.models.layers import at_least, flatten_hwc, glorot_uniform
 
 
@@ -10,10 +11,11 @@ class Mnist(nn.Module):
     """Three convolutions, two dense layers and the logits.
 
     The dense layers have no activation, and 0.75 is the share of units *dropped*: so the original computes, whatever
-    its comments say. Source: conv_net() of aymericdamien/TensorFlow-Examples, multigpu_cnn.py.
+    its comments say ("keep probability" in the English and Spanish ones, a dropout of 0.25).
+    Source: conv_net() of aymericdamien/TensorFlow-Examples, multigpu_cnn.py.
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], classes: int, dropout: float, dense_activation: str) -> None:
         super().__init__()
         channels, height, width = shape
         pooled = (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
@@ -23,19 +25,35 @@ class Mnist(nn.Module):
         self.dense1 = glorot_uniform(nn.Linear(512 * pooled, 2048))
         self.dense2 = glorot_uniform(nn.Linear(2048, 1024))
         self.logits = glorot_uniform(nn.Linear(1024, classes))
-        self.dropout = nn.Dropout(0.75)
+        self.dropout = nn.Dropout(dropout)
+        self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "conv3")})
+        for name in ("dense1", "dense2"):
+            self.activations[name] = nn.ReLU() if dense_activation == "relu" else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         """[b, C, H, W] images in [0, 1] -> [b, classes] logits."""
-        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
-        x = functional.relu(self.conv3(functional.relu(self.conv2(x))))
+        activation = self.activations
+        x = functional.max_pool2d(activation["conv1"](self.conv1(images)), 2)
+        x = activation["conv3"](self.conv3(activation["conv2"](self.conv2(x))))
         x = flatten_hwc(functional.max_pool2d(x, 2))
-        x = self.dropout(self.dense1(x))
-        x = self.dropout(self.dense2(x))
+        x = self.dropout(activation["dense1"](self.dense1(x)))
+        x = self.dropout(activation["dense2"](self.dense2(x)))
         return self.logits(x)  # type: ignore[no-any-return]
 
 
-def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The network for images [C, H, W] of at least 16 pixels a side."""
+def build(
+    shape: tuple[int, int, int], classes: int, dropout: float = 0.75, dense_activation: str = "none"
+) -> nn.Module:
+    """The network for images [C, H, W] of at least 16 pixels a side.
+
+    dropout: the share of units dropped after each dense layer; 0.25 is how the original's comments read (0.75 kept).
+    dense_activation: "none", as the original computes, or "relu", as its text and figures suggest.
+    """
     at_least(shape, 16, "mnist")
-    return Mnist(shape, classes)
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise LockstepError(
+            f"model_options.dropout: got {dropout!r}: a share from 0 up to, not including, 1 is allowed"
+        )
+    if dense_activation not in ("none", "relu"):
+        raise LockstepError(f"model_options.dense_activation: got {dense_activation!r}: none or relu is allowed")
+    return Mnist(shape, classes, dropout, dense_activation)

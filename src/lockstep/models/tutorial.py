@@ -22,14 +22,16 @@ class Tutorial(nn.Module):
         self.local3 = truncated_normal(nn.Linear(64 * pooled, 384), std=0.04, bias=0.1)
         self.local4 = truncated_normal(nn.Linear(384, 192), std=0.04, bias=0.1)
         self.softmax_linear = truncated_normal(nn.Linear(192, classes), std=1 / 192, bias=0.0)
+        self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "local3", "local4")})
         self.norm = LocalResponseNorm(64, radius=4, alpha=0.001 / 9.0)
 
     def forward(self, images: Tensor) -> Tensor:
         """[b, C, H, W] standardised images -> [b, classes] logits."""
-        x = self.norm(_pool(functional.relu(self.conv1(images))))
-        x = _pool(self.norm(functional.relu(self.conv2(x))))
-        x = functional.relu(self.local3(flatten_hwc(x)))
-        x = functional.relu(self.local4(x))
+        relu = self.activations
+        x = self.norm(_pool(relu["conv1"](self.conv1(images))))
+        x = _pool(self.norm(relu["conv2"](self.conv2(x))))
+        x = relu["local3"](self.local3(flatten_hwc(x)))
+        x = relu["local4"](self.local4(x))
         return self.softmax_linear(x)  # type: ignore[no-any-return]
 
 

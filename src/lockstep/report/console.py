@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lockstep.report import lines
-from lockstep.report.log import EvaluationEvent, Listener, StepEvent
+from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 
 def for_stream(stream: IO[str], every: int) -> Listener:
@@ -31,7 +31,10 @@ class Plain:
         """The start-up block."""
         self._print(*lines.block(lines_))
 
-    def step(self, event: StepEvent) -> None:
+    def begin(self, step: int) -> None:
+        """Nothing."""
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
         """A line in the tutorial's shape."""
         self._print(lines.step_line(event))
 
@@ -75,7 +78,10 @@ class Live:
         """The start-up block."""
         self._print(*lines.block(lines_))
 
-    def step(self, event: StepEvent) -> None:
+    def begin(self, step: int) -> None:
+        """Nothing."""
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
         with _still_training():
             self._line.start()

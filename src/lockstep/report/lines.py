@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from lockstep.report.log import EvaluationEvent, StepEvent
+from lockstep.report.events import EvaluationEvent, StepEvent
 
 
 def block(lines: Sequence[tuple[str, str]]) -> list[str]:

@@ -1,145 +1,130 @@
 """Log: turns what the loop does into events, and tells every listener."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from lockstep.evaluate import Evaluation
+from lockstep.placement import Placement
 from lockstep.recipe import Recipe
+from lockstep.reduce import owned
+from lockstep.report.clock import Clock, Mark, split
+from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.state import State
 from lockstep.tower import Metrics
 
-_WARM_STEPS = 5  # the first steps of a session, left out of its mean rate: they touch memory for the first time
+_KEPT = 0.9  # of the running average of the loss, at each step: as TensorFlow's tutorial
 
 
-@dataclass(frozen=True)
-class StepEvent:
-    """One step, seen after its forward and backward passes and before its update.
-
-    loss: mean cross-entropy over the batch plus the decay terms. rate: learning rate. images_per_s and s_per_step:
-    means since the previous event of this kind, without evaluation and saving. time: seconds since the epoch.
-    """
-
-    time: float
-    step: int
-    steps: int
-    epoch: float
-    loss: float
-    cross_entropy: float
-    decay: dict[str, float]
-    accuracy: float
-    rate: float
-    images_per_s: float
-    s_per_step: float
-
-
-@dataclass(frozen=True)
-class EvaluationEvent:
-    """Results on a split after `step` updates, by the weights evaluated: "ema" and "raw", or "raw" alone."""
-
-    time: float
-    step: int
-    split: str
-    results: dict[str, Evaluation]
-
-
-class Listener(Protocol):
-    """What a report hears. Times and rates in events are seconds and images per second."""
-
-    every: int | None  # steps between the step events it wants; None for a live display, which wants all it can show
-
-    def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """The run starts; `lines` are (label, text)."""
-
-    def step(self, event: StepEvent) -> None:
-        """A step was computed."""
-
-    def evaluation(self, event: EvaluationEvent) -> None:
-        """A split was evaluated."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know."""
-
-    def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """The run ended; `lines` are (label, text)."""
-
-    def close(self) -> None:
-        """Nothing more will come, whatever happened. Let go of terminals and files."""
-
-
-@dataclass
-class _Clock:
-    """Time spent training, and what was done in it."""
-
-    seconds: float = 0.0
-    steps: int = 0
-    started: float | None = None
-
-    def lap(self, now: float) -> None:
-        if self.started is not None:
-            self.seconds += now - self.started
-        self.started = now
-
-
-@dataclass
 class Log:
     """Hears the loop and tells `listeners`; with none (in all processes but the first) it does nothing.
 
-    `examples` is the size of the training set.
+    `examples` is the size of the training set; `processes` is how many share the towers.
     """
 
-    recipe: Recipe
-    examples: int
-    listeners: list[Listener]
-    _clock: _Clock = field(default_factory=_Clock)
-    _marks: dict[int, tuple[float, int]] = field(default_factory=dict)
-    _warm: tuple[float, int] = (0.0, 0)
-    last_loss: float | None = None
+    def __init__(
+        self,
+        recipe: Recipe,
+        placement: Placement,
+        examples: int,
+        listeners: Sequence[Listener],
+        *,
+        processes: int = 1,
+        device: torch.device = torch.device("cpu"),  # noqa: B008  it is a constant
+    ) -> None:
+        self.recipe, self.examples, self.listeners = recipe, examples, list(listeners)
+        self.last_loss: float | None = None
+        self._placement = placement
+        self._steps = recipe.total_steps(examples)
+        self._firsts = [owned(recipe.towers, processes, process).start for process in range(processes)]
+        self._clock = Clock(device)
+        self._marks: dict[int, Mark] = {}
+        self._busy: dict[int, tuple[float, list[float]]] = {}  # when, and the CPU seconds each process had used
+        self._average = torch.zeros((), device=device)
+        self._averaged = 0
 
-    def step(self, step: int, metrics: Metrics, state: State, rate: float) -> None:
-        """`step` was computed, its update not yet applied. Metrics are read from the device only if someone is due."""
+    def begin(self, step: int) -> None:
+        """`step` is about to be computed."""
         if not self.listeners:
             return
-        clock, steps = self._clock, self.recipe.total_steps(self.examples)
-        clock.lap(time.perf_counter())
-        clock.steps += 1
-        if clock.steps == _WARM_STEPS:
-            self._warm = (clock.seconds, clock.steps)
-        last = step == steps - 1
-        due = [i for i, who in enumerate(self.listeners) if last or _is_due(who, step, clock, self._marks.get(i))]
+        due = [who for who in self.listeners if who.every is not None and self._is_due(who.every, step)]
+        self._clock.begin(measure=bool(due))
+        for listener in due:
+            listener.begin(step)
+
+    def lap(self, part: str) -> None:
+        """What this process did since the lap before this one was `part` of a step (clock.PARTS)."""
+        if self.listeners:
+            self._clock.lap(part)
+
+    def step(
+        self, step: int, metrics: Metrics, state: State, rate: float, gradients: Tensor, *, skipped: bool = False
+    ) -> None:
+        """`step` was computed, its update, with the mean `gradients`, not yet applied.
+
+        Metrics are read from the device only if someone is due.
+        """
+        if not self.listeners:
+            return
+        self._clock.step()
+        if skipped:
+            towers = [tower for tower, flag in enumerate(metrics.broken.tolist()) if flag]
+            self.note(f"step {step}: {state.loss_scale:g} is too large a loss scale for tower {towers[0]}: skipped")
+            return
+        decay = state.decay_losses()
+        entropy = metrics.last * self.recipe.towers if self._placement.log_loss == "last" else metrics.cross_entropy
+        loss = sum(decay.values(), entropy / self.recipe.batch)
+        self._average.mul_(_KEPT).add_(loss, alpha=1 - _KEPT)
+        self._averaged += 1
+        now = self._clock.mark
+        due = [i for i, who in enumerate(self.listeners) if self._wants(who, step, now, self._marks.get(i))]
         if not due:
             return
-        decay = {name: float(term) for name, term in state.decay_losses().items()}
-        cross_entropy = float(metrics.cross_entropy) / self.recipe.batch
-        self.last_loss = cross_entropy + sum(decay.values())
-        now = time.time()
+        self.last_loss = float(loss)
+        common: dict[str, Any] = {
+            "time": time.time(),
+            "step": step,
+            "steps": self._steps,
+            "epoch": step * self.recipe.batch / self.examples,
+            "loss": self.last_loss,
+            "loss_average": float(self._average) / (1 - _KEPT**self._averaged),
+            "cross_entropy": float(metrics.cross_entropy) / self.recipe.batch,
+            "decay": {name: float(term) for name, term in decay.items()},
+            "accuracy": float(metrics.correct) / self.recipe.batch,
+            "rate": rate,
+            "memory_bytes": [int(metrics.memory[first] * 2**20) for first in self._firsts],
+            "loss_scale": state.loss_scale if self.recipe.precision == "float16" else None,
+        }
+        busy = [float(metrics.busy[first]) for first in self._firsts]
+        tensors = Tensors(state.parameters, state.by_name(gradients))
         for i in due:
-            seconds, count = self._marks.get(i, (0.0, 0))
-            s_per_step = (clock.seconds - seconds) / (clock.steps - count)
-            self._marks[i] = (clock.seconds, clock.steps)
-            self.listeners[i].step(
-                StepEvent(
-                    time=now,
-                    step=step,
-                    steps=steps,
-                    epoch=step * self.recipe.batch / self.examples,
-                    loss=self.last_loss,
-                    cross_entropy=cross_entropy,
-                    decay=decay,
-                    accuracy=float(metrics.correct) / self.recipe.batch,
-                    rate=rate,
-                    images_per_s=self.recipe.batch / s_per_step if s_per_step else 0.0,
-                    s_per_step=s_per_step,
-                )
-            )
+            self.listeners[i].step(StepEvent(**common, **self._rates(i, now, busy)), tensors)
+
+    def _rates(self, i: int, now: Mark, busy: list[float]) -> Mapping[str, Any]:
+        """The fields of listener `i`'s event that are means since its previous one."""
+        since = self._marks.get(i, Mark())
+        self._marks[i] = now
+        s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
+        when = time.perf_counter()
+        before, used = self._busy.get(i, (when, busy))
+        self._busy[i] = (when, busy)
+        wall = when - before
+        return {
+            "images_per_s": self.recipe.batch / s_per_step if s_per_step else 0.0,
+            "s_per_step": s_per_step,
+            "split": split(since, now),
+            "utilisation": [(b - a) / wall if wall else 0.0 for a, b in zip(used, busy, strict=True)],
+        }
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
         """The loop is about to start."""
         for listener in self.listeners:
             listener.start(lines)
-        self._clock.started = time.perf_counter()
+        self._clock.start()
 
     def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
         """A split was evaluated."""
@@ -160,29 +145,29 @@ class Log:
     @contextmanager
     def untimed(self) -> Iterator[None]:
         """Around work that is not training, so that rates leave it out."""
-        if self._clock.started is not None:
-            self._clock.lap(time.perf_counter())
+        running = self._clock.running
+        self._clock.pause()
         try:
             yield
         finally:
-            if self._clock.started is not None:
-                self._clock.started = time.perf_counter()
+            if running:
+                self._clock.start()
 
     @property
     def train_s(self) -> float:
         """Seconds this session spent training."""
-        return self._clock.seconds
+        return self._clock.mark.seconds
 
     @property
     def images_per_s(self) -> float:
         """Mean rate of this session, its first steps left out if there were more."""
-        seconds, steps = self._clock.seconds - self._warm[0], self._clock.steps - self._warm[1]
-        if steps == 0:
-            seconds, steps = self._clock.seconds, self._clock.steps
-        return steps * self.recipe.batch / seconds if seconds else 0.0
+        return self._clock.steps_per_s() * self.recipe.batch
 
+    def _is_due(self, every: int, step: int) -> bool:
+        return step % every == 0 or step == self._steps - 1
 
-def _is_due(listener: Listener, step: int, clock: _Clock, mark: tuple[float, int] | None) -> bool:
-    if listener.every is not None:
-        return step % listener.every == 0
-    return mark is None or clock.seconds - mark[0] >= 0.2  # seconds between the frames of a live display
+    def _wants(self, listener: Listener, step: int, now: Mark, since: Mark | None) -> bool:
+        if listener.every is not None:
+            return self._is_due(listener.every, step)
+        # A live display: seconds between its frames.
+        return step == self._steps - 1 or since is None or now.seconds - since.seconds >= 0.2

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.log import EvaluationEvent, StepEvent
+from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
 
 
 class MetricsFile:
@@ -18,7 +18,10 @@ class MetricsFile:
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
         """Nothing: the settings are in recipe.json and environment.json."""
 
-    def step(self, event: StepEvent) -> None:
+    def begin(self, step: int) -> None:
+        """Nothing."""
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
         """A row of kind "step"."""
         self._append({"kind": "step", **vars(event)})
 

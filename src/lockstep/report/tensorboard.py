@@ -1,0 +1,119 @@
+"""TensorBoard summaries, every so many steps, from the tensors of that very step.
+
+TensorFlow's tutorial ran its towers once more for them, on examples that were never trained on; here no example is
+used up and no pass is added. Names carry no tower.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lockstep.report.event_file import EventFile, histogram, scalar
+from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.probe import Probe
+
+Shape = tuple[int, int, int]
+
+
+class TensorBoard:
+    """Writes event files into `folder`, at `first` the run's first step in this session; x is the step.
+
+    A folder that refuses ends the summaries, not the run: `note` is told.
+    """
+
+    def __init__(
+        self, folder: Path, every: int, module: nn.Module, shape: Shape, first: int, note: Callable[[str], None]
+    ) -> None:
+        self.every: int | None = every
+        self._folder, self._note = folder, note
+        self._module, self._shape, self._first = module, shape, first
+        self._probe = Probe(module)
+        self._events: EventFile | None = None
+
+    def start(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Open the file; the settings and the model's graph, once."""
+        with self._going_on():
+            self._events = EventFile(self._folder)
+            if self._first:
+                self._events.purge(self._first)
+            else:
+                self._draw(self._events)
+
+    def begin(self, step: int) -> None:
+        """Look into the network in the pass to come."""
+        if self._events:
+            self._probe.arm()
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
+        """All that there is to see of a step."""
+        if not self._events:
+            return
+        scalars = {
+            "loss/total": event.loss,
+            "loss/total_average": event.loss_average,
+            "loss/cross_entropy": event.cross_entropy,
+            **{f"loss/decay/{name}": term for name, term in event.decay.items()},
+            "learning_rate": event.rate,
+            "accuracy/batch": event.accuracy,
+            "speed/images_per_s": event.images_per_s,
+            "speed/s_per_step": event.s_per_step,
+            **{f"speed/{part}_s": seconds for part, seconds in event.split.items()},
+            **{f"processes/memory_mib/{i}": held / 2**20 for i, held in enumerate(event.memory_bytes)},
+            **{f"processes/utilisation/{i}": used for i, used in enumerate(event.utilisation)},
+        }
+        if event.loss_scale is not None:
+            scalars["loss/scale"] = event.loss_scale
+        summaries = [scalar(tag, value) for tag, value in scalars.items()]
+        summaries += [histogram(f"weights/{name}", weight) for name, weight in tensors.weights.items()]
+        summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]
+        with self._going_on():
+            self._events.add(event.step, summaries + self._probe.take())
+
+    def evaluation(self, event: EvaluationEvent) -> None:
+        """Accuracy and loss on a split, by weights, at the number of updates they had."""
+        if self._events:
+            summaries = []
+            for weights, result in event.results.items():
+                summaries.append(scalar(f"accuracy/{event.split}_{weights}", result.accuracy))
+                summaries.append(scalar(f"loss/{event.split}_{weights}", result.loss))
+            with self._going_on():
+                self._events.add(event.step, summaries)
+
+    def note(self, text: str) -> None:
+        """Nothing: notes are for people."""
+
+    def end(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Nothing: the result is in result.json."""
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._events:
+            with self._going_on():
+                self._events.close()
+            self._events = None
+
+    def _draw(self, events: EventFile) -> None:
+        """The graph, from one black image. A network that cannot be traced has none: that is no reason to stop."""
+        dtype = next(self._module.parameters()).dtype
+        device = next(self._module.parameters()).device
+        self._module.eval()
+        silent = contextlib.redirect_stdout(io.StringIO())  # tracing prints its errors
+        try:
+            with silent, torch.random.fork_rng(devices=[]), torch.no_grad():
+                events.graph(self._module, torch.zeros(1, *self._shape, dtype=dtype, device=device))
+        except OSError:
+            raise
+        except Exception as error:
+            self._note(f"no graph of the model for TensorBoard: {type(error).__name__}")
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._events = None
+            self._note(f"no TensorBoard summaries: cannot write in {self._folder}: {error.strerror}. Training goes on")
