@@ -38,7 +38,7 @@ def refused(done, code, *words):
         (["train", "--processes", "0"], USAGE, ["--processes"]),
         (["train", "--towers", "0"], USAGE, ["towers: got 0"]),
         (["train", "--steps", "-3"], USAGE, ["steps: got -3"]),
-        (["train", "--precision", "half"], USAGE, ["'float32' or 'bfloat16'"]),
+        (["train", "--precision", "half"], USAGE, ["'float32', 'bfloat16' or 'float16'"]),
         (["train", "--model", "digit"], USAGE, ["did you mean digits"]),
         (["train", "--model", "nowhere.to_be:found"], USAGE, ["no module 'nowhere.to_be'"]),
         (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),

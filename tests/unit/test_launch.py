@@ -3,6 +3,7 @@ import pytest
 from lockstep import launch, numerics
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.placement import Placement
+from lockstep.recipe import validated
 from lockstep.recipes import named
 
 
@@ -16,6 +17,8 @@ from lockstep.recipes import named
         (8, 16, {}, 4),
         (2, 16, {"device": "cpu"}, 4),
         (2, 16, {"device": "cuda", "processes": 1}, 1),
+        (4, 16, {"device": "cuda:0,2"}, 2),
+        (4, 16, {"device": "cuda:3"}, 1),
     ],
 )
 def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, processes):
@@ -29,6 +32,8 @@ def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, process
     [
         (0, {"device": "cuda"}, "sees no CUDA GPU"),
         (1, {"processes": 2}, "2 processes need as many GPUs, and there is 1: choose --processes 1 to 1"),
+        (2, {"device": "cuda:0,2"}, "there is no GPU 2: choose from 0 to 1"),
+        (4, {"device": "cuda:1,2", "processes": 3}, "3 processes need as many GPUs, and there are 2"),
         (2, {"device": "cuda", "processes": 3}, "3 processes need as many GPUs, and there are 2"),
     ],
 )
@@ -37,3 +42,16 @@ def test_more_gpus_than_exist(monkeypatch, gpus, placement, words):
     with pytest.raises(LockstepError, match=words) as error:
         launch._count(named("digits"), Placement(**placement))
     assert error.value.code == ENVIRONMENT
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:a", "cuda:0,", "cpu:0", "cuda:0 2", ""])
+def test_devices_that_are_none(text):
+    with pytest.raises(LockstepError, match="as in cuda:0 or cuda:0,2"):
+        validated(Placement, {"device": text})
+
+
+def test_a_gpu_is_named_once():
+    with pytest.raises(LockstepError, match="name it once"):
+        validated(Placement, {"device": "cuda:1,0,1"})
+    assert Placement(device="cuda:2,0").gpus == [2, 0]
+    assert Placement(device="cuda").gpus is None

@@ -8,6 +8,7 @@ import torch
 
 from lockstep.evaluate import Evaluation
 from lockstep.overrides import make
+from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.report import console
 from lockstep.report.log import Log
@@ -16,16 +17,41 @@ from lockstep.tower import Metrics
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)$"
-STATE = SimpleNamespace(step=0, decay_losses=lambda: {"w": torch.tensor(0.5)})
+STATE = SimpleNamespace(
+    step=0, decay_losses=lambda: {"w": torch.tensor(0.5)}, loss_scale=1.0, parameters={}, by_name=lambda flat: {}
+)
+TOWERS = 4
+
+
+def sums(cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS):
+    one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
+    return Metrics(*one, torch.zeros(2), torch.zeros(TOWERS), torch.tensor(memory), torch.tensor(busy))
+
+
+def a_log(listeners, steps=25, processes=1, **placement):
+    recipe = make(named("digits").model_dump(mode="json"), {"steps": steps})
+    return Log(recipe, Placement(**placement), 1442, listeners, processes=processes)
+
+
+class Heard:
+    """A listener that keeps the step events."""
+
+    def __init__(self, every):
+        self.every, self.events = every, []
+
+    def __getattr__(self, name):
+        return lambda *arguments: None
+
+    def step(self, event, tensors):
+        self.events.append(event)
 
 
 def run(listeners, steps=25):
-    recipe = make(named("digits").model_dump(mode="json"), {"steps": steps})
-    log = Log(recipe, 1442, listeners)
+    log = a_log(listeners, steps)
     log.start([("recipe", "digits"), ("run", "runs/x")])
     for step in range(steps):
-        metrics = Metrics(torch.tensor(256.0), torch.tensor(64.0), torch.zeros(2), torch.zeros(4))
-        log.step(step, metrics, STATE, 0.1)
+        log.begin(step)
+        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
     log.evaluation(steps, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)})
     log.note("a note")
     log.end([("accuracy", "90%")])
@@ -61,13 +87,11 @@ def test_metrics_rows(tmp_path):
 def test_rates_leave_out_untimed_work(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    recipe = make(named("digits").model_dump(mode="json"), {"steps": 30})
-    log = Log(recipe, 1442, [console.Plain(io.StringIO(), 10)])
+    log = a_log([console.Plain(io.StringIO(), 10)], steps=30)
     log.start([])
     for step in range(30):
         now[0] += 10.0 if step < 5 else 0.5  # the first steps are slow
-        metrics = Metrics(torch.tensor(1.0), torch.tensor(1.0), torch.zeros(2), torch.zeros(4))
-        log.step(step, metrics, STATE, 0.1)
+        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
         with log.untimed():
             now[0] += 100.0
     assert log.train_s == pytest.approx(62.5)
@@ -99,5 +123,66 @@ def test_a_terminal_gets_one_live_line():
 
 
 def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 4)
-    Log(named("digits"), 1442, []).step(0, unreadable, STATE, 0.1)
+    unreadable = Metrics(*[SimpleNamespace()] * 7)
+    log = a_log([])
+    log.begin(0)
+    log.lap("data")
+    log.step(0, unreadable, STATE, 0.1, torch.zeros(0))
+
+
+def test_loss_may_be_the_last_towers_as_the_original_printed_it():
+    mean, last = Heard(1), Heard(1)
+    a_log([mean]).step(0, sums(), STATE, 0.1, torch.zeros(0))
+    a_log([last], log_loss="last").step(0, sums(), STATE, 0.1, torch.zeros(0))
+    assert mean.events[0].loss == 256 / 128 + 0.5
+    assert last.events[0].loss == 80 / 32 + 0.5  # a tower sees 32 of the 128
+    assert last.events[0].cross_entropy == 2.0
+
+
+def test_running_average_of_the_total_over_every_step():
+    heard = Heard(10)
+    log = a_log([heard], steps=41)
+    expected, weight = 0.0, 0.0
+    for step in range(41):
+        total = 3.0 / (1 + step)
+        log.step(step, sums(cross_entropy=(total - 0.5) * 128), STATE, 0.1, torch.zeros(0))
+        expected, weight = 0.9 * expected + 0.1 * total, 0.9 * weight + 0.1
+        if step % 10 == 0:
+            assert heard.events[-1].loss_average == pytest.approx(expected / weight, rel=1e-5)
+    assert heard.events[0].loss_average == pytest.approx(3.0)
+
+
+def test_memory_and_utilisation_of_every_process(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    heard = Heard(2)
+    log = a_log([heard], steps=5, processes=2)  # process 0 has towers 0 and 1
+    log.start([])
+    for step in range(5):
+        busy = (step * 1.0, step * 1.1, step * 0.5, step * 0.6)
+        log.step(step, sums(memory=(100.0, 101.0, 50.0, 51.0), busy=busy), STATE, 0.1, torch.zeros(0))
+        now[0] += 2.0
+    last = heard.events[-1]
+    assert last.memory_bytes == [100 * 2**20, 50 * 2**20]
+    assert last.utilisation == pytest.approx([0.5, 0.25])
+
+
+def test_split_of_a_step(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    heard = Heard(2)
+    log = a_log([heard], steps=5)
+    log.start([])
+    for step in range(5):
+        log.begin(step)
+        for part, seconds in (("data", 1.0), ("compute", 4.0), ("communication", 2.0)):
+            now[0] += seconds
+            log.lap(part)
+        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+        now[0] += 0.5
+        log.lap("update")
+        with log.untimed():
+            now[0] += 100.0
+    last = heard.events[-1]
+    assert last.split == {"data": 1.0, "compute": 4.0, "communication": 2.0, "update": 0.5}
+    assert last.s_per_step == 7.5

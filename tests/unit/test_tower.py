@@ -195,8 +195,23 @@ def test_a_tower_that_is_not_finite_is_named():
     total = Local(4)(tower(state, shard, 7) for shard in shards)
     _, _, metrics = tower.layout.split(total)
     assert metrics.broken.tolist() == [0, 0, 1, 0]
-    with pytest.raises(NonFiniteError, match="tower 2 is not finite at step 7"):
-        _decide(metrics, 7)
+    broken, stop = _decide(metrics)
+    assert (broken, stop) == ([2], None)
+    assert "tower 2 is not finite at step 7" in str(NonFiniteError(broken, 7))
+
+
+def test_the_last_towers_loss_is_told_apart():
+    recipe = named("digits")
+    dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.arange(128) % 10, tuple("0123456789"))
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    p = plan(recipe, 0, 128)
+    vectors = [tower(state, dataset.shard(p, t), 0) for t in range(4)]
+    alone = [float(tower.layout.split(vector)[2].cross_entropy) for vector in vectors]
+    _, _, metrics = tower.layout.split(Local(4)(iter(vectors)))
+    assert float(metrics.last) == alone[3]
+    assert float(metrics.cross_entropy) == pytest.approx(sum(alone), rel=1e-6)
+    assert (metrics.memory > 50).all()  # MiB: this process has torch loaded
+    assert (metrics.busy > 0.1).all()
 
 
 def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is():

@@ -115,5 +115,8 @@ class TensorBoard:
         try:
             yield
         except OSError as error:
+            if self._events:
+                with contextlib.suppress(OSError):
+                    self._events.close()
             self._events = None
             self._note(f"no TensorBoard summaries: cannot write in {self._folder}: {error.strerror}. Training goes on")

@@ -1,0 +1,56 @@
+"""--profile: what may be asked for, and what is written."""
+
+import json
+
+import pytest
+import torch
+
+from lockstep.errors import LockstepError
+from lockstep.fit import fit
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.profile import check_profile
+from lockstep.recipe import validated
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+
+
+@pytest.mark.parametrize("text", ["10:13", "steps=10", "steps=13:10", "steps=5:5", "steps=a:b", "steps=-1:3", ""])
+def test_ranges_that_are_none(text):
+    with pytest.raises(LockstepError, match="as in steps=10:13"):
+        validated(Placement, {"profile": text})
+
+
+@pytest.mark.parametrize(("first", "steps", "fits"), [(0, 20, True), (10, 13, True), (11, 20, False), (0, 12, False)])
+def test_steps_that_do_not_come(first, steps, fits):
+    placement = validated(Placement, {"profile": "steps=10:13"})
+    if fits:
+        check_profile(placement, first, steps)
+        return
+    with pytest.raises(LockstepError, match=f"computes steps {first} to {steps - 1}"):
+        check_profile(placement, first, steps)
+
+
+@pytest.mark.parametrize("steps", [(2, 4), (5, 6)])
+def test_a_trace_and_a_table(tmp_path, steps):
+    recipe = make(named("digits").model_dump(mode="json"), {"steps": 6})
+    place = Placement(profile=steps, summary_every=0)
+    path = tmp_path / "run"
+    fit(recipe, place, Local(4), torch.device("cpu"), path=path, to_stderr=True)
+    stem = f"{steps[0]}-{steps[1]}"
+    trace = json.loads((path / f"profile/trace-{stem}.pt.trace.json").read_text())
+    names = [event.get("name", "") for event in trace["traceEvents"]]
+    updates = names.count("Optimizer.step#SGD.step")
+    assert updates == steps[1] - steps[0]
+    assert names.count("aten::cross_entropy_loss") == updates * 4 + (4 if steps[1] == 6 else 0) * 0
+    table = (path / f"profile/operators-{stem}.txt").read_text()
+    assert "convolution" in table
+    assert "Self CPU" in table
+    assert f"profile of steps {steps[0]} to {steps[1] - 1}: {path / 'profile'}" in (path / "log.txt").read_text()
+
+
+def test_a_range_beyond_the_run_leaves_nothing_behind(tmp_path):
+    recipe = make(named("digits").model_dump(mode="json"), {"steps": 6})
+    with pytest.raises(LockstepError, match="choose 0 <= FIRST < END <= 6"):
+        fit(recipe, Placement(profile=(5, 9)), Local(4), torch.device("cpu"), path=tmp_path / "run", to_stderr=True)
+    assert not (tmp_path / "run").exists()

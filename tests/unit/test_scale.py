@@ -1,0 +1,103 @@
+"""float16: the dynamic loss scale, alone and in the loop."""
+
+import json
+
+import pytest
+import torch
+
+from lockstep.fit import fit
+from lockstep.optim.scale import GREATEST, LossScale
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+
+
+def half(**changes):
+    return make(named("digits").model_dump(mode="json"), {"precision": "float16", "steps": 12, **changes})
+
+
+def train(recipe, path, **options):
+    place = Placement(save_every=4, log_every=1, summary_every=0)
+    return fit(
+        recipe, place, Local(recipe.towers), torch.device("cpu"), path=path, to_stderr=True, **options
+    )[0]  # fmt: skip
+
+
+def test_scale_halves_at_once_and_doubles_after_1000_clean_steps():
+    scale = LossScale()
+    first = scale.value
+    scale.skipped()
+    assert scale.value == first / 2
+    for _ in range(999):
+        scale.stepped()
+    assert scale.value == first / 2
+    scale.stepped()
+    assert (scale.value, scale.clean) == (first, 0)
+    for _ in range(200_000):
+        scale.stepped()
+    assert scale.value == GREATEST
+    for _ in range(40):
+        scale.skipped()
+    assert scale.value == 1.0
+
+
+def loud(shape, classes):
+    """Gradients that overflow float16 until the scale has come down."""
+    from torch import nn
+
+    class Loud(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1) * 8)
+
+    return Loud(shape[0] * shape[1] * shape[2], classes)
+
+
+def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
+    recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-5)
+    result = train(recipe, tmp_path / "run")
+    assert result["steps"] == 12
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "step 0: 32768 is too large a loss scale for tower 0: skipped" in log
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    skipped = log.count("skipped")
+    assert 0 < skipped < 8
+    assert [row["step"] for row in steps] == list(range(skipped, 12))
+    assert {row["loss_scale"] for row in steps} == {2.0 ** (15 - skipped)}
+
+
+def test_resumed_inside_the_search_for_a_scale(tmp_path):
+    recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-5)
+    whole = train(recipe, tmp_path / "whole")
+    calls = iter(range(1000))
+    stopped = train(recipe, tmp_path / "run", asked=lambda: (False, next(calls) >= 4))
+    assert stopped is None
+    assert train(recipe, tmp_path / "run", resume=True)["weights_sha256"] == whole["weights_sha256"]
+
+
+def nan(shape, classes):
+    """Not a number, whatever the scale."""
+    from torch import nn
+
+    class NaN(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1)) * float("nan")
+
+    return NaN(shape[0] * shape[1] * shape[2], classes)
+
+
+def test_what_no_scale_can_mend_stops_the_run(tmp_path):
+    recipe = half(model="tests.unit.test_scale:nan", weight_decay={}, steps=40)
+    with pytest.raises(Exception, match="towers 0, 1, 2, 3 is not finite at step 15"):
+        train(recipe, tmp_path / "run")
+
+
+def test_master_weights_stay_float32_and_it_learns(tmp_path):
+    result = train(half(steps=135), tmp_path / "run")
+    assert result["accuracy"]["ema"] > 0.95
+    from lockstep import checkpoint
+
+    tensors = checkpoint.latest((tmp_path / "run/checkpoints"), print).tensors
+    kinds = {name.partition("/")[0]: tensor.dtype for name, tensor in tensors.items()}
+    assert kinds["parameter"] == kinds["ema"] == kinds["optimizer"] == torch.float32

@@ -1,0 +1,213 @@
+"""TensorBoard summaries, read back with TensorBoard's own reader."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.unit.test_tower import parts, plan
+from torch import nn
+
+from lockstep.data.digits import load
+from lockstep.fit import fit
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.report.event_file import EventFile, histogram, image
+from lockstep.report.probe import Probe
+from lockstep.report.tensorboard import TensorBoard
+
+RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 12})
+
+
+def train(path, recipe=RECIPE, **options):
+    place = {"summary_every": 5, "log_every": 5, "save_every": 4, **options.pop("placement", {})}
+    return fit(
+        recipe, Placement(**place), Local(recipe.towers), torch.device("cpu"), path=path, to_stderr=True, **options
+    )[0]  # fmt: skip
+
+
+def read(folder):
+    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0})
+    events.Reload()
+    return events
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tb") / "run"
+    return train(path), path
+
+
+def test_everything_is_there_at_the_steps_asked_for(trained):
+    result, path = trained
+    events = read(path / "tb")
+    tags = events.Tags()
+    weights = [name for name, _ in parts(RECIPE, (1, 8, 8))[2].named_parameters()]
+    scalars = {
+        "loss/total", "loss/total_average", "loss/cross_entropy", *(f"loss/decay/{n}" for n in RECIPE.weight_decay),
+        "learning_rate", "accuracy/batch", "accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw",
+        "speed/images_per_s", "speed/s_per_step",
+        *(f"speed/{part}_s" for part in ("data", "compute", "communication", "update")),
+        "processes/memory_mib/0", "processes/utilisation/0",
+        *(f"sparsity/{name}" for name in ("conv1", "conv2", "conv3", "logits")),
+    }  # fmt: skip
+    assert set(tags["scalars"]) == scalars
+    assert set(tags["histograms"]) == {
+        *(f"weights/{n}" for n in weights), *(f"gradients/{n}" for n in weights),
+        *(f"activations/{name}" for name in ("conv1", "conv2", "conv3", "logits")),
+    }  # fmt: skip
+    assert set(tags["images"]) == {"images/0", "images/1", "images/2"}
+    assert tags["graph"]
+    assert not any("tower" in tag for kind in ("scalars", "histograms", "images") for tag in tags[kind])
+    for tag in scalars - {"accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw"}:
+        assert [event.step for event in events.Scalars(tag)] == [0, 5, 10, 11], tag
+    (accuracy,) = events.Scalars("accuracy/test_ema")
+    assert accuracy.step == 12
+    assert accuracy.value == pytest.approx(result["accuracy"]["ema"])
+
+
+def test_they_are_of_that_very_step(trained):
+    _, path = trained
+    events = read(path / "tb")
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    logged = {row["step"]: row for row in rows if row["kind"] == "step"}
+    for tag, field in (("loss/total", "loss"), ("loss/total_average", "loss_average"), ("learning_rate", "rate")):
+        for event in events.Scalars(tag):
+            assert event.value == pytest.approx(logged[event.step][field], rel=1e-6)
+    tower, state, _ = parts(RECIPE, (1, 8, 8))
+    dataset = load(None)["train"]
+    p = plan(RECIPE, 0, len(dataset))
+    shards = [dataset.shard(p, t) for t in range(4)]
+    total = Local(4)(tower(state, shard, 0) for shard in shards)
+    gradients = state.by_name(tower.layout.split(total)[0] / RECIPE.batch)
+    for name, gradient in gradients.items():
+        first = events.Histograms(f"gradients/{name}")[0].histogram_value
+        assert (first.min, first.max) == (gradient.min().item(), gradient.max().item())
+        assert first.num == gradient.numel()
+        assert first.sum == pytest.approx(gradient.double().sum().item(), rel=1e-4, abs=1e-7)
+
+
+def test_summaries_change_no_bit_and_add_no_pass(tmp_path, trained, monkeypatch):
+    passes = []
+    forward = nn.Module.__call__
+
+    def counted(self, *args, **kwargs):
+        passes.extend([1] if type(self).__name__ == "Digits" and self.training else [])
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__call__", counted)
+    without = train(tmp_path / "without", placement={"summary_every": 0})
+    assert len(passes) == 12 * 4
+    again = train(tmp_path / "with", placement={"summary_every": 1})
+    assert len(passes) == 2 * 12 * 4
+    assert without["weights_sha256"] == again["weights_sha256"] == trained[0]["weights_sha256"]
+    assert not (tmp_path / "without/tb").exists()
+
+
+def test_resume_purges_what_is_ahead_of_the_checkpoint(trained, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(trained[1], path)
+    for done in ("result.json", "model.safetensors"):
+        (path / done).unlink()
+    shutil.rmtree(path / "checkpoints/step-000000012")
+    train(path, resume=True)
+    events = read(path / "tb")
+    assert [event.step for event in events.Scalars("loss/total")] == [0, 5, 10, 11]
+    assert len(events.Scalars("accuracy/test_ema")) == 1
+    assert len(list((path / "tb").iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, trained):
+    path = tmp_path / "run"
+    shutil.copytree(trained[1], path)
+    for done in ("result.json", "model.safetensors"):
+        (path / done).unlink()
+    shutil.rmtree(path / "checkpoints/step-000000012")
+    shutil.rmtree(path / "tb")
+    (path / "tb").write_text("in the way")
+    assert train(path, resume=True)["steps"] == 12
+    assert "no TensorBoard summaries: cannot write in" in (path / "log.txt").read_text()
+    assert (path / "tb").read_text() == "in the way"
+
+
+def test_a_disk_that_fills_up_is_told_once(tmp_path, monkeypatch):
+    notes = []
+    board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2), 0, notes.append)
+    board.start([])
+
+    def full(self, step, summaries):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EventFile, "add", full)
+    from types import SimpleNamespace
+
+    event = SimpleNamespace(step=1, time=0.0, split="test", results={})
+    board.evaluation(event)
+    board.evaluation(event)
+    board.close()
+    assert [note for note in notes if "summaries" in note] == [
+        f"no TensorBoard summaries: cannot write in {tmp_path / 'tb'}: No space left on device. Training goes on"
+    ]
+
+
+def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path):
+    class Odd(nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("not in eval mode") if not self.training else super().forward(x)
+
+    notes = []
+    board = TensorBoard(tmp_path / "tb", 1, Odd(2, 2), (1, 1, 2), 0, notes.append)
+    board.start([])
+    board.close()
+    assert notes == ["no graph of the model for TensorBoard: TypeError"] or "no graph" in notes[0]
+
+
+@pytest.mark.parametrize("values", [torch.randn(1000), torch.zeros(7), torch.full((3, 3), 2.5), torch.rand(5).half()])
+def test_histogram_counts_everything(values):
+    (value,) = histogram("x", values).value
+    histo = value.histo
+    assert histo.num == values.numel() == sum(histo.bucket)
+    assert histo.min == pytest.approx(values.min().item())
+    assert histo.max <= histo.bucket_limit[-1] + 1e-6
+    if values.numel() == 1000:
+        expected, _ = np.histogram(values.numpy(), bins=64)
+        assert np.abs(np.asarray(histo.bucket) - expected).sum() <= 4  # edges in float32 and float64
+
+
+def test_histogram_leaves_out_what_is_not_finite():
+    values = torch.tensor([1.0, float("nan"), 2.0, float("inf")])
+    histo = histogram("x", values).value[0].histo
+    assert (histo.num, histo.min, histo.max) == (2, 1.0, 2.0)
+    assert histogram("x", values[1:2]).value[0].histo.num == 0
+
+
+def test_image_scaling():
+    import io
+
+    from PIL import Image
+
+    def pixels(tensor):
+        return np.asarray(Image.open(io.BytesIO(image("x", tensor).value[0].image.encoded_image_string)))[..., 0]
+
+    assert pixels(torch.tensor([[[0.0, 0.5, 1.0]]])).squeeze().tolist() == [0, 128, 255]
+    assert pixels(torch.tensor([[[-2.0, 0.0, 2.0]]])).squeeze().tolist() == [1, 128, 255]
+    assert pixels(torch.rand(3, 5, 4)).shape == (5, 4)
+
+
+def test_probe_looks_once_and_counts_zeros():
+    module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    probe = Probe(module)
+    x = torch.tensor([[[[-1.0, 2.0], [0.0, -3.0]]]])
+    module(x)
+    assert probe.take() == []
+    probe.arm()
+    module(x)
+    module(torch.ones(1, 1, 2, 2))  # the next tower's
+    found = {value.tag: value for part in probe.take() for value in part.value}
+    assert found.keys() == {"images/0", "activations/0", "sparsity/0", "activations/logits", "sparsity/logits"}
+    assert found["sparsity/0"].simple_value == 0.75
+    assert found["activations/0"].histo.num == 4
