@@ -34,6 +34,12 @@ def launch(job: Job) -> int:
 
 def _count(recipe: Recipe, placement: Placement) -> int:
     """The number of processes. Raises: LockstepError if there are not the GPUs asked for."""
+    there = places(recipe, placement)
+    return placement.processes or min(recipe.towers, there)
+
+
+def places(recipe: Recipe, placement: Placement) -> int:
+    """How many processes this host has devices for. Raises: LockstepError if there are not the GPUs asked for."""
     gpus = _gpus() if placement.device != "cpu" else 0
     if placement.device.startswith("cuda") and gpus == 0:
         raise LockstepError(
@@ -51,8 +57,7 @@ def _count(recipe: Recipe, placement: Placement) -> int:
             f"choose --processes 1 to {gpus}, or --device cpu",
             ENVIRONMENT,
         )
-    places = gpus or max(1, numerics.cores() // recipe.threads_per_tower)
-    return placement.processes or min(recipe.towers, places)
+    return gpus or max(1, numerics.cores() // recipe.threads_per_tower)
 
 
 def _gpus() -> int:

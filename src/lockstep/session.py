@@ -23,10 +23,18 @@ from lockstep.tower import Network, build_model, persistent_buffers
 class Session:
     """The data, network and state of one run, in one process."""
 
-    def __init__(self, recipe: Recipe, placement: Placement, reduction: Reduction, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        placement: Placement,
+        reduction: Reduction,
+        device: torch.device,
+        splits: dict[str, Dataset] | None = None,
+    ) -> None:
+        """Read the recipe's data set, unless its `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
         try:
-            self.splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+            self.splits = splits or load_object(DATASETS[recipe.dataset])(placement.data)
         except (OSError, UnicodeDecodeError) as error:
             raise LockstepError(f"data set {recipe.dataset} cannot be read: {error}", DATA) from None
         train_set = self.splits["train"]

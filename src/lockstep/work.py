@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
 
 class Job(Settings):
-    """What the processes of one program do. `started` is time.time() at the program's start."""
+    """What the processes of one program do. `started` is time.time() at the program's start.
 
-    command: Literal["train", "eval"]
+    `path` is the run's folder; of a bench, the file for its record.
+    """
+
+    command: Literal["train", "eval", "bench"]
     recipe: Recipe
     placement: Placement
     path: Path
@@ -37,6 +40,9 @@ class Job(Settings):
     json_output: bool = False
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
+    steps: int = 0
+    warmup: int = 0
+    modes: tuple[Literal["synthetic", "forward-only", "independent"], ...] = ()
     started: float
     parent: int | None = None
     reports: Path | None = None
@@ -72,6 +78,14 @@ def _work(job: Job, asked: Asked) -> int:
         )
         if reduction.process == 0:
             _say_evaluation(record, notes, job.json_output)
+    elif job.command == "bench":
+        from lockstep.bench import bench
+
+        record = bench(
+            job.recipe, job.placement, reduction, device, steps=job.steps, warmup=job.warmup, modes=job.modes
+        )
+        if reduction.process == 0:
+            job.path.write_text(json.dumps(record))
     else:
         result, stopped = fit.fit(
             job.recipe,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli.bench import bench
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
@@ -36,6 +37,7 @@ Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 d
 
 app.command(short_help="Train a classifier: a recipe, your own recipe file, or a run to continue.")(train)
 app.command("eval", short_help="Evaluate the newest checkpoint of a run.")(evaluate)
+app.command(short_help="Measure training speed, by number of processes, and take a step apart.")(bench)
 app.command(short_help="List the recipes with their measured results.")(recipes)
 app.command(short_help="Print a recipe, as a file that train takes.")(show)
 

@@ -1,0 +1,178 @@
+"""Bench: how long a step takes, and what of it is input, computing, and exchange. It writes nothing.
+
+It runs the loop of training itself. Its modes take a step apart: they put something cheaper in the place of a part.
+What they leave is no trained network, so there is no run folder, and no accuracy or hash in the record.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lockstep.data import synthetic
+from lockstep.data.dataset import Dataset, Shard
+from lockstep.data.plan import Plan
+from lockstep.environment import fingerprint
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
+from lockstep.reduce import Reduction
+from lockstep.report.clock import PARTS
+from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.log import Log
+from lockstep.session import Session
+from lockstep.state import State
+from lockstep.tower import Tower
+from lockstep.train import train
+
+Mode = Literal["synthetic", "forward-only", "independent"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+class Constant:
+    """In the place of a data set: every tower sees the same images in every step, made once ("synthetic")."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._shards: dict[int, Shard] = {}
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def shard(self, plan: Plan, tower: int) -> Shard:
+        """The images of the first call for `tower`."""
+        if tower not in self._shards:
+            self._shards[tower] = self._dataset.shard(plan, tower)
+        return self._shards[tower]
+
+
+class Alone:
+    """In the place of a reduction: each process adds its own towers only, so the weights part ("independent")."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self.process, self.processes, self.owned = reduction.process, reduction.processes, reduction.owned
+        self.exact = False
+        self.gather, self.broadcast, self.close = reduction.gather, reduction.broadcast, reduction.close
+
+    def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
+        """The sum of this process's vectors."""
+        leaves = iter(vectors)
+        total = next(leaves)
+        for vector in leaves:
+            total.add_(vector)
+        return total
+
+
+class Forward(Tower):
+    """In the place of a tower: no backward pass ("forward-only")."""
+
+    def __call__(self, state: State, shard: Shard, step: int, signals: Sequence[bool] = (False, False)) -> Tensor:
+        """Zeros, after a forward pass."""
+        network = self._network
+        network.module.train()
+        with torch.no_grad():
+            network(shard.images)
+        return torch.zeros(self.layout.length, device=shard.images.device)
+
+
+class Still:
+    """In the place of the state: no update, as there is no gradient ("forward-only")."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.step = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
+        """Count the step."""
+        self.step += 1
+
+
+class Times:
+    """A listener that keeps what every step took."""
+
+    every: int | None = 1
+
+    def __init__(self) -> None:
+        self.events: list[StepEvent] = []
+
+    def start(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Nothing."""
+
+    def begin(self, step: int) -> None:
+        """Nothing."""
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
+        """Keep it."""
+        self.events.append(event)
+
+    def evaluation(self, event: EvaluationEvent) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def bench(
+    recipe: Recipe,
+    placement: Placement,
+    reduction: Reduction,
+    device: torch.device,
+    *,
+    steps: int,
+    warmup: int,
+    modes: Sequence[Mode],
+) -> dict[str, Any]:
+    """Time `steps` steps after `warmup` others, every process alike; returns the record, equal in every process.
+
+    images_per_s is batch / mean seconds a step, of the slowest process; images_per_s_error is its standard error and
+    images_per_s_jitter 1.4826 times the median absolute deviation of the steps' rates, in process 0, as
+    tf_cnn_benchmarks prints them. split: mean seconds a step by part, in process 0.
+    """
+    recipe = make(recipe.model_dump(mode="json"), {"steps": warmup + steps})
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
+    session = Session(recipe, placement, reduction, device, splits)
+    dataset: Any = session.split("train")
+    state: Any = session.state
+    tower = Tower(recipe, session.network)
+    if "synthetic" in modes:
+        dataset = Constant(dataset)
+    if "forward-only" in modes:
+        tower, state = Forward(recipe, session.network), Still(state)
+    apart = "independent" in modes or "forward-only" in modes  # without gradients there is nothing to exchange
+    times = Times()
+    log = Log(recipe, placement, len(dataset), [times], processes=reduction.processes, device=device)
+    log.start([])
+    train(recipe, dataset, Alone(reduction) if apart else reduction, tower, state, log)
+    timed = times.events[warmup:]
+    seconds = [event.s_per_step for event in timed]
+    slowest = float(reduction.gather(torch.tensor([statistics.fmean(seconds)], dtype=torch.float64)).max())
+    rates = [recipe.batch / s for s in seconds]
+    middle = statistics.median(rates)
+    return {
+        "kind": "bench",
+        "recipe": recipe.name,
+        "modes": list(modes),
+        "processes": reduction.processes,
+        "towers": recipe.towers,
+        "batch": recipe.batch,
+        "precision": recipe.precision,
+        "steps": steps,
+        "images_per_s": recipe.batch / slowest,
+        "images_per_s_error": statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0.0,
+        "images_per_s_jitter": 1.4826 * statistics.median(abs(rate - middle) for rate in rates),
+        "s_per_step": slowest,
+        "split": {part: statistics.fmean(event.split[part] for event in timed) for part in PARTS},
+        "peak_memory_bytes": session.peak_memory_bytes(),
+        **{key: fingerprint(device)[key] for key in ("device", "versions")},
+    }
