@@ -18,8 +18,8 @@ class OneOf:
         self.process, self.processes, self.tables = process, processes, tables
 
     def gather(self, table):
-        self.tables[self.process] = table
-        return torch.stack([self.tables.get(p, torch.zeros_like(table)) for p in range(self.processes)])
+        self.tables[self.process, table.shape] = table
+        return torch.stack([self.tables.get((p, table.shape), torch.zeros_like(table)) for p in range(self.processes)])
 
 
 def data(count):
