@@ -98,7 +98,8 @@ class _Watcher:
 
     def decide(self) -> bytes:
         """Look for a checkpoint that is new. Raises: LockstepError if there will be none."""
-        self._ended = self._run.result() is not None  # before we look: what we find then is the last
+        run = Run.open(self._run.path)  # it may have been deleted since
+        self._ended = run.result() is not None  # before we look: what we find then is the last
         steps = checkpoint.steps(self._run.checkpoints)
         if not steps:
             if self._once or self._ended:

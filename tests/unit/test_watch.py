@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import time
 
 import pytest
@@ -212,6 +213,12 @@ def test_no_checkpoint_yet(evaluate, fields):
 def test_a_run_that_ended_without_checkpoints_is_not_waited_for(training, evaluate):
     training.end()
     with pytest.raises(LockstepError, match="no checkpoint yet"):
+        evaluate()
+
+
+def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
+    asleep(lambda: shutil.rmtree(training.run.path))
+    with pytest.raises(LockstepError, match="runs/x is no folder"):
         evaluate()
 
 
