@@ -6,6 +6,7 @@
 Nothing in them depends on the number of processes: a one-process run's files equal a four-process run's.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -65,24 +66,32 @@ def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Pat
 def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that verifies, or None if there is none at all.
 
-    Damaged ones are skipped, and `note` is told. Raises: LockstepError if there are some and all are damaged.
+    Damaged ones are skipped, and `note` is told. One that a training program deletes while it is read is not damaged:
+    there is a newer one then, so we look again. Raises: LockstepError if there are some and all are damaged.
     """
-    damaged = []
-    for path in _newest_first(folder):
+    damaged: set[Path] = set()
+    paths = _newest_first(folder)
+    while (path := next(paths, None)) is not None:
         try:
-            checkpoint = read(path)
+            return read(path)
+        except FileNotFoundError:
+            paths = _newest_first(folder)
         except LockstepError as error:
-            damaged.append(path)
-            note(f"{error}: trying the one before it")
-            continue
-        return checkpoint
+            if path not in damaged:
+                note(f"{error}: trying the one before it")
+            damaged.add(path)
     if damaged:
         raise LockstepError(f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA)
     return None
 
 
+def steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints there are, whole or damaged, the newest first; nothing is read."""
+    return [_step(path) for path in _newest_first(folder)]
+
+
 def read(path: Path) -> Checkpoint:
-    """The checkpoint at `path`. Raises: LockstepError if it is damaged."""
+    """The checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it is no longer there."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         expected = manifest["files"][_STATE]
@@ -92,6 +101,8 @@ def read(path: Path) -> Checkpoint:
             raise ValueError(f"{_STATE} is not the file that was written (its sha256 differs)")
         return Checkpoint(path, manifest, load_file(path / _STATE))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(f"{path} was deleted while it was read") from None
         raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
 
 
@@ -105,18 +116,22 @@ def clear_ahead(folder: Path, step: int) -> None:
             target = path.with_name(f"damaged-{path.name}")
             shutil.rmtree(target, ignore_errors=True)
             path.rename(target)
-    for path in folder.glob(".writing-*"):
+    for path in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints and the one with the best accuracy (the earliest of equals)."""
+    """Delete all but the `keep` newest checkpoints and the one with the best accuracy (the earliest of equals).
+
+    One that goes is renamed first: whoever reads it finds it whole or not at all.
+    """
     paths = list(_newest_first(folder))
     accuracies = {path: _accuracy(path) for path in reversed(paths)}
     best = max(accuracies, key=lambda path: accuracies[path], default=None)
     for path in paths[keep:]:
         if path != best or accuracies[path] < 0:
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # as with what cannot be deleted: it costs room, not the run
+                shutil.rmtree(path.rename(folder / f".deleting-{path.name}"), ignore_errors=True)
 
 
 def _accuracy(path: Path) -> float:

@@ -15,16 +15,36 @@ from lockstep.tower import Network
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts over a split. loss: mean cross-entropy. A prediction that is not finite is wrong; ties go to the first."""
+    """Counts over a split. loss: mean cross-entropy. A prediction that is not finite is wrong; ties go to the first.
+
+    class_examples: [classes]. confusion: [classes][classes], the row is the label, the column the prediction; one that
+    is not finite has no column, so a row may add up to less than its class has examples.
+    """
 
     examples: int
     correct: int
     loss: float
+    class_examples: tuple[int, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
 
     @property
     def accuracy(self) -> float:
         """The share of examples classified right, in [0, 1]."""
         return self.correct / self.examples
+
+    @property
+    def class_correct(self) -> list[int]:
+        """How many of each class are classified right."""
+        return [row[label] for label, row in enumerate(self.confusion)]
+
+    def summary(self) -> dict[str, float]:
+        """What is worth a row of a file that grows: no tables."""
+        return {
+            "accuracy": self.accuracy,
+            "examples": self.examples,
+            "correct": self.correct,
+            "loss": self.loss,
+        }
 
 
 @torch.no_grad()
@@ -44,22 +64,31 @@ def evaluate(
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
-    size = recipe.eval_batch
+    size, classes = recipe.eval_batch, len(dataset.classes)
     chunks = -(-len(dataset) // size)
     shares = [owned(chunks, reduction.processes, process) for process in range(reduction.processes)]
     own = shares[reduction.process]
-    table = torch.zeros(max(map(len, shares)), 3, dtype=torch.float64)
+    losses = torch.zeros(max(map(len, shares)), dtype=torch.float64)  # of each chunk, so that their order is one
+    counts = torch.zeros(classes, classes + 1, dtype=torch.int64)  # the last column: no prediction
     for row, chunk in enumerate(own):
         index = torch.arange(chunk * size, (chunk + 1) * size, device=dataset.labels.device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
         logits = network(recipe.augmentation.test(dataset.images[index]))
-        right = (logits.argmax(1) == labels) & logits.isfinite().all(1) & counted
-        losses = functional.cross_entropy(logits, labels, reduction="none").double()
-        table[row] = torch.stack([counted.sum(), right.sum(), (losses * counted).sum()])
-    tables = reduction.gather(table).cpu()
-    rows = [row for share, part in zip(shares, tables, strict=True) for row in part[: len(share)].tolist()]
-    examples, correct = int(sum(row[0] for row in rows)), int(sum(row[1] for row in rows))
+        predicted = logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
+        cells = (labels * (classes + 1) + predicted)[counted].cpu()
+        counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
+        losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
+    every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
+    total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
+    table = every_count.sum(0)
+    examples, confusion = int(table.sum()), table[:, :classes]
     assert examples == len(dataset)
-    return Evaluation(examples, correct, sum(row[2] for row in rows) / examples)
+    return Evaluation(
+        examples,
+        correct=int(confusion.trace()),
+        loss=total / examples,
+        class_examples=tuple(table.sum(1).tolist()),
+        confusion=tuple(map(tuple, confusion.tolist())),
+    )

@@ -1,4 +1,4 @@
-"""Fit: a run from its folder to its result; and the evaluation of one. Every process calls these alike."""
+"""Fit: a run from its folder to its result. Every process calls it alike."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep import checkpoint
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.evaluate import Evaluation
 from lockstep.keeper import Keeper
 from lockstep.placement import Placement
@@ -18,7 +17,6 @@ from lockstep.profile import Profile, check_profile
 from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction
 from lockstep.report.log import Log
-from lockstep.run import Run
 from lockstep.session import Session
 from lockstep.state import State
 from lockstep.tower import NonFiniteError, OverflowedError, Tower
@@ -114,35 +112,3 @@ def _fit(
     session.agree()
     memory = session.peak_memory_bytes()
     return (keeper.finish(log, evaluated, memory, started) if keeper else None), None
-
-
-def evaluate_run(
-    recipe: Recipe,
-    placement: Placement,
-    reduction: Reduction,
-    device: torch.device,
-    *,
-    path: Path,
-    weights: str | None,
-    split: str,
-) -> tuple[dict[str, Any], list[str]]:
-    """Evaluate the newest whole checkpoint of the run at `path`.
-
-    `weights` is "ema", "raw" or None for the ones that make the classifier. Returns the record, and notes for the
-    user in process 0. Raises: LockstepError.
-    """
-    session = Session(recipe, placement, reduction, device)
-    dataset = session.split(split)
-    if weights == "ema" and session.state.ema is None:
-        raise LockstepError(f"{path} keeps no average of its weights: use --weights raw")
-    notes: list[str] = []
-    found = None
-    if reduction.process == 0:
-        found = checkpoint.latest(Run.open(path).checkpoints, notes.append)
-        if found is None:
-            raise LockstepError(f"{path} has no checkpoint yet", DATA)
-    session.restore(found)
-    chosen = weights or ("ema" if session.state.ema is not None else "raw")
-    result = session.evaluate(dataset, chosen)
-    record = {"run": str(path), "step": session.state.step, "split": split, "weights": chosen}
-    return record | {"accuracy": result.accuracy} | vars(result), notes

@@ -52,13 +52,21 @@ class Session:
         """The training data's sha256, which a resumed run must find unchanged."""
         return self.splits["train"].sha256
 
-    def split(self, name: str) -> Dataset:
-        """A split, on the device. Raises: LockstepError if the data set has no such split."""
+    def split(self, name: str, examples: int | None = None) -> Dataset:
+        """A split, or its first `examples`, on the device. Raises: LockstepError if the data set has no such."""
         if name not in self.splits:
             raise LockstepError(
                 f"data set {self.recipe.dataset} has no split {name!r}: it has {', '.join(self.splits)}"
             )
-        return self.splits[name].to(self.device)
+        dataset = self.splits[name]
+        if examples is not None:
+            if not 1 <= examples <= len(dataset):
+                raise LockstepError(
+                    f"--examples: got {examples}: split {name} of data set {self.recipe.dataset} has "
+                    f"{len(dataset)}, so give 1 to {len(dataset)}"
+                )
+            dataset = dataset.first(examples)
+        return dataset.to(self.device)
 
     def restore(self, found: Checkpoint | None) -> None:
         """Continue from the checkpoint process 0 found, in every process; None keeps the initial state."""

@@ -40,6 +40,10 @@ class Job(Settings):
     json_output: bool = False
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
+    examples: int | None = None
+    watch: bool = False
+    interval: float = 5.0
+    once: bool = False
     steps: int = 0
     warmup: int = 0
     modes: tuple[Literal["synthetic", "forward-only", "independent"], ...] = ()
@@ -66,18 +70,12 @@ def work(job: Job) -> int:
 def _work(job: Job, asked: Asked) -> int:
     import torch
 
-    from lockstep import fit
-
     numerics.configure(job.recipe.threads_per_tower, job.recipe.exact)
     device = _device(torch, job.placement)
     reduction = _reduction(job, device)
     stopped = None
     if job.command == "eval":
-        record, notes = fit.evaluate_run(
-            job.recipe, job.placement, reduction, device, path=job.path, weights=job.weights, split=job.split
-        )
-        if reduction.process == 0:
-            _say_evaluation(record, notes, job.json_output)
+        _evaluate(job, reduction, device)
     elif job.command == "bench":
         from lockstep.bench import bench
 
@@ -87,7 +85,9 @@ def _work(job: Job, asked: Asked) -> int:
         if reduction.process == 0:
             job.path.write_text(json.dumps(record))
     else:
-        result, stopped = fit.fit(
+        from lockstep.fit import fit
+
+        result, stopped = fit(
             job.recipe,
             job.placement,
             reduction,
@@ -105,17 +105,32 @@ def _work(job: Job, asked: Asked) -> int:
     return 0 if stopped is None else SIGNAL_BASE + stopped
 
 
-def _say_evaluation(record: dict[str, Any], notes: list[str], json_output: bool) -> None:
-    for note in notes:
-        print(note, file=sys.stderr)
-    if json_output:
-        print(json.dumps(record))
-    else:
-        print(
-            f"{record['run']} after {record['step']} steps, {record['weights']} weights, {record['split']}: "
-            f"accuracy {record['accuracy']:.2%} ({record['correct']} of {record['examples']}), "
-            f"loss {record['loss']:.4f}"
-        )
+def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
+    """Evaluations go to stdout, at once so that a pipe's reader sees them; other words to stderr."""
+    from lockstep import watch
+    from lockstep.report import evaluation
+    from lockstep.session import Session
+
+    session = Session(job.recipe, job.placement, reduction, device)
+    evaluator = watch.Evaluator(session, job.path, split=job.split, weights=job.weights, examples=job.examples)
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def tell(evaluated: evaluation.Evaluated) -> None:
+        if job.json_output:
+            print(json.dumps(evaluated.record()), flush=True)
+        elif job.watch:
+            print(evaluation.precision_line(evaluated), flush=True)
+        else:
+            print(evaluation.summary_line(evaluated), "", *evaluation.table_lines(evaluated), sep="\n", flush=True)
+
+    if job.watch:
+        watch.watch(evaluator, interval=job.interval, once=job.once, tell=tell, note=note)
+        return
+    evaluated = watch.evaluate_newest(evaluator, note)
+    if reduction.process == 0:
+        tell(evaluated)
 
 
 def _device(torch: Any, placement: Placement) -> "torch.device":

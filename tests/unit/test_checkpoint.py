@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -59,6 +60,64 @@ def test_a_damaged_one_is_named_and_the_one_before_it_used(tmp_path, damage):
     with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged") as error:
         checkpoint.latest(tmp_path, notes.append)
     assert error.value.code == DATA
+
+
+@pytest.mark.parametrize("reader", ["_sha256", "load_file"])
+def test_one_that_is_pruned_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, reader):
+    """Training goes on in another program; what it has saved since is what we get."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    read = getattr(checkpoint, reader)
+
+    def slowly(path):
+        monkeypatch.undo()
+        save(tmp_path, 3)
+        checkpoint.prune(tmp_path, 1)
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, reader, slowly)
+    assert checkpoint.latest(tmp_path, pytest.fail).manifest["step"] == 3
+    assert names(tmp_path) == ["step-000000003"]
+    with pytest.raises(FileNotFoundError):
+        checkpoint.read(tmp_path / "step-000000002")
+
+
+def test_a_damaged_one_is_named_once_though_we_look_twice(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    flip(save(tmp_path, 3) / "state.safetensors")
+    load = checkpoint.load_file
+
+    def slowly(path):
+        monkeypatch.undo()
+        shutil.rmtree(path.parent)
+        return load(path)
+
+    monkeypatch.setattr(checkpoint, "load_file", slowly)
+    notes = []
+    assert checkpoint.latest(tmp_path, notes.append).manifest["step"] == 1
+    assert len(notes) == 1
+    assert checkpoint.steps(tmp_path) == [3, 1]
+
+
+def test_a_link_to_nowhere_is_damaged(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / "step-000000002").symlink_to(tmp_path / "nowhere")
+    notes = []
+    assert checkpoint.latest(tmp_path, notes.append).manifest["step"] == 1
+    assert "step-000000002 is damaged" in notes[0]
+
+
+def test_prune_renames_before_it_deletes(tmp_path, monkeypatch):
+    """So that a reader finds a checkpoint whole or not at all; what a kill leaves is swept on resume."""
+    for step in (1, 2):
+        save(tmp_path, step)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+    checkpoint.prune(tmp_path, 1)
+    assert names(tmp_path) == [".deleting-step-000000001", "step-000000002"]
+    monkeypatch.undo()
+    checkpoint.clear_ahead(tmp_path, 2)
+    assert names(tmp_path) == ["step-000000002"]
 
 
 def test_prune_keeps_the_latest_and_the_best(tmp_path):

@@ -1,7 +1,11 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import confusion_matrix
 
+from lockstep.data import digits
 from lockstep.data.dataset import Dataset
 from lockstep.evaluate import evaluate
 from lockstep.overrides import make
@@ -18,8 +22,8 @@ class OneOf:
         self.process, self.processes, self.tables = process, processes, tables
 
     def gather(self, table):
-        self.tables[self.process] = table
-        return torch.stack([self.tables.get(p, torch.zeros_like(table)) for p in range(self.processes)])
+        self.tables[self.process, table.shape] = table
+        return torch.stack([self.tables.get((p, table.shape), torch.zeros_like(table)) for p in range(self.processes)])
 
 
 def data(count):
@@ -63,6 +67,73 @@ def test_ties_and_infinities_earn_nothing():
     recipe, network, parameters, model = setting(10)
     dataset, buffers = data(50), persistent_buffers(model)
     zero = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    assert evaluate(recipe, network, zero, buffers, dataset, Local(4)).accuracy == 0.1
+    constant = evaluate(recipe, network, zero, buffers, dataset, Local(4))
+    assert constant.accuracy == 0.1
+    assert constant.confusion == ((5, *[0] * 9),) * 10
     zero["logits.bias"] = torch.full((10,), torch.inf)
     assert evaluate(recipe, network, zero, buffers, dataset, Local(4)).correct == 0
+
+
+def test_confusion_of_a_trained_network_is_scikit_learns():
+    recipe, network, parameters, model = setting(100)
+    splits = digits.load(None)
+    images, test_set = recipe.augmentation.test(splits["train"].images), splits["test"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for start in range(0, 1400, 100):
+        loss = torch.nn.functional.cross_entropy(
+            model(images[start : start + 100]), splits["train"].labels[start:][:100]
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    result = evaluate(recipe, network, parameters, persistent_buffers(model), test_set, Local(4))
+    predicted = model.eval()(recipe.augmentation.test(test_set.images)).argmax(1)
+    assert 0.3 < result.accuracy < 1
+    assert np.array_equal(result.confusion, confusion_matrix(test_set.labels, predicted, labels=range(10)))
+    assert np.array_equal(result.class_examples, np.bincount(test_set.labels))
+    assert result.class_correct == np.diagonal(result.confusion).tolist()
+    assert sum(result.class_correct) == result.correct
+
+
+def prepared(logits, labels, eval_batch=4):
+    """The evaluation of a network that answers example i with `logits[i]`."""
+    classes = tuple("abc")
+    images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
+    recipe = SimpleNamespace(eval_batch=eval_batch, augmentation=SimpleNamespace(test=lambda images: images))
+
+    class Prepared:
+        module = torch.nn.Identity()
+
+        def __call__(self, images):
+            return logits[images.flatten().long()]
+
+        def load_parameters(self, parameters):
+            pass
+
+        load_buffers = load_parameters
+
+    return evaluate(recipe, Prepared(), {}, {}, Dataset.of(images, np.array(labels), classes), Local(1))
+
+
+def test_what_is_not_finite_belongs_to_no_column():
+    logits = torch.eye(3)[[0, 0, 1, 2, 2, 1]]
+    logits[1, 2] = torch.nan
+    logits[4, 2] = torch.inf  # the greatest, and for the right class
+    result = prepared(logits, [0, 0, 1, 1, 2, 2])
+    assert result.class_examples == (2, 2, 2)
+    assert result.confusion == ((1, 0, 0), (0, 1, 1), (0, 1, 0))
+    assert (result.examples, result.correct, result.class_correct) == (6, 2, [1, 1, 0])
+
+
+def test_an_output_beyond_the_classes_belongs_to_no_column():
+    result = prepared(torch.eye(6)[[0, 5, 3, 2]], [0, 0, 1, 2])
+    assert result.confusion == ((1, 0, 0), (0, 0, 0), (0, 0, 1))
+    assert (result.class_examples, result.correct) == ((2, 1, 1), 2)
+
+
+def test_the_first_examples_are_a_data_set_of_their_own():
+    whole = data(53)
+    part = whole.first(20)
+    assert torch.equal(part.images, whole.images[:20])
+    assert torch.equal(part.labels, whole.labels[:20])
+    assert part.sha256 == whole.first(20).sha256 != whole.sha256

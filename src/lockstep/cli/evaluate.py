@@ -1,11 +1,13 @@
 """lockstep eval."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json, Processes
+from lockstep.cli.options import STARTED, Data, Device, Json
+from lockstep.errors import LockstepError
 
 
 def evaluate(
@@ -14,17 +16,46 @@ def evaluate(
         Literal["ema", "raw"] | None, typer.Option(help="Default: ema if the run keeps an average, else raw.")
     ] = None,
     split: Annotated[str, typer.Option(help="test or train (undistorted), or another the data set has.")] = "test",
+    examples: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first N of the split. Default: all.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Evaluate each new checkpoint once, until the run has ended.")
+    ] = False,
+    interval: Annotated[
+        float | None, typer.Option(metavar="S", help="With --watch: seconds between looks. Default: 5.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --watch: look once, evaluate what is new, and end.")
+    ] = False,
     data: Data = None,
-    processes: Processes = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes. Default: one a GPU; on CPU min(towers, cores / threads). With --watch: 1, which leaves "
+            "the others to training.",
+        ),
+    ] = None,
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
     """Evaluate the newest whole checkpoint of a run: every example of a split exactly once, not augmented.
 
+    Says the accuracy, then for each class its examples, its accuracy and what it was taken for: its row of the
+    confusion matrix, or with more than 20 classes the three most frequent mistakes.
+
+    With --watch, a line for the newest checkpoint whenever there is a new one, in the shape of TensorFlow's CIFAR-10
+    evaluator; the run may be training in another program. Recorded in RUN/eval, as TensorBoard events and as
+    metrics.jsonl; what is recorded there is not evaluated again. With --json each evaluation is a line.
+
     \b
     Examples:
       lockstep eval runs/digits-1
       lockstep eval runs/digits-1 --weights raw --split train --json
+      lockstep eval runs/digits-1 --examples 100
+      lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
+      lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
     from lockstep.launch import launch
     from lockstep.placement import Placement
@@ -32,10 +63,17 @@ def evaluate(
     from lockstep.run import Run
     from lockstep.work import Job
 
+    if not watch and (once or interval is not None):
+        raise LockstepError(f"{'--once' if once else '--interval'} is for --watch: add that, or leave it out")
+    interval = 5.0 if interval is None else interval
+    if not 0 < interval < math.inf:
+        raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
     recipe = Run.open(run).recipe()
+    processes = 1 if watch and processes is None else processes
     fields = {"device": device, "processes": processes, "data": data.absolute() if data else None}
     job = Job(
         command="eval", recipe=recipe, placement=validated(Placement, fields), path=run,
-        weights=weights, split=split, json_output=json_output, started=STARTED,
+        weights=weights, split=split, examples=examples, watch=watch, interval=interval, once=once,
+        json_output=json_output, started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))

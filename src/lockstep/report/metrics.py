@@ -35,7 +35,7 @@ class MetricsFile:
                 "split": event.split,
                 "weights": weights,
             }
-            self._append(row | {"accuracy": result.accuracy} | vars(result))
+            self._append(row | result.summary())
 
     def note(self, text: str) -> None:
         """Nothing: notes are for people."""

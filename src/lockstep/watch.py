@@ -1,0 +1,131 @@
+"""Watch: evaluates the newest checkpoint of a run, or each new one while the run is trained by another program.
+
+Nothing here takes the run's lock: that is for who writes recipe, metrics and checkpoints.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep import checkpoint
+from lockstep.checkpoint import Checkpoint
+from lockstep.errors import DATA, LockstepError
+from lockstep.report.evaluation import Evaluated
+from lockstep.report.ledger import Ledger
+from lockstep.run import Run
+from lockstep.session import Session
+
+_MEET_S = 30.0  # how often waiting processes meet: one that hears nothing for minutes takes the others for lost
+_EVALUATE, _WAIT, _END = b"evaluate", b"wait", b"end"
+
+Note = Callable[[str], None]
+
+
+class Evaluator:
+    """One question about a run's checkpoints: how good some of its weights are on a split. The same in all processes.
+
+    `weights` is "ema", "raw" or None for the ones that make the classifier; `examples` None for the whole split.
+    Raises: LockstepError if the run cannot be asked that.
+    """
+
+    def __init__(
+        self, session: Session, path: Path, *, split: str, weights: str | None = None, examples: int | None = None
+    ) -> None:
+        self.session, self.run = session, Run(path)
+        self.dataset = session.split(split, examples)
+        own = "ema" if session.state.ema is not None else "raw"
+        if weights == "ema" and own == "raw":
+            raise LockstepError(f"{path} keeps no average of its weights: use --weights raw")
+        self.split, self.weights = split, weights or own
+        self.usual = (split, self.weights, len(self.dataset)) == ("test", own, len(session.splits[split]))
+        self.is_first = session.reduction.process == 0
+
+    def __call__(self, found: Checkpoint | None) -> Evaluated:
+        """Evaluate the checkpoint that process 0 found."""
+        self.session.restore(found)
+        result = self.session.evaluate(self.dataset, self.weights)
+        step, classes = self.session.state.step, self.dataset.classes
+        return Evaluated(self.run.path, time.time(), step, self.split, self.weights, classes, result)
+
+
+def evaluate_newest(evaluator: Evaluator, note: Note) -> Evaluated:
+    """Evaluate the newest whole checkpoint. Raises: LockstepError if there is none."""
+    found = checkpoint.latest(evaluator.run.checkpoints, note) if evaluator.is_first else None
+    if evaluator.is_first and found is None:
+        raise _none_yet(evaluator.run)
+    return evaluator(found)
+
+
+def watch(evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[Evaluated], None], note: Note) -> None:
+    """Evaluate each new checkpoint once, until the run has ended and its last one is evaluated.
+
+    Every `interval` seconds process 0 looks for the newest one, and all processes do what it decides; with `once` it
+    looks only once. It calls `tell` with each evaluation. Raises: LockstepError.
+    """
+    reduction = evaluator.session.reduction
+    watcher = _Watcher(evaluator, once, note) if evaluator.is_first else None
+    while True:
+        word = reduction.broadcast(watcher.decide() if watcher else None)
+        if word == _EVALUATE:
+            evaluated = evaluator(watcher.found if watcher else None)
+            if watcher:
+                watcher.ledger.add(evaluated)
+                tell(evaluated)
+            word = reduction.broadcast(watcher.after() if watcher else None)
+        if word == _END:
+            break
+        meetings = math.ceil(interval / _MEET_S)
+        for _ in range(meetings):
+            time.sleep(interval / meetings)
+            reduction.broadcast(b"" if watcher else None)
+    if watcher:
+        watcher.ledger.close()
+
+
+class _Watcher:
+    """Process 0's part: it looks, and decides for all. `found` is what there is to evaluate."""
+
+    def __init__(self, evaluator: Evaluator, once: bool, note: Note) -> None:
+        self._run, self._once, self._note = evaluator.run, once, note
+        self._noted: set[str] = set()
+        self._ended = False
+        self.found: Checkpoint | None = None
+        self.ledger = Ledger(
+            evaluator.run.path / "eval", note, split=evaluator.split, weights=evaluator.weights,
+            examples=len(evaluator.dataset), usual=evaluator.usual,
+        )  # fmt: skip
+
+    def decide(self) -> bytes:
+        """Look for a checkpoint that is new. Raises: LockstepError if there will be none."""
+        run = Run.open(self._run.path)  # it may have been deleted since
+        self._ended = run.result() is not None  # before we look: what we find then is the last
+        steps = checkpoint.steps(self._run.checkpoints)
+        if not steps:
+            if self._once or self._ended:
+                raise _none_yet(self._run)
+            self._note_once(f"{self._run.path} has no checkpoint yet: waiting")
+            return _WAIT
+        # Reading costs a checksum of the file, so not for one that is done. Damaged ones are passed over by reading.
+        self.found = None if steps[0] in self.ledger.done else checkpoint.latest(self._run.checkpoints, self._note_once)
+        if self.found is not None and self.found.manifest["step"] not in self.ledger.done:
+            return _EVALUATE
+        if self._once:
+            self._note(f"the newest checkpoint of {self._run.path} is evaluated already, see {self.ledger.path}")
+        elif self._ended:
+            self._note(f"{self._run.path} has ended, and its last checkpoint is evaluated, see {self.ledger.path}")
+        return self.after()
+
+    def after(self) -> bytes:
+        """Whether that was the last one."""
+        self.found = None  # its tensors are not needed while we wait
+        return _END if self._once or self._ended else _WAIT
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._note(text)
+
+
+def _none_yet(run: Run) -> LockstepError:
+    return LockstepError(f"{run.path} has no checkpoint yet", DATA)

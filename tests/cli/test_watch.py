@@ -1,0 +1,102 @@
+"""`lockstep eval --watch` beside a `lockstep train`, both the real program."""
+
+import json
+import signal
+import time
+
+import psutil
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.cli.test_mistakes import USAGE, refused
+from tests.unit.test_watch import Training
+
+
+def steps_of(lines):
+    return [json.loads(line)["step"] for line in lines]
+
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.02)
+
+
+def end(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.splitlines(), err.splitlines()
+
+
+def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
+    train = started("train", "--steps", 60, "--save-every", 1, "--keep", 1, "--processes", 1, "--name", "x", "--json")
+    run = tmp_path / "runs/x"
+    wait_for(run / "recipe.json")
+    lines, words = end(started("eval", "runs/x", "--watch", "--interval", 0.01, "--json"))
+    (result,), _ = end(train)
+    records = [json.loads(line) for line in lines]
+    steps = [record["step"] for record in records]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60
+    assert records[-1]["accuracy"] == json.loads(result)["accuracy"]["ema"]
+    assert set(words) <= {"runs/x has no checkpoint yet: waiting"}
+    assert steps_of((run / "eval/metrics.jsonl").read_text().splitlines()) == steps
+    events = EventAccumulator(str(run / "eval")).Reload().Scalars("precision@1")
+    assert [(event.step, event.value) for event in events] == [
+        (record["step"], pytest.approx(record["accuracy"])) for record in records
+    ]
+
+
+def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(started, program, tmp_path):
+    """The network holds training up before a step until the checkpoint of the step before is evaluated."""
+    (tmp_path / "patient.py").write_text(
+        "import pathlib, time\n"
+        "from lockstep.models.digits import Digits\n"
+        "class Patient(Digits):\n"
+        "    towers = 0\n"
+        "    def forward(self, images):\n"
+        "        rows, row = pathlib.Path('runs/x/eval/metrics.jsonl'), f'\"step\": {self.towers // 4},'\n"
+        "        while self.training and not (rows.exists() and row in rows.read_text()):\n"
+        "            time.sleep(0.02)\n"
+        "        self.towers += self.training\n"
+        "        return super().forward(images)\n"
+        "def build(shape, classes):\n"
+        "    return Patient(shape, classes)\n"
+    )
+    train = started(
+        "train", "--model", "patient:build", "--steps", 4, "--save-every", 1, "--processes", 1, "--name", "x"
+    )  # fmt: skip
+    wait_for(tmp_path / "runs/x/recipe.json")
+    lines, _ = end(started("eval", "runs/x", "--watch", "--interval", 0.05, "--processes", 2, "--json"))
+    end(train)
+    assert steps_of(lines) == [0, 1, 2, 3, 4]
+    plain = program("eval", "runs/x", "--processes", 1, "--json")
+    assert json.loads(plain.stdout) == json.loads(lines[-1])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
+    training = Training(tmp_path / "runs/x")  # which holds the run's lock, and does not end
+    training.save(1)
+    process = started("eval", "runs/x", "--watch", "--interval", 3600, "--processes", processes)
+    assert ": precision @ 1 = " in process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    training.run.unlock()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["runs/none", "--watch"], ["runs/none is no folder"]),
+        ([".", "--watch", "--once"], ["not a run"]),
+        (["runs/none", "--once"], ["--once is for --watch"]),
+        (["runs/none", "--interval", "3"], ["--interval is for --watch"]),
+        (["runs/none", "--watch", "--interval", "0"], ["--interval: got 0.0", "more than 0"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_one_clear_message(program, args, words):
+    refused(program("eval", *args), USAGE, *words)

@@ -1,0 +1,255 @@
+"""The watcher in this process, beside a run whose checkpoints appear while it sleeps: nothing depends on timing."""
+
+import itertools
+import json
+import shutil
+import time
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lockstep import checkpoint, watch
+from lockstep.errors import DATA, LockstepError
+from lockstep.overrides import make
+from lockstep.recipe import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.run import Run
+from lockstep.session import Session
+from lockstep.work import Job, work
+
+RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 10})
+
+
+class Training:
+    """The program that trains, as far as a watcher can see it."""
+
+    def __init__(self, path):
+        self.run = Run.create(path, RECIPE)
+        self.session = Session(RECIPE, Placement(), Local(4), torch.device("cpu"))
+
+    def save(self, step, keep=5):
+        self.session.state.step = step
+        for parameter in self.session.state.parameters.values():
+            parameter.data.mul_(1.01)
+        facts = {"recipe_digest": RECIPE.digest(), "data_sha256": self.session.data_sha256}
+        checkpoint.save(self.run.checkpoints, self.session.state.tensors(), facts)
+        checkpoint.prune(self.run.checkpoints, keep)
+
+    def end(self):
+        self.run.write("result.json", {})
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = Training(tmp_path / "runs" / "x")
+    yield found
+    found.run.unlock()
+
+
+@pytest.fixture
+def evaluate(training, capsys):
+    """evaluate(**job) -> (exit code, lines of stdout, lines of stderr), as the program would after its command line."""
+
+    def call(**fields):
+        fields = {"watch": True, "once": False, "json_output": True, **fields}
+        path = training.run.path.relative_to(training.run.path.parent.parent)
+        code = work(
+            Job(
+                command="eval",
+                recipe=RECIPE,
+                placement=Placement(device="cpu"),
+                path=path,
+                started=time.time(),
+                **fields,
+            )
+        )
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err.splitlines()
+
+    return call
+
+
+@pytest.fixture
+def asleep(monkeypatch):
+    """asleep(*actions): each time the watcher sleeps, the next one happens."""
+
+    def plan(*actions):
+        left = iter(actions)
+        slept = []
+
+        def sleep(seconds):
+            slept.append(seconds)
+            next(left)()
+
+        monkeypatch.setattr(watch.time, "sleep", sleep)
+        return slept
+
+    return plan
+
+
+def rows(training):
+    return [json.loads(line) for line in (training.run.path / "eval/metrics.jsonl").read_text().splitlines()]
+
+
+def events(folder, tag):
+    accumulator = EventAccumulator(str(folder)).Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(tag)]
+
+
+def test_each_new_checkpoint_once_the_newest_first_and_then_the_end(training, evaluate, asleep):
+    def several():
+        for step in (3, 4, 5):
+            training.save(step, keep=1)
+
+    def last():
+        training.save(10)
+        training.end()
+
+    nothing = int  # called, it does nothing
+    asleep(nothing, lambda: training.save(0), nothing, lambda: training.save(2), several, nothing, last)
+    code, out, err = evaluate()
+    records = [json.loads(line) for line in out]
+    assert code == 0
+    assert err == ["runs/x has no checkpoint yet: waiting"]
+    assert [record["step"] for record in records] == [0, 2, 5, 10]
+    assert {(record["weights"], record["split"], record["examples"]) for record in records} == {("ema", "test", 355)}
+    for row, record in zip(rows(training), records, strict=True):
+        assert row.pop("time") > 1.7e9
+        assert row.pop("kind") == "evaluation"
+        assert row.pop("class_correct") == [each["correct"] for each in record["classes"]]
+        assert row.items() <= record.items()
+        assert len(row) == 7
+    folder = training.run.path / "eval"
+    for tag, field in (("precision@1", "accuracy"), ("loss", "loss")):
+        assert events(folder, tag) == [(record["step"], pytest.approx(record[field])) for record in records]
+
+
+def test_a_second_watcher_does_not_repeat(training, evaluate, asleep):
+    training.save(2)
+    training.save(4)
+    assert evaluate(once=True)[0] == 0
+    with (training.run.path / "eval/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "evalu')  # by a watcher that was killed
+    code, out, err = evaluate(once=True)
+    assert (code, out) == (0, [])
+    assert err == ["the newest checkpoint of runs/x is evaluated already, see runs/x/eval/metrics.jsonl"]
+    assert len(evaluate(once=True, examples=7)[1]) == 1  # another question
+    assert len(evaluate(once=True, weights="raw")[1]) == 1
+    assert len(evaluate(once=True, split="train")[1]) == 1
+    asleep(lambda: (training.save(6), training.end()))
+    code, out, err = evaluate()
+    assert [json.loads(line)["step"] for line in out] == [6]
+    code, out, err = evaluate()
+    assert (code, out) == (0, [])
+    assert err == ["runs/x has ended, and its last checkpoint is evaluated, see runs/x/eval/metrics.jsonl"]
+    folder = training.run.path / "eval"
+    assert [step for step, _ in events(folder, "loss")] == [4, 6]
+    assert [step for step, _ in events(folder / "raw-test-355", "loss")] == [4]
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
+        "ema-test-7", "ema-train-1442", "raw-test-355",
+    ]  # fmt: skip
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    assert [json.loads(line)["examples"] for line in lines if line[-1] == "}"] == [355, 7, 355, 1442, 355]
+
+
+def test_a_run_resumed_at_an_earlier_step(training, evaluate, asleep):
+    training.save(2)
+    training.save(8)
+
+    def resume():
+        checkpoint.clear_ahead(training.run.checkpoints, 2)
+
+    def last():
+        training.save(8)
+        training.end()
+
+    asleep(resume, lambda: training.save(5), last)
+    code, out, _ = evaluate()
+    assert code == 0
+    assert [json.loads(line)["step"] for line in out] == [8, 2, 5]
+
+
+def test_precision_line(training, evaluate):
+    training.save(4)
+    _, (line,), _ = evaluate(once=True, json_output=False, weights="raw", examples=350)
+    assert ": precision @ 1 = 0." in line
+    assert line.endswith("  (step 4, raw, 350 test images)")
+
+
+def test_a_file_in_the_way_costs_the_record_only(training, evaluate, asleep):
+    (training.run.path / "eval").write_text("mine")
+    training.save(2)
+    asleep(lambda: training.save(4), lambda: (training.save(6), training.end()))
+    code, out, err = evaluate()
+    assert code == 0
+    assert [json.loads(line)["step"] for line in out] == [2, 4, 6]
+    assert len(err) == 1
+    assert err[0].startswith("cannot record evaluations in runs/x/eval: ")
+    assert (training.run.path / "eval").read_text() == "mine"
+
+
+def test_a_damaged_one_is_named_once_and_not_what_it_hides(training, evaluate, asleep):
+    training.save(2)
+    training.save(4)
+    (training.run.checkpoints / "step-000000004" / "state.safetensors").write_bytes(b"")
+    asleep(int, int, training.end)
+    code, out, err = evaluate()
+    assert code == 0
+    assert [json.loads(line)["step"] for line in out] == [2]
+    assert [line.endswith("trying the one before it") for line in err] == [True, False]
+
+
+@pytest.mark.parametrize("fields", [{"once": True}, {"watch": False}])
+def test_no_checkpoint_yet(evaluate, fields):
+    with pytest.raises(LockstepError, match="runs/x has no checkpoint yet") as error:
+        evaluate(**fields)
+    assert error.value.code == DATA
+
+
+def test_a_run_that_ended_without_checkpoints_is_not_waited_for(training, evaluate):
+    training.end()
+    with pytest.raises(LockstepError, match="no checkpoint yet"):
+        evaluate()
+
+
+def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
+    asleep(lambda: shutil.rmtree(training.run.path))
+    with pytest.raises(LockstepError, match="runs/x is no folder"):
+        evaluate()
+
+
+@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"examples": 0}, "--examples: got 0: split test of data set digits has 355, so give 1 to 355"),
+        ({"examples": 1443, "split": "train"}, "got 1443.*1 to 1442"),
+        ({"split": "validation"}, "no split 'validation': it has train, test"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused_before_waiting(evaluate, fields, words, watch):
+    with pytest.raises(LockstepError, match=words):
+        evaluate(watch=watch, **fields)
+
+
+def test_the_first_examples_are_counted_exactly(training, evaluate):
+    training.save(2)
+    labels = training.session.splits["test"].labels
+    for count in (1, 300, 355):
+        _, (line,), _ = evaluate(watch=False, examples=count)
+        record = json.loads(line)
+        assert record["examples"] == count
+        assert [each["examples"] for each in record["classes"]] == torch.bincount(labels[:count], minlength=10).tolist()
+        assert sum(map(sum, record["confusion"])) == count
+
+
+def test_processes_that_wait_long_meet_often(training, evaluate, asleep):
+    training.save(2)
+    wakes = itertools.count()
+    slept = asleep(*[lambda: next(wakes) < 3 or training.end()] * 100)
+    evaluate(interval=100.0)
+    assert slept == [25.0] * 4
