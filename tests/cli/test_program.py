@@ -10,7 +10,14 @@ import pytest
 
 from lockstep import numerics
 
-COMMANDS = [[], ["train"], ["eval"], ["recipes"], ["show"]]
+COMMANDS = [
+    [],
+    ["train"],
+    ["eval"],
+    ["recipes"],
+    ["show"],
+    *(["data", *rest] for rest in ([], ["fetch"], ["list"], ["check"])),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

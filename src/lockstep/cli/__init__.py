@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
@@ -38,6 +39,7 @@ app.command(short_help="Train a classifier: a recipe, your own recipe file, or a
 app.command("eval", short_help="Evaluate the newest checkpoint of a run.")(evaluate)
 app.command(short_help="List the recipes with their measured results.")(recipes)
 app.command(short_help="Print a recipe, as a file that train takes.")(show)
+app.add_typer(data, name="data", short_help="Download, list and check data sets.")
 
 
 @app.callback(invoke_without_command=True)
