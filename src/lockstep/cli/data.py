@@ -55,7 +55,7 @@ def fetch(
     from lockstep.data import sources
     from lockstep.signals import handled_by, leave
 
-    source = _source(name)
+    source, data = _source(name), data.absolute() if data else None
     place, downloaded = None, False
     if source.archives:
         place, ours = module.located(source, data) or (sources.destination(source, data), True)
@@ -127,7 +127,7 @@ def check(
     from lockstep.data.fetch import located
     from lockstep.settings import load_object
 
-    source = _source(name)
+    source, data = _source(name), data.absolute() if data else None
     place, ours = (located(source, data) if source.archives else None) or (None, False)
     if place and ours:
         if problem := manifest.problem(place):

@@ -85,6 +85,8 @@ def _download(source: Source, place: Path, timeout_s: float) -> None:
             if archive.packed:
                 unpack(path, partial)
                 path.unlink()
+        if (file := sources.lacking(source, partial)) is not None:  # tarfile takes damage for the archive's end
+            raise LockstepError(f"what was downloaded has no file {file}", DATA)
         manifest.write(partial, source.name)
         _publish(partial, place)
     finally:

@@ -1,7 +1,7 @@
 """Where a data set's files are: a folder the user names, or the user's cache."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -37,20 +37,30 @@ def find(source: Source, folder: Path | None) -> list[Path]:
 
 def present(source: Source, folder: Path | None) -> list[Path] | None:
     """What `find` finds, or None."""
-    for candidate in candidates(source, folder):
-        found = [_first(candidate, names) for names in source.files]
-        if all(found):
-            return [path for path in found if path]
-    return None
+    return _look(source, candidates(source, folder))[0]
 
 
 def incomplete(source: Source, folder: Path | None) -> tuple[Path, str] | None:
     """The first folder that has some of the files, and a file it lacks."""
-    for candidate in candidates(source, folder):
-        found = [_first(candidate, names) for names in source.files]
-        if any(found) and None in found:
-            return candidate, source.files[found.index(None)][0]
-    return None
+    return _look(source, candidates(source, folder))[1]
+
+
+def lacking(source: Source, place: Path) -> str | None:
+    """A file that is not there, if a folder of this data set alone does not have them all."""
+    paths, gap = _look(source, _below(source, place))
+    return None if paths else gap[1] if gap else source.files[0][0]
+
+
+def _look(source: Source, places: Iterable[Path]) -> tuple[list[Path] | None, tuple[Path, str] | None]:
+    """The files in the first place that has all; and the first place that has only some, with a file it lacks."""
+    gap = None
+    for place in places:
+        found = [_first(place, names) for names in source.files]
+        if all(found):
+            return [path for path in found if path], gap
+        if any(found) and gap is None:
+            gap = place, source.files[found.index(None)][0]
+    return None, gap
 
 
 def candidates(source: Source, folder: Path | None) -> list[Path]:
