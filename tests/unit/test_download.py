@@ -108,7 +108,7 @@ def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, p
     lines = err.splitlines()
     assert lines[0] == f"lockstep: fetching toy.tar.gz ({transfer.size(len(TOY))}) from {server.url}toy.tar.gz"
     assert lines[1].startswith("lockstep: toy.tar.gz is here and verified after")
-    assert lines[2:] == [f"lockstep: data set toy is in {place}"]
+    assert lines[2:] == []
 
 
 def test_single_files_are_kept_as_they_are_even_if_called_an_encoding(server, place):
@@ -364,10 +364,11 @@ def test_a_folder_that_is_not_ours_is_never_replaced(server, place):
     assert server.requests == ["toy.tar.gz"]
 
 
-def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monkeypatch):
+def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
     for _ in range(2):
         fetch.ensure("toy", None)
+    assert capsys.readouterr().err.splitlines()[2:] == [f"lockstep: data set toy is in {tmp_path}/cache/lockstep/toy"]
     assert listing(tmp_path / "cache/lockstep") == ["toy"]
     assert server.requests == ["toy.tar.gz"]
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "own"))

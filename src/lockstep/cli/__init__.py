@@ -29,6 +29,7 @@ Examples:
   lockstep train cifar10-tutorial --towers 2       TensorFlow's CIFAR-10 tutorial on two towers
   lockstep eval runs/digits-1
   lockstep recipes
+  lockstep data list
 
 \b
 Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 data, 4 environment or processes,

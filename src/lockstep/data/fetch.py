@@ -29,7 +29,9 @@ def ensure(name: str, folder: Path | None) -> None:
         return
     gap = sources.incomplete(source, None)
     if gap is None or manifest.root([gap[0] / gap[1]], name):
-        fetch(source, sources.destination(source, None))
+        place = sources.destination(source, None)
+        if fetch(source, place):
+            say(f"data set {name} is in {place}")
 
 
 def located(source: Source, folder: Path | None) -> tuple[Path, bool] | None:
@@ -91,7 +93,6 @@ def _download(source: Source, place: Path, timeout_s: float) -> None:
         _publish(partial, place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    say(f"data set {source.name} is in {place}")
 
 
 def _publish(partial: Path, place: Path) -> None:
