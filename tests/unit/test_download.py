@@ -380,16 +380,13 @@ def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monk
 
 
 def test_first_use_downloads_nothing_where_the_user_says_where(server, tmp_path, monkeypatch):
-    source = toy(TOY, server.url)
-    monkeypatch.setitem(SOURCES, "toy", source)
-    fetch.ensure("toy", tmp_path)
+    monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
     with pytest.raises(LockstepError, match=f"lockstep data fetch toy --data {tmp_path}"):
-        sources.find(source, tmp_path)
+        fetch.ensure("toy", tmp_path)
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
     (tmp_path / "a.bin").write_text("by hand, and one file short")
-    fetch.ensure("toy", None)
-    with pytest.raises(LockstepError, match=r"has no file b\.bin"):
-        sources.find(source, None)
+    with pytest.raises(LockstepError, match=r"has no file b\.bin: add it, or download it: lockstep data fetch toy"):
+        fetch.ensure("toy", None)
     fetch.ensure("digits", None)
     fetch.ensure("my own", None)
     assert server.requests == []

@@ -20,18 +20,21 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 
 def ensure(name: str, folder: Path | None) -> None:
-    """Download data set `name` unless it is here, or `folder` says where it has to be. Raises: LockstepError.
+    """Have data set `name` here before anything slow begins: download it, unless `folder` says where it has to be.
 
-    A folder of the user's own that lacks a file is left to the reader, which names the file.
+    Raises: LockstepError, also where it has to be in `folder`, or a folder of the user's own has only part of it.
     """
     source = SOURCES.get(name)
-    if source is None or not source.archives or folder is not None or sources.present(source, None):
+    if source is None or not source.archives:
         return
     gap = sources.incomplete(source, None)
-    if gap is None or manifest.root([gap[0] / gap[1]], name):
-        place = sources.destination(source, None)
-        if fetch(source, place):
-            say(f"data set {name} is in {place}")
+    by_hand = gap is not None and manifest.root([gap[0] / gap[1]], name) is None
+    if folder is not None or by_hand or sources.present(source, None):
+        sources.find(source, folder)
+        return
+    place = sources.destination(source, None)
+    if fetch(source, place):
+        say(f"data set {name} is in {place}")
 
 
 def located(source: Source, folder: Path | None) -> tuple[Path, bool] | None:

@@ -26,7 +26,8 @@ def find(source: Source, folder: Path | None) -> list[Path]:
         return paths
     if (gap := incomplete(source, folder)) is not None:
         place, file = gap
-        raise LockstepError(f"data set {source.name}: {place} has no file {file}", DATA)
+        hint = f"add it{_or_fetch(source, folder)}"
+        raise LockstepError(f"data set {source.name}: {place} has no file {file}: {hint}", DATA)
     looked = ", ".join(str(place) for place in default_places(source)) if folder is None else folder
     raise LockstepError(
         f"data set {source.name}: no {source.files[0][0]} in {looked}. Give its folder as --data DIR or in "
