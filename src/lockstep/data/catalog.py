@@ -76,7 +76,7 @@ def _idx_archives(bases: tuple[str, ...], *sizes_and_sums: tuple[int, str]) -> t
     return tuple(Archive(f"{name}.gz", bases, *fact) for name, fact in zip(_IDX, sizes_and_sums, strict=True))
 
 
-# Sizes and sums: those that TensorFlow Datasets, torchvision's sources and others publish for the official files.
+# Sizes and sums: of the official files, as other public projects that pin them state them.
 _ALL = (
     Source("digits", 1_797),
     Source(
