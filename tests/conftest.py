@@ -17,6 +17,10 @@ import torch  # noqa: E402
 
 numerics.configure(1, exact=True)
 
+# Whatever a test asks for outside this machine is refused at once: no proxy listens at this port.
+OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+
 _REAL_DATA = os.environ.get("LOCKSTEP_DATA")
 
 
@@ -38,9 +42,9 @@ def real_data() -> Path:
 
 
 def _outside() -> dict[str, str]:
-    """The environment of a user's shell: no thread counts, no data (a test that wants it says so), and no GPU."""
-    ours = {*numerics.environment(1), "LOCKSTEP_DATA"}
-    return {**{k: v for k, v in os.environ.items() if k not in ours}, "CUDA_VISIBLE_DEVICES": ""}
+    """A user's shell: no thread counts, no data (a test that wants it says so), no GPU and no network."""
+    ours = {*numerics.environment(1), "LOCKSTEP_DATA", "LOCKSTEP_MIRROR"}
+    return {**{k: v for k, v in os.environ.items() if k not in ours}, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:

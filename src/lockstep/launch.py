@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import numerics
+from lockstep.data.fetch import ensure
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
 from lockstep.reduce import owned
-from lockstep.signals import Forwarded, handled_by
+from lockstep.signals import Forwarded, handled_by, leave
 from lockstep.work import Job, joins_outer_launch, work
 
 
@@ -26,6 +27,9 @@ def launch(job: Job) -> int:
     """Do `job` on as many processes as its placement says; returns the exit code. Raises: LockstepError."""
     check(job.recipe, job.placement)
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
+    if "synthetic" not in job.modes:
+        with handled_by(leave):
+            ensure(job.recipe.dataset, job.placement.data)
     processes = None if joins_outer_launch() else _count(job.recipe, job.placement)
     if processes is not None and processes > 1:
         return _start(job, processes)

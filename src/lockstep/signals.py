@@ -66,6 +66,11 @@ class Forwarded:
                 child.send_signal(signal.SIGKILL if self.killed else signal.SIGTERM)
 
 
+def leave(number: int, frame: FrameType | None) -> None:
+    """The signal handler of a part that has something to tidy up on its way out."""
+    sys.exit(SIGNAL_BASE + number)
+
+
 def end_at_once(number: int, frame: FrameType | None) -> None:
     """The signal handler of a process that has nothing to save."""
     os._exit(SIGNAL_BASE + number)

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.test_checkpoint import flip
 
 from lockstep import checkpoint
-from lockstep.data import mnist
+from lockstep.data.catalog import SOURCES
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 
@@ -106,8 +106,8 @@ def test_damaged_cifar_files_are_named(program, tmp_path):
 
 
 def test_mnist_in_the_wrong_format_is_named(program, tmp_path):
-    for name in mnist._FILES:
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(struct.pack(">2I", 2049, 10_000) + b"\x01" * 10_000))
+    for names in SOURCES["mnist"].files:
+        (tmp_path / names[0]).write_bytes(gzip.compress(struct.pack(">2I", 2049, 10_000) + b"\x01" * 10_000))
     refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: idx magic number 2049")
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"<html>not found</html>")
     refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: not a whole gzip file")

@@ -10,7 +10,8 @@ import pytest
 
 from lockstep import numerics
 
-COMMANDS = [[], ["train"], ["eval"], ["recipes"], ["show"]]
+DATA = [["data", *rest] for rest in ([], ["fetch"], ["list"], ["check"])]
+COMMANDS = [[], ["train"], ["eval"], ["recipes"], ["show"], *DATA]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

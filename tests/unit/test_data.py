@@ -3,6 +3,7 @@ import struct
 
 import numpy as np
 import pytest
+from tests.serving import blank_mnist
 
 from lockstep.data import cifar, digits, mnist
 from lockstep.errors import DATA, LockstepError
@@ -104,6 +105,17 @@ def test_mnist_mistakes_are_named(tmp_path):
     broken.write_bytes(gzip.compress(b"x" * 5000)[:-20])
     with pytest.raises(LockstepError, match=r"images\.gz: not a whole gzip file"):
         mnist.read(broken, labels, count=2)
+
+
+def test_fashion_mnist_is_read_from_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
+    (tmp_path / "FashionMNIST/raw").mkdir(parents=True)
+    for name, body in blank_mnist().items():
+        (tmp_path / "FashionMNIST/raw" / name).write_bytes(body)
+    splits = mnist.load_fashion(None)
+    assert [(name, len(data)) for name, data in splits.items()] == [("train", 60_000), ("test", 10_000)]
+    assert splits["test"].classes[9] == "Ankle boot"
+    assert splits["test"].labels[:3].tolist() == [0, 1, 2]
 
 
 def test_digits_are_split_by_class_and_always_the_same():

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.bench import bench
+from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
@@ -29,6 +30,7 @@ Examples:
   lockstep train cifar10-tutorial --towers 2       TensorFlow's CIFAR-10 tutorial on two towers
   lockstep eval runs/digits-1
   lockstep recipes
+  lockstep data list
 
 \b
 Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 data, 4 environment or processes,
@@ -40,6 +42,7 @@ app.command("eval", short_help="Evaluate the newest checkpoint of a run.")(evalu
 app.command(short_help="Measure training speed, by number of processes, and take a step apart.")(bench)
 app.command(short_help="List the recipes with their measured results.")(recipes)
 app.command(short_help="Print a recipe, as a file that train takes.")(show)
+app.add_typer(data, name="data", short_help="Download, list and check data sets.")
 
 
 @app.callback(invoke_without_command=True)

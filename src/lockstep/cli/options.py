@@ -10,7 +10,9 @@ STARTED = time.time()  # of the program, for the seconds a run took in all
 
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder of the data set. Default: LOCKSTEP_DATA, then the user's cache."),
+    typer.Option(
+        "--data", help="Folder of the data set. Default: LOCKSTEP_DATA, then the user's cache, then a download."
+    ),
 ]
 Processes = Annotated[
     int | None,

@@ -6,11 +6,13 @@ from lockstep.data.settings import Shift as Shift
 from lockstep.settings import kinds
 
 # name -> the function that reads it: (folder) -> {"train": Dataset, "test": Dataset, ...}
+# What its files are called and where they are downloaded: SOURCES in catalog.py.
 DATASETS = {
     "digits": "lockstep.data.digits:load",
     "cifar10": "lockstep.data.cifar:load_cifar10",
     "cifar100": "lockstep.data.cifar:load_cifar100",
     "mnist": "lockstep.data.mnist:load",
+    "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
 Augmentation = Plain | Shift | Distort

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data import sources
+from lockstep.data.catalog import SOURCES
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 
@@ -19,8 +20,7 @@ _PIXELS = 3 * 32 * 32
 
 def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
     """The 50 000 training and 10 000 test images, 32x32 RGB."""
-    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
-    paths = sources.find("cifar10", ["cifar-10-batches-bin"], [[name] for name in names], folder)
+    paths = sources.find(SOURCES["cifar10"], folder)
     return {
         "train": read(paths[:5], records=10_000, label_bytes=1, classes=CIFAR10_CLASSES),
         "test": read(paths[5:], records=10_000, label_bytes=1, classes=CIFAR10_CLASSES),
@@ -29,8 +29,7 @@ def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
 
 def load_cifar100(folder: Path | None) -> dict[str, Dataset]:
     """The 50 000 training and 10 000 test images, 32x32 RGB, with their fine labels."""
-    names = ["train.bin", "test.bin", "fine_label_names.txt"]
-    paths = sources.find("cifar100", ["cifar-100-binary"], [[name] for name in names], folder)
+    paths = sources.find(SOURCES["cifar100"], folder)
     classes = tuple(paths[2].read_text().split())
     if len(classes) != 100:
         raise LockstepError(f"{paths[2]}: {len(classes)} class names, expected 100", DATA)

@@ -1,7 +1,8 @@
-"""MNIST in its original idx format, plain or gzip-compressed.
+"""MNIST, and Fashion-MNIST, in the original idx format, plain or gzip-compressed.
 
 A file is a big-endian header and one byte for each value: magic 2051, images, rows, columns; or magic 2049, labels.
 Source: http://yann.lecun.com/exdb/mnist/ ; the split is that of TensorFlow's input_data.read_data_sets.
+https://github.com/zalandoresearch/fashion-mnist ; the split is the standard one.
 """
 
 import gzip
@@ -12,24 +13,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data import sources
+from lockstep.data.catalog import SOURCES
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 
 _CLASSES = tuple("0123456789")
+_FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 _VALIDATION = 5_000  # the first so many training images are the validation split
-_FILES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
 
 
 def load(folder: Path | None) -> dict[str, Dataset]:
     """55 000 training, 5 000 validation and 10 000 test images, 28x28 grey."""
-    needed = [[f"{name}.gz", name] for name in _FILES]
-    paths = sources.find("mnist", ["mnist", "MNIST/raw"], needed, folder)
+    paths = sources.find(SOURCES["mnist"], folder)
     images, labels = read(paths[0], paths[1], count=60_000)
     test_images, test_labels = read(paths[2], paths[3], count=10_000)
     return {
         "train": Dataset.of(images[_VALIDATION:], labels[_VALIDATION:], _CLASSES),
         "validation": Dataset.of(images[:_VALIDATION], labels[:_VALIDATION], _CLASSES),
         "test": Dataset.of(test_images, test_labels, _CLASSES),
+    }
+
+
+def load_fashion(folder: Path | None) -> dict[str, Dataset]:
+    """60 000 training and 10 000 test images of clothes, 28x28 grey."""
+    paths = sources.find(SOURCES["fashion-mnist"], folder)
+    return {
+        "train": Dataset.of(*read(paths[0], paths[1], count=60_000), _FASHION_CLASSES),
+        "test": Dataset.of(*read(paths[2], paths[3], count=10_000), _FASHION_CLASSES),
     }
 
 

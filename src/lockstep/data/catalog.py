@@ -1,0 +1,138 @@
+"""What the data sets' files are called, and where they can be downloaded.
+
+Plain facts without torch: the readers find their files by them, `fetch.py` downloads by them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file as it is published.
+
+    Attributes:
+        name: the file's name.
+        bases: addresses of folders that have it, in the order they are tried.
+        size_bytes, sha256: of the file; whatever else a server sends is refused.
+    """
+
+    name: str
+    bases: tuple[str, ...]
+    size_bytes: int
+    sha256: str
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is a tar archive, to be unpacked; a single compressed file is read as it is."""
+        return self.name.endswith(".tar.gz")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set's files.
+
+    Attributes:
+        name: as in DATASETS.
+        images: how many there are, over all splits.
+        files: for each file the reader needs, the names it may have.
+        subfolders: where, under a data folder, the files may be.
+        archives: what is downloaded; empty for a data set that comes with a package.
+        common_names: whether another data set's files have the same names, so that a folder of several data sets is
+            not searched itself, only this set's subfolders of it.
+    """
+
+    name: str
+    images: int
+    files: tuple[tuple[str, ...], ...] = ()
+    subfolders: tuple[str, ...] = ()
+    archives: tuple[Archive, ...] = ()
+    common_names: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What a download transfers."""
+        return sum(archive.size_bytes for archive in self.archives)
+
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_SWIFT = "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/"
+# The official address of MNIST comes last: it has refused downloads for years, and is not encrypted.
+_MNIST = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+# The authors' repository before their bucket, whose address is not encrypted.
+_FASHION = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+)
+_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_IDX_FILES = tuple((f"{name}.gz", name) for name in _IDX)
+_CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+
+
+def _idx_archives(bases: tuple[str, ...], *sizes_and_sums: tuple[int, str]) -> tuple[Archive, ...]:
+    return tuple(Archive(f"{name}.gz", bases, *fact) for name, fact in zip(_IDX, sizes_and_sums, strict=True))
+
+
+# Sizes and sums: of the official files, as other public projects that pin them state them.
+_ALL = (
+    Source("digits", 1_797),
+    Source(
+        "cifar10",
+        60_000,
+        files=tuple((name,) for name in _CIFAR10_FILES),
+        subfolders=("cifar-10-batches-bin",),
+        archives=(
+            Archive(
+                "cifar-10-binary.tar.gz",
+                (_TORONTO, _SWIFT),
+                170_052_171,
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+    ),
+    Source(
+        "cifar100",
+        60_000,
+        files=(("train.bin",), ("test.bin",), ("fine_label_names.txt",)),
+        subfolders=("cifar-100-binary",),
+        archives=(
+            Archive(
+                "cifar-100-binary.tar.gz",
+                (_TORONTO,),
+                168_513_733,
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
+        ),
+    ),
+    Source(
+        "mnist",
+        70_000,
+        files=_IDX_FILES,
+        subfolders=("mnist", "MNIST/raw"),
+        archives=_idx_archives(
+            _MNIST,
+            (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+            (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+        ),
+    ),
+    Source(
+        "fashion-mnist",
+        70_000,
+        files=_IDX_FILES,
+        subfolders=("fashion-mnist", "FashionMNIST/raw"),
+        archives=_idx_archives(
+            _FASHION,
+            (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+            (29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+            (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+            (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+        ),
+        common_names=True,
+    ),
+)
+SOURCES = {source.name: source for source in _ALL}

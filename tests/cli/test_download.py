@@ -1,0 +1,185 @@
+"""lockstep data, and downloads on first use, through the real program; the addresses are a server of the test's."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.conftest import _outside
+from tests.serving import Server, archive, blank_mnist
+
+from lockstep.data.catalog import SOURCES, Source
+
+DATA = 3
+# The program, but for the sums of what it downloads: those of files that a test can make.
+PROGRAM = """
+import sys
+from lockstep.data import catalog
+from lockstep.data.catalog import Archive, Source
+source = eval(sys.argv.pop(1))
+catalog.SOURCES[source.name] = source
+from lockstep.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def bodies():
+    return blank_mnist()
+
+
+@pytest.fixture
+def server(bodies):
+    server = Server()
+    server.files |= bodies
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lockstep(tmp_path, server, bodies):
+    """Start the program, with the test's MNIST instead of the real one: lockstep(*args) -> Popen."""
+    real = SOURCES["mnist"]
+    archives = tuple(archive(name, body, "http://127.0.0.1:9/nowhere/") for name, body in bodies.items())
+    source = Source("mnist", 70_000, real.files, real.subfolders, archives)
+    started = []
+
+    def start(*args, **environment):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, repr(source), *map(str, args)],
+            cwd=tmp_path,
+            env={
+                **_outside(),
+                "XDG_CACHE_HOME": str(tmp_path / "cache"),
+                "LOCKSTEP_MIRROR": server.url,
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def done(lockstep):
+    def run(*args, **environment):
+        process = lockstep(*args, **environment)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    return run
+
+
+def left(tmp_path):
+    """All files under the cache."""
+    return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file())
+
+
+def test_training_downloads_on_first_use(done, server, tmp_path, bodies):
+    (tmp_path / "small.py").write_text(
+        "from torch import nn\n"
+        "def build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, classes))\n"
+    )
+    first = done(
+        "train", "mnist", "--model", "small:build", "--set", "weight_decay={}", "--steps", 1, "--batch", 8,
+        "--towers", 1, "--json", "--name", "small",
+    )  # fmt: skip
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["steps"] == 1
+    assert f"fetching train-images-idx3-ubyte.gz (0.2 MB) from {server.url}train-images" in first.stderr
+    assert sorted(server.requests) == sorted(bodies)
+    assert left(tmp_path) == sorted([*bodies, "lockstep-manifest.json"])
+    second = done("eval", "runs/small")
+    assert (second.returncode, second.stderr) == (0, "")
+    assert len(server.requests) == 4
+
+
+def test_fetch_list_and_check(done, server, tmp_path, bodies):
+    missing = done("data", "check", "mnist")
+    assert missing.returncode == DATA
+    assert "lockstep data fetch mnist" in missing.stderr
+    fetched = done("data", "fetch", "mnist", "--data", "here", "--json")
+    place = tmp_path / "here/mnist"
+    assert json.loads(fetched.stdout) == {"dataset": "mnist", "folder": str(place), "downloaded": True}
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["mnist"]
+    again = done("data", "fetch", "mnist", LOCKSTEP_DATA=str(tmp_path / "here"))
+    assert (again.stdout, again.stderr) == (f"mnist is already in {place}\n", "")
+    assert len(server.requests) == 4
+    listed = json.loads(done("data", "list", "--json", LOCKSTEP_DATA=str(tmp_path / "here")).stdout)
+    assert listed["mnist"]["folder"] == str(place)
+    assert listed["cifar10"] == {"images": 60_000, "download_bytes": 170_052_171, "folder": None, "here": False}
+    assert listed["digits"]["here"]
+    table = done("data", "list", LOCKSTEP_DATA=str(tmp_path / "here")).stdout
+    assert str(place) in table
+    assert "lockstep data fetch fashion-mnist" in table
+    assert done("data", "check", "mnist", "--data", "here").stdout == f"ok: {place}, 4 files, sizes and sha256\n"
+    with (place / "t10k-labels-idx1-ubyte.gz").open("ab") as file:
+        file.write(b"?")
+    damaged = done("data", "check", "mnist", "--data", "here")
+    assert (damaged.returncode, damaged.stdout) == (DATA, "")
+    assert f"{place}/t10k-labels-idx1-ubyte.gz is damaged" in damaged.stderr
+    assert f"lockstep data fetch mnist --data {tmp_path}/here" in damaged.stderr
+    assert done("data", "fetch", "mnist", "--data", "here").stdout == f"mnist is in {place}\n"
+    (place / "lockstep-manifest.json").unlink()
+    by_hand = done("data", "check", "mnist", "--data", "here/mnist")
+    assert "placed by hand, so only their structure was checked" in by_hand.stdout, by_hand.stderr
+
+
+def test_digits_need_nothing(program):
+    assert "nothing to download" in program("data", "fetch", "digits").stdout
+    assert program("data", "check", "digits", "--json").stdout.startswith('{"dataset": "digits"')
+
+
+def test_an_unknown_data_set(program):
+    for command in ("fetch", "check"):
+        done = program("data", command, "mnits")
+        assert done.returncode == 2
+        assert "unknown data set 'mnits': did you mean mnist" in done.stderr
+
+
+def test_a_named_folder_is_not_filled(done, server, tmp_path):
+    (tmp_path / "mine").mkdir()
+    refused = done("train", "mnist", "--data", "mine")
+    assert refused.returncode == DATA
+    assert f"or download it: lockstep data fetch mnist --data {tmp_path}/mine" in refused.stderr
+    assert server.requests == []
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist")], ids=" ".join)
+def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
+    server.files = {}
+    failed = done(*command)
+    assert failed.returncode == DATA
+    assert failed.stdout == ""
+    message = failed.stderr.splitlines()[-1]
+    for word in ("says 404", "connection refused", f"put it into {tmp_path}/cache/lockstep/mnist", "recipe 'digits'"):
+        assert word in message
+    assert "Traceback" not in failed.stderr
+    assert left(tmp_path) == []
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist")], ids=" ".join)
+def test_stopped_halfway(lockstep, server, bodies, tmp_path, command, number):
+    name = "train-images-idx3-ubyte.gz"
+    server.files[name] = server.half(bodies[name])
+    process = lockstep(*command)
+    assert server.halfway.wait(60)
+    assert left(tmp_path) != []
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, "")
+    assert "Traceback" not in err
+    assert left(tmp_path) == []
+    assert not (tmp_path / "runs").exists()
