@@ -1,0 +1,105 @@
+"""lockstep bench: a table by number of processes, and modes that take a step apart and leave nothing behind."""
+
+import json
+
+import pytest
+import torch
+
+from lockstep.bench import MODES, bench
+from lockstep.data import DATASETS, synthetic
+from lockstep.data.dataset import Dataset
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.settings import load_object
+from lockstep.state import State
+
+QUICK = ("--steps", 4, "--warmup", 2)
+
+
+def test_a_table_for_one_to_n_processes(program):
+    done = program("bench", "digits", "--processes", 2, *QUICK)
+    assert done.returncode == 0, done.stderr
+    head, columns, *rows = done.stdout.splitlines()
+    assert head.startswith("digits, float32, 32 images a process; ")
+    assert columns.split()[:6] == ["processes", "images/s", "+/-", "jitter", "speed-up", "efficiency"]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    assert rows[0].split()[4:6] == ["1.00", "100.0%"]
+    records = json.loads(program("bench", "digits", "--processes", 2, *QUICK, "--json").stdout)
+    for count, record in enumerate(records, start=1):
+        assert (record["processes"], record["towers"], record["batch"]) == (count, count, 32 * count)
+        assert record["images_per_s"] == pytest.approx(record["batch"] / record["s_per_step"])
+        assert set(record["split"]) == {"data", "compute", "communication", "update"}
+        assert len(record["peak_memory_bytes"]) == count
+        assert min(record["images_per_s_error"], record["images_per_s_jitter"]) >= 0
+
+
+def test_a_mode_takes_a_part_away(monkeypatch):
+    """synthetic: no input is made after the first; independent: no exchange; forward-only: neither that nor updates."""
+    made, exchanged = [], []
+    shard = Dataset.shard
+    monkeypatch.setattr(Dataset, "shard", lambda self, plan, t: made.append(t) or shard(self, plan, t))
+
+    class Counted(Local):
+        def __call__(self, vectors):
+            exchanged.append(1)
+            return super().__call__(vectors)
+
+    updated = []
+    apply = State.apply
+    monkeypatch.setattr(State, "apply", lambda self, *a: updated.append(1) or apply(self, *a))
+
+    def counts(*modes):
+        made.clear(), exchanged.clear(), updated.clear()
+        recipe = make(named("digits").model_dump(mode="json"), {"towers": 2})
+        record = bench(recipe, Placement(), Counted(2), torch.device("cpu"), steps=3, warmup=1, modes=modes)
+        assert record["modes"] == list(modes)
+        return len(made), len(exchanged), len(updated)
+
+    assert counts() == (8, 4, 4)
+    assert counts("synthetic") == (2, 4, 4)
+    assert counts("independent") == (8, 0, 4)
+    assert counts("forward-only") == (8, 0, 0)
+    assert counts("synthetic", "independent") == (2, 0, 4)
+
+
+def test_synthetic_input_needs_no_files(program):
+    done = program("bench", "cifar10-tutorial", "--synthetic", "--processes", 1, "--tower-batch", 4, *QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(done.stdout)
+    assert (record["recipe"], record["modes"], record["batch"]) == ("cifar10-tutorial", ["synthetic"], 4)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_synthetic_images_have_the_shape_of_the_real(name, request):
+    height, width, channels, classes = synthetic.SHAPES[name]
+    if name == "digits":
+        real = load_object(DATASETS[name])(None)["train"]
+    elif name in ("cifar10", "mnist"):
+        folder = request.getfixturevalue("real_data")
+        real = load_object(DATASETS[name])(folder)["train"]
+    else:  # the official shape; their files are not always at hand
+        assert (height, width, channels, classes) == {"cifar100": (32, 32, 3, 100), "fashion-mnist": (28, 28, 1, 10)}[
+            name
+        ]
+        return
+    assert real.images.shape[1:] == (height, width, channels)
+    assert len(real.classes) == classes
+
+
+@pytest.mark.parametrize("modes", [(), tuple(f"--{mode}" for mode in MODES)])
+def test_nothing_is_written(program, tmp_path, modes):
+    done = program("bench", "digits", "--processes", 1, *QUICK, "--json", *modes)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+    (record,) = json.loads(done.stdout)
+    assert record["kind"] == "bench"
+    assert not {"accuracy", "weights_sha256", "loss", "digest", "run"} & record.keys()
+
+
+def test_a_recipe_without_its_data_is_an_error(program, tmp_path):
+    done = program("bench", "cifar10-tutorial", "--data", tmp_path, *QUICK)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

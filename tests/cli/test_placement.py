@@ -1,0 +1,49 @@
+"""What the start-up block and the log say when asked, through the real program."""
+
+import json
+import re
+
+
+def test_log_placement_says_what_is_where(program):
+    silent = program("train", "--steps", 2, "--processes", 2)
+    assert "process 0" not in silent.stdout
+    done = program("train", "--steps", 2, "--processes", 2, "--log-placement", "--reduction", "central")
+    assert done.returncode == 0, done.stderr
+    where = r"\S+, pid (\d+), CPU \(\d+ cores?, 1 used\), [\d.]+ GiB"
+    places = re.findall(rf"^  process (\d) +{where}: towers (\d) to (\d)$", done.stdout, re.M)
+    assert [(process, first, last) for process, _, first, last in places] == [("0", "0", "1"), ("1", "2", "3")]
+    assert places[0][1] != places[1][1]
+    assert re.search(r"in each +parameters, float32 0.2 MiB, their average 0.2 MiB, .*data 0.1 MiB", done.stdout)
+    assert re.search(r"reduction +58,811 float32 values a step, 0.2 MiB; process 0 adds all vectors", done.stdout)
+
+
+def test_the_last_towers_loss_in_the_log_changes_no_bit(program, tmp_path):
+    for name in ("mean", "last"):
+        done = program("train", "--steps", 4, "--processes", 1, "--log-every", 1, "--log-loss", name, "--name", name)
+        assert done.returncode == 0, done.stderr
+    results = [json.loads((tmp_path / f"runs/{name}/result.json").read_text()) for name in ("mean", "last")]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+    losses = [
+        [json.loads(line).get("loss") for line in (tmp_path / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+        for name in ("mean", "last")
+    ]
+    assert losses[0][:4] != losses[1][:4]
+
+
+def test_profile_of_a_run_on_two_processes(program, tmp_path):
+    done = program("train", "--steps", 8, "--processes", 2, "--profile", "steps=3:5", "--name", "p")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "profile of steps 3 to 4: runs/p/profile" in done.stdout
+    trace = json.loads((tmp_path / "runs/p/profile/trace-3-5.pt.trace.json").read_text())
+    assert any("send" in str(event.get("name")) for event in trace["traceEvents"])
+
+
+def test_metrics_tell_of_every_process(program, tmp_path):
+    program("train", "--steps", 25, "--processes", 2, "--name", "m")
+    rows = [json.loads(line) for line in (tmp_path / "runs/m/metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row["kind"] == "step"][-1]
+    assert len(last["memory_bytes"]) == len(last["utilisation"]) == 2
+    assert min(last["memory_bytes"]) > 50 * 2**20
+    assert all(used > 0 for used in last["utilisation"])
+    assert sum(last["split"].values()) > 0
