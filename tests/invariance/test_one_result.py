@@ -3,6 +3,7 @@
 The network has batch norm and dropout, the run an average and Nesterov momentum; 24 steps, two epochs.
 """
 
+import inspect
 import itertools
 import json
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import start
+from tests.unit.test_scale import loud
 
 from lockstep.fit import fit
 from lockstep.overrides import make
@@ -130,6 +132,19 @@ def test_bfloat16(tmp_path):
     expected, _ = here(tmp_path / "bf16", recipe(precision="bfloat16"))
     got = program(tmp_path, "--steps", STEPS, "--precision", "bfloat16", "--processes", 4)
     assert got["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_float16_is_one_result(tmp_path):
+    """Also where steps overflow and are skipped: this network's gradients are too large for the first loss scales."""
+    (tmp_path / "loud.py").write_text(inspect.getsource(loud))
+    changes = {"precision": "float16", "model": "loud:loud", "weight_decay": {}, "lr": 1e-5}
+    flags = ["--precision", "float16", "--model", "loud:loud", "--set", "weight_decay={}", "--lr", "1e-5"]
+    one = program(tmp_path, "--steps", STEPS, *flags, "--processes", 1, "--name", "one")
+    two = program(tmp_path, "--steps", STEPS, *flags, "--processes", 3, "--name", "three")
+    assert one["weights_sha256"] == two["weights_sha256"]
+    assert "skipped" in (tmp_path / "runs/one/log.txt").read_text()
+    assert checkpoints(tmp_path / "runs/one") == checkpoints(tmp_path / "runs/three")
+    assert make(named("digits").model_dump(mode="json"), {"steps": STEPS, **changes}).digest() == one["digest"]
 
 
 def test_real_cifar10_tutorial_on_two_processes(real_data, tmp_path):
