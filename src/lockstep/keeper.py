@@ -191,6 +191,7 @@ def _save_model(path: Path, session: Session, classes: tuple[str, ...]) -> None:
     recipe = session.recipe
     facts = {
         "model": recipe.model,
+        "model_options": recipe.model_options,
         "classes": classes,
         "image_shape": list(session.splits["train"].images.shape[1:]),
         "preprocessing": recipe.augmentation.model_dump(mode="json"),
