@@ -30,7 +30,7 @@ class State:
         self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = _named_views(self._average, self._shapes) if self._average is not None else None
-        self._scale = LossScale() if recipe.precision == "float16" else None
+        self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
         self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
 
     @property

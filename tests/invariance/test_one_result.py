@@ -137,8 +137,8 @@ def test_bfloat16(tmp_path):
 def test_float16_is_one_result(tmp_path):
     """Also where steps overflow and are skipped: this network's gradients are too large for the first loss scales."""
     (tmp_path / "loud.py").write_text(inspect.getsource(loud))
-    changes = {"precision": "float16", "model": "loud:loud", "weight_decay": {}, "lr": 1e-5}
-    flags = ["--precision", "float16", "--model", "loud:loud", "--set", "weight_decay={}", "--lr", "1e-5"]
+    changes = {"precision": "float16", "model": "loud:loud", "weight_decay": {}, "lr": 1e-8}
+    flags = ["--precision", "float16", "--model", "loud:loud", "--set", "weight_decay={}", "--lr", "1e-8"]
     one = program(tmp_path, "--steps", STEPS, *flags, "--processes", 1, "--name", "one")
     two = program(tmp_path, "--steps", STEPS, *flags, "--processes", 3, "--name", "three")
     assert one["weights_sha256"] == two["weights_sha256"]

@@ -25,7 +25,9 @@ def train(recipe, path, **options):
 
 
 def test_scale_halves_at_once_and_doubles_after_1000_clean_steps():
-    scale = LossScale()
+    assert LossScale(1).value == 2**15
+    assert LossScale(100).value == LossScale(128).value == 2**8
+    scale = LossScale(32)
     first = scale.value
     scale.skipped()
     assert scale.value == first / 2
@@ -48,27 +50,27 @@ def loud(shape, classes):
 
     class Loud(nn.Linear):
         def forward(self, x):
-            return super().forward(x.flatten(1) * 8)
+            return super().forward(x.flatten(1) * 512)
 
     return Loud(shape[0] * shape[1] * shape[2], classes)
 
 
 def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
-    recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-5)
+    recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-8)
     result = train(recipe, tmp_path / "run")
     assert result["steps"] == 12
     log = (tmp_path / "run/log.txt").read_text()
-    assert "step 0: 32768 is too large a loss scale for tower 0: skipped" in log
+    assert "step 0: 1024 is too large a loss scale for tower 0: skipped" in log
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
     skipped = log.count("skipped")
     assert 0 < skipped < 8
     assert [row["step"] for row in steps] == list(range(skipped, 12))
-    assert {row["loss_scale"] for row in steps} == {2.0 ** (15 - skipped)}
+    assert {row["loss_scale"] for row in steps} == {2.0 ** (10 - skipped)}
 
 
 def test_resumed_inside_the_search_for_a_scale(tmp_path):
-    recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-5)
+    recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-8)
     whole = train(recipe, tmp_path / "whole")
     calls = iter(range(1000))
     stopped = train(recipe, tmp_path / "run", asked=lambda: (False, next(calls) >= 4))
@@ -89,7 +91,7 @@ def nan(shape, classes):
 
 def test_what_no_scale_can_mend_stops_the_run(tmp_path):
     recipe = half(model="tests.unit.test_scale:nan", weight_decay={}, steps=40)
-    with pytest.raises(Exception, match="towers 0, 1, 2, 3 is not finite at step 15"):
+    with pytest.raises(Exception, match="towers 0, 1, 2, 3 is not finite at step 10"):
         train(recipe, tmp_path / "run")
 
 

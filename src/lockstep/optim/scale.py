@@ -1,6 +1,7 @@
 """The dynamic loss scale of float16 (Micikevicius et al., 2018, Mixed Precision Training, section 3.2)."""
 
-FIRST, LEAST, GREATEST = 2.0**15, 1.0, 2.0**24
+LEAST, GREATEST = 1.0, 2.0**24
+_FIRST = 15  # log2, for a loss that is a mean
 _GROW_AFTER = 1000  # steps; as TensorFlow's tf_cnn_benchmarks does
 
 
@@ -9,11 +10,11 @@ class LossScale:
 
     Halved after a step whose loss or gradients are not finite, which is skipped; doubled after 1 000 others in a row.
     Always a power of two, so dividing by it again changes no bit. It is told of the sum of all towers, so every copy
-    of it decides alike.
+    of it decides alike. `examples`: how many the loss is a sum over.
     """
 
-    def __init__(self) -> None:
-        self.value = FIRST
+    def __init__(self, examples: int) -> None:
+        self.value = max(LEAST, 2.0 ** (_FIRST - (examples - 1).bit_length()))
         self.clean = 0  # steps since the last change
 
     def skipped(self) -> None:
