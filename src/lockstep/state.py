@@ -86,7 +86,8 @@ class State:
     def decay_losses(self) -> dict[str, Tensor]:
         """The loss term of each parameter that decays: coefficient / 2 * ||w||^2, on the device."""
         decay = {name: c for name, c in self._recipe.weight_decay.items() if c}
-        return {name: self.parameters[name].square().sum() * (c / 2) for name, c in decay.items()}
+        flat = {name: self.parameters[name].view(-1) for name in decay}
+        return {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in decay.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by name, on the CPU: what a checkpoint holds."""
