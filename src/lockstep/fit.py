@@ -79,7 +79,13 @@ def _fit(
     def after_step(state: State) -> None:
         evaluated.clear()
         if profile:
+            with log.untimed():
+                profile.after(state.step)
+        evaluate_and_save(state)
+        if profile:
             profile.before(state.step)
+
+    def evaluate_and_save(state: State) -> None:
         every = placement.eval_every
         evaluate = state.step == steps or (every is not None and state.step % every == 0)
         if not evaluate and state.step % placement.save_every != 0:
@@ -101,8 +107,9 @@ def _fit(
         # All processes wait here until process 0 has saved, so that none reports what may not come true.
         saved = reduction.broadcast(keeper.not_finite(log).encode() if keeper else None).decode()
         raise LockstepError(f"{error}. {saved}", error.code) from None
-    if profile:
-        profile.stop()
+    finally:
+        if profile:
+            profile.stop()
     if stop is not None:
         if keeper:
             keeper.stopped(log, evaluated)

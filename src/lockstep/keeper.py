@@ -47,9 +47,14 @@ class Keeper:
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # a quarter of a second
 
-            network, first = session.network, int(self.found.manifest["step"]) if self.found else 0
             summaries = TensorBoard(
-                self.run.summaries, placement.summary_every, network.module, network.shape, first, self.tell
+                self.run.summaries,
+                placement.summary_every,
+                session.network.module,
+                session.network.shape,
+                note=self.tell,
+                resumed=int(self.found.manifest["step"]) if self.found else None,
+                evaluations=self.run.evaluations,
             )
             self.listeners.append(summaries)
 

@@ -39,6 +39,11 @@ def launch(job: Job) -> int:
 def _count(recipe: Recipe, placement: Placement) -> int:
     """The number of processes. Raises: LockstepError if there are not the GPUs asked for."""
     there = places(recipe, placement)
+    if placement.gpus is not None and min(recipe.towers, placement.processes or there) < there:
+        raise LockstepError(
+            f"--device {placement.device} names {there} GPUs for {placement.processes or recipe.towers} "
+            f"{'processes' if placement.processes else 'towers'}: name as many as are used"
+        )
     return placement.processes or min(recipe.towers, there)
 
 

@@ -29,16 +29,18 @@ def environment(threads: int) -> dict[str, str]:
         "MKL_CBWR": _mkl_branch(),
         # cuBLAS is deterministic only with a fixed workspace, fixed before its first call.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # Gloo's and the rendezvous' warnings about a peer that left: we report that ourselves, once.
-        "TORCH_CPP_LOG_LEVEL": "FATAL",
-        # The profiler's own reports of starting and stopping.
-        "KINETO_LOG_LEVEL": "99",
     }
 
 
+_SILENT = {
+    "TORCH_CPP_LOG_LEVEL": "FATAL",  # Gloo's and the rendezvous' words on a peer that left: we report that, once
+    "KINETO_LOG_LEVEL": "99",  # the profiler's on starting and stopping
+}
+
+
 def prepare(threads: int) -> None:
-    """Put `environment(threads)` into this process. Call it before torch is imported."""
-    os.environ.update(environment(threads))
+    """Put `environment(threads)` into this process, and keep libraries silent. Call it before torch is imported."""
+    os.environ.update(environment(threads) | _SILENT)
 
 
 def configure(threads: int, exact: bool) -> None:

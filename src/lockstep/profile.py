@@ -24,16 +24,19 @@ class Profile:
         self._profiler: profile | None = None
 
     def before(self, step: int) -> None:
-        """`step` is about to be computed (or, with the number of steps, the run is over)."""
+        """`step` is the next to be computed, and nothing comes in between."""
         if step == self._first:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._gpu else [])]
             self._profiler = profile(activities=activities, acc_events=True)
             self._profiler.start()
-        elif self._profiler is not None and step == self._end:
+
+    def after(self, steps: int) -> None:
+        """So many steps are done, and nothing else was since."""
+        if steps == self._end:
             self.stop()
 
     def stop(self) -> None:
-        """Write what was recorded, if anything: at the end, or when the run is stopped in between."""
+        """Write what was recorded and is not written yet, if anything: also when the run ends in between."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None

@@ -96,8 +96,11 @@ class Recipe(Settings):
         )
 
     def digest(self) -> str:
-        """sha256 of the canonical JSON (sorted keys, no spaces), in hex."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """sha256, in hex, of the canonical JSON (sorted keys, no spaces) of what is not at its default.
+
+        So a recipe keeps its digest, and its runs can be resumed, when there is a new setting that it does not use.
+        """
+        text = json.dumps(_stated(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def differences(self, other: "Recipe") -> list[str]:
@@ -109,6 +112,19 @@ class Recipe(Settings):
     def toml(self) -> str:
         """The recipe as a TOML file that can be trained; settings that are None are left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _stated(settings: Settings) -> dict[str, Any]:
+    """The kind, and the settings that are not at their default, as JSON values."""
+    values = settings.model_dump(mode="json")
+    stated: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            stated[name] = _stated(value)
+        elif name == "kind" or value != field.default:
+            stated[name] = values[name]
+    return stated
 
 
 def validated(kind: type[S], fields: Mapping[str, Any]) -> S:

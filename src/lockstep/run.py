@@ -103,6 +103,11 @@ class Run:
         except (OSError, ValueError) as error:
             raise LockstepError(f"{path} cannot be read ({error}): remove it to go on without it", DATA) from None
 
+    def evaluations(self, step: int) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl on evaluations after `step` updates."""
+        rows = map(json.loads, self.metrics.read_text().splitlines()) if self.metrics.is_file() else ()
+        return [row for row in rows if row["kind"] == "evaluation" and row["step"] == step]
+
     def forget_ahead(self, step: int) -> None:
         """Drop the metrics of steps a resumed run will do again: those after `step` updates."""
         if not self.metrics.is_file():

@@ -115,9 +115,10 @@ class Session:
         return lines
 
     def peak_memory_bytes(self) -> list[int]:
-        """The most memory each process has held, in bytes."""
+        """The most memory each process has held, in bytes: of its GPU, or on CPU in all."""
         unit = 1 if sys.platform == "darwin" else 1024
-        own = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit])
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        own = torch.tensor([torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else held])
         return [int(row) for row in self.reduction.gather(own)]
 
     def evaluate(self, dataset: Dataset, weights: str) -> Evaluation:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from lockstep.errors import LockstepError, unknown
 
@@ -18,6 +18,17 @@ class Settings(BaseModel):
     """A frozen group of settings; an unknown name in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes True for 1; who writes `towers=true` did not mean that."""
+        if isinstance(value, bool) and bool not in (
+            kind := cls.model_fields[str(info.field_name)].annotation,
+            *get_args(kind),
+        ):
+            raise ValueError("true and false are for switches: give a value")
+        return value
 
 
 T = TypeVar("T", bound=Settings)

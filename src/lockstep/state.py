@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.optim.groups import by_weight_decay
-from lockstep.optim.scale import LEAST, LossScale
+from lockstep.optim.scale import LossScale
 from lockstep.recipe import Recipe
 
 
@@ -46,7 +46,7 @@ class State:
     @property
     def may_skip(self) -> bool:
         """Whether a step that is not finite may be for the loss scale alone, so that a lower one can mend it."""
-        return self._scale is not None and self._scale.value > LEAST
+        return self._scale is not None and self._scale.value > self._scale.least
 
     def skip(self) -> None:
         """Count a step that is not applied, and lower the loss scale."""

@@ -21,6 +21,7 @@ from lockstep.state import State, views
 Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+BUSY_MODULUS_S = 4096.0  # float32 tells seconds apart to half a millisecond below it
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _SIGNALS = ("interrupt", "terminate")
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
@@ -97,18 +98,27 @@ class Metrics:
     """Sums over the batch, as tensors on the device: reading one waits for it.
 
     cross_entropy: sum over the examples. last: the last tower's part of it. correct: how many are classified right.
-    signals: in how many towers the process had been asked to stop, [by Ctrl-C, by SIGTERM]. For each tower, [towers]:
-    broken is 1 where a loss or gradient is not finite; memory is what the tower's process holds, in MiB; busy is the
-    CPU time that process has used, in seconds.
+    flags: [2 + towers], in how many towers the process had been asked to stop, by Ctrl-C and by SIGTERM; then for each
+    tower 1 if its loss or gradient is not finite. memory, busy: [towers], what the tower's process holds, in MiB, and the
+    CPU time it has used, in seconds modulo BUSY_MODULUS_S; known for the first tower of a process only.
     """
 
     cross_entropy: Tensor
     last: Tensor
     correct: Tensor
-    signals: Tensor
-    broken: Tensor
+    flags: Tensor
     memory: Tensor
     busy: Tensor
+
+    @property
+    def signals(self) -> Tensor:
+        """[2], the first part of `flags`."""
+        return self.flags[: len(_SIGNALS)]
+
+    @property
+    def broken(self) -> Tensor:
+        """[towers], the rest of `flags`."""
+        return self.flags[len(_SIGNALS) :]
 
 
 class Layout:
@@ -119,7 +129,7 @@ class Layout:
 
     def __init__(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], towers: int) -> None:
         self.sizes = [sum(t.numel() for t in group.values()) for group in (parameters, statistics)]
-        self._metrics = [1, 1, 1, len(_SIGNALS), towers, towers, towers]  # the sizes of the fields of Metrics
+        self._metrics = [1, 1, 1, len(_SIGNALS) + towers, towers, towers]  # the sizes of the fields of Metrics
         self.sizes.append(sum(self._metrics))
         self.length = sum(self.sizes)
         self.broken = self.length - 3 * towers  # where the towers' flags start
@@ -165,7 +175,7 @@ class Tower:
         every process. No host synchronisation.
         """
         network, recipe = self._network, self._recipe
-        if self._loaded_step != step:  # the towers of a process share the copy
+        if first := self._loaded_step != step:  # the towers of a process share the copy
             network.load_parameters(state.parameters)
             self._loaded_step = step
         network.load_buffers(state.buffers)  # which the tower before this one has moved on
@@ -178,23 +188,22 @@ class Tower:
             statistics = [buffer - state.buffers[name] for name, buffer in self._averaged.items()]
             out = torch.empty(self.layout.length, device=loss.device)
             sums = torch.zeros(self.layout.sizes[2], device=loss.device)
-            self._measure(self.layout.metrics(sums), loss, logits, shard, signals)
+            metrics = self.layout.metrics(sums)
+            metrics.cross_entropy.copy_(loss)
+            if shard.tower == recipe.towers - 1:
+                metrics.last.copy_(loss)
+            metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
+            for i, asked in enumerate(signals):
+                if asked:
+                    metrics.signals[i] = 1.0
+            if first:
+                metrics.memory[shard.tower] = memory_bytes(loss.device) / 2**20
+                metrics.busy[shard.tower] = time.process_time() % BUSY_MODULUS_S
             self.layout.pack(out, gradients, statistics, sums)
             # Least and greatest are both finite exactly if all elements are; isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()
             out[self.layout.broken + shard.tower] = (~finite).float()
         return out
-
-    def _measure(self, metrics: Metrics, loss: Tensor, logits: Tensor, shard: Shard, signals: Sequence[bool]) -> None:
-        """Fill this tower's part of `metrics`."""
-        metrics.cross_entropy.copy_(loss)
-        if shard.tower == self._recipe.towers - 1:
-            metrics.last.copy_(loss)
-        metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
-        for i, asked in enumerate(signals):
-            metrics.signals[i] = float(asked)
-        metrics.memory[shard.tower] = memory_bytes(loss.device) / 2**20
-        metrics.busy[shard.tower] = time.process_time()
 
 
 class NonFiniteError(LockstepError):

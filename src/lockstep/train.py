@@ -45,6 +45,7 @@ def train(
             examples=len(dataset),
             augmentation=recipe.augmentation,
         )
+        log.lap("data")
         total = reduction(_vectors(tower, state, dataset, plan, step, reduction.owned, asked, log))
         log.lap("communication")
         gradients, statistics, metrics = tower.layout.split(total)
@@ -54,6 +55,7 @@ def train(
         gradients.div_(recipe.batch * state.loss_scale)
         rate = recipe.rate(step, len(dataset))
         log.step(step, metrics, state, rate, gradients, skipped=bool(broken))
+        log.lap("report")
         if broken:
             state.skip()
         else:
@@ -83,6 +85,7 @@ def _decide(metrics: Metrics) -> tuple[list[int], signal.Signals | None]:
 
     The step's one wait for the device.
     """
-    broken = [tower for tower, flag in enumerate(metrics.broken.tolist()) if flag]
-    asked = metrics.signals.tolist()
-    return broken, next((sent for sent, count in zip(SIGNALS, asked, strict=True) if count), None)
+    flags = metrics.flags.tolist()
+    asked, broken = flags[: len(SIGNALS)], flags[len(SIGNALS) :]
+    towers = [tower for tower, flag in enumerate(broken) if flag]
+    return towers, next((sent for sent, count in zip(SIGNALS, asked, strict=True) if count), None)

@@ -17,7 +17,7 @@ from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, Peer
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
 from lockstep.settings import Settings
-from lockstep.signals import Asked, end_at_once, handled_by
+from lockstep.signals import Asked, end_at_once, handled_by, leave
 
 if TYPE_CHECKING:
     import torch
@@ -60,10 +60,11 @@ def joins_outer_launch() -> bool:
 def work(job: Job) -> int:
     """One process's part of `job`; returns its exit code. Raises: LockstepError.
 
-    A signal stops training after a step, in every process; an evaluation has nothing to save and ends at once.
+    A signal stops training after a step, in every process; the others have nothing to save and end at once, a bench
+    removing its temporary folder.
     """
     asked = Asked()
-    with handled_by(asked.note if job.command == "train" else end_at_once):
+    with handled_by({"train": asked.note, "bench": leave, "eval": end_at_once}[job.command]):
         return _work(job, asked)
 
 
@@ -143,7 +144,7 @@ def _device(torch: Any, placement: Placement) -> "torch.device":
     local = int(os.environ.get("LOCAL_RANK", "0"))
     numbers = placement.gpus or list(range(torch.cuda.device_count()))
     if local >= len(numbers) or numbers[local] >= torch.cuda.device_count():
-        raise LockstepError(f"process {local} of this host finds only {torch.cuda.device_count()} GPUs", ENVIRONMENT)
+        raise LockstepError(f"process {local} of this host has no GPU of its own: there are {numbers}", ENVIRONMENT)
     torch.cuda.set_device(numbers[local])
     return torch.device("cuda", numbers[local])  # type: ignore[no-any-return]
 

@@ -1,5 +1,6 @@
 """The command line: text -> (Recipe, Placement) -> a command. The only place that prints errors and exits."""
 
+import os
 import signal
 import sys
 from typing import Annotated
@@ -11,7 +12,7 @@ from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
-from lockstep.errors import CRASH, SIGNAL_BASE, USAGE, LockstepError
+from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError
 
 app = typer.Typer(
     name="lockstep",
@@ -62,7 +63,8 @@ def main() -> None:
         from lockstep.request import is_first_process
 
         sys.stdout.flush()
-        if is_first_process() or error.code != USAGE:  # under torchrun all processes get the same words
+        # Under torchrun all processes get the same words, or all of a host.
+        if is_first_process() or error.code != USAGE and (error.code != DATA or os.environ["LOCAL_RANK"] == "0"):
             print(f"lockstep: {error}", file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:

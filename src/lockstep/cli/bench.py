@@ -34,15 +34,15 @@ def bench(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change any setting of the recipe.")
     ] = None,
-    reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (not exact).")] = "tree",
+    reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (with --set exact=false).")] = "tree",
     device: Device = "auto",
     data: Data = None,
     json_output: Json = False,
 ) -> None:
     """Measure training speed on 1 to N processes, each with one tower of the recipe's size.
 
-    The last three columns but one say where a step's time goes in process 0; the modes take it apart further. Nothing
-    is written: what a mode leaves is no trained network.
+    The columns after "ms a step" say where its time goes in process 0; the modes take it apart further. Nothing is
+    written: what a mode leaves is no trained network. Starts its own processes, so not for torchrun.
 
     \b
     Examples:
@@ -52,12 +52,15 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep import overrides
+    from lockstep.errors import LockstepError
     from lockstep.launch import launch, places
     from lockstep.placement import Placement
     from lockstep.recipe import validated
     from lockstep.request import recipe_of
-    from lockstep.work import Job
+    from lockstep.work import Job, joins_outer_launch
 
+    if joins_outer_launch():
+        raise LockstepError("lockstep bench starts its own processes: run it without torchrun, on one host")
     modes = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     recipe, _ = recipe_of(what, overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision}))
     fields: dict[str, Any] = {"device": device, "reduction": reduction, "data": data.absolute() if data else None}
@@ -94,12 +97,17 @@ def _show(records: list[dict[str, Any]]) -> None:
         print(
             "processes  images/s    +/-  jitter  speed-up  efficiency     ms a step: data compute communication update"
         )
-    speed_up = record["images_per_s"] / first["images_per_s"] * first["processes"]
+    speed_up = record["images_per_s"] / first["images_per_s"]
+    scaling = (
+        f"{speed_up:>9.2f} {speed_up / record['processes']:>11.1%}"
+        if first["processes"] == 1
+        else f"{'-':>9} {'-':>11}"
+    )
     split = record["split"]
     print(
         f"{record['processes']:>9} {record['images_per_s']:>9,.0f} {record['images_per_s_error']:>6,.0f} "
-        f"{record['images_per_s_jitter']:>7,.0f} {speed_up:>9.2f} {speed_up / record['processes']:>11.1%} "
+        f"{record['images_per_s_jitter']:>7,.0f} {scaling} "
         f"{record['s_per_step'] * 1e3:>12.1f}: {split['data'] * 1e3:>4.1f} {split['compute'] * 1e3:>7.1f} "
-        f"{split['communication'] * 1e3:>13.1f} {split['update'] * 1e3:>6.1f}",
+        f"{split['communication'] * 1e3:>13.1f} {split['report'] * 1e3:>6.1f} {split['update'] * 1e3:>6.1f}",
         flush=True,
     )

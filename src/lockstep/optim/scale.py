@@ -1,7 +1,6 @@
 """The dynamic loss scale of float16 (Micikevicius et al., 2018, Mixed Precision Training, section 3.2)."""
 
-LEAST, GREATEST = 1.0, 2.0**24
-_FIRST = 15  # log2, for a loss that is a mean
+_LEAST, _FIRST, _GREATEST = 0, 15, 24  # log2, for a loss that is a mean
 _GROW_AFTER = 1000  # steps; as TensorFlow's tf_cnn_benchmarks does
 
 
@@ -14,15 +13,16 @@ class LossScale:
     """
 
     def __init__(self, examples: int) -> None:
-        self.value = max(LEAST, 2.0 ** (_FIRST - (examples - 1).bit_length()))
+        down = (examples - 1).bit_length()
+        self.least, self.value, self._greatest = (2.0 ** (power - down) for power in (_LEAST, _FIRST, _GREATEST))
         self.clean = 0  # steps since the last change
 
     def skipped(self) -> None:
         """A step overflowed."""
-        self.value, self.clean = max(LEAST, self.value / 2), 0
+        self.value, self.clean = max(self.least, self.value / 2), 0
 
     def stepped(self) -> None:
         """A step was applied."""
         self.clean += 1
         if self.clean == _GROW_AFTER:
-            self.value, self.clean = min(GREATEST, self.value * 2), 0
+            self.value, self.clean = min(self._greatest, self.value * 2), 0

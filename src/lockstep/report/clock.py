@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-PARTS = ("data", "compute", "communication", "update")
+PARTS = ("data", "compute", "communication", "report", "update")
 _WARM_STEPS = 5  # the first steps of a session, left out of its mean rate: they touch memory for the first time
 
 

@@ -13,12 +13,13 @@ from lockstep.evaluate import Evaluation
 class StepEvent:
     """One step, seen after its forward and backward passes and before its update.
 
-    loss: mean cross-entropy over the batch (of the last tower alone, if the placement asks for that) plus the decay
-    terms. loss_average: its running average over the steps of this session, 0.9 of it kept at each, corrected for its
-    start. rate: learning rate. images_per_s and s_per_step: means since the previous event of this kind, without
-    evaluation and saving; split: where those seconds went in process 0, by part. memory_bytes and utilisation: what
-    each process holds, and the CPU seconds it used in a second. loss_scale: of float16, else None. time: seconds since
-    the epoch.
+    loss: mean cross-entropy over the batch plus the decay terms. loss_average: its running average over the steps of
+    this session, 0.9 of it kept at each, corrected for its start. logged_loss: what the console says: `loss`, or with
+    the last tower's cross-entropy in it if the placement asks for that. rate: learning rate. images_per_s and s_per_step: means since the previous event of this kind, without
+    evaluation and saving; split: where those seconds went in process 0, by part. memory_bytes and cpu_utilisation: what
+    each process holds, and the CPU seconds it used in a second (None in a session's first event). loss_scale: of
+    float16, else None. skipped: the update is left out, for a float16 overflow; the losses may not be finite. time:
+    seconds since the epoch.
     """
 
     time: float
@@ -27,6 +28,7 @@ class StepEvent:
     epoch: float
     loss: float
     loss_average: float
+    logged_loss: float
     cross_entropy: float
     decay: dict[str, float]
     accuracy: float
@@ -35,8 +37,9 @@ class StepEvent:
     s_per_step: float
     split: dict[str, float]
     memory_bytes: list[int]
-    utilisation: list[float]
+    cpu_utilisation: list[float] | None
     loss_scale: float | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True)

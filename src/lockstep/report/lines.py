@@ -15,7 +15,7 @@ def block(lines: Sequence[tuple[str, str]]) -> list[str]:
 def step_line(event: StepEvent) -> str:
     """A step, in the shape of TensorFlow's CIFAR-10 tutorial."""
     return (
-        f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
+        f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.logged_loss:.2f} "
         f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch)"
     )
 
@@ -24,7 +24,7 @@ def live_line(event: StepEvent) -> str:
     """A step, for a line that is redrawn: what is left is an estimate from the latest steps."""
     left = timedelta(seconds=round((event.steps - 1 - event.step) * event.s_per_step))
     return (
-        f"step {event.step + 1}/{event.steps}  epoch {event.epoch:.1f}  loss {event.loss:.3f}  "
+        f"step {event.step + 1}/{event.steps}  epoch {event.epoch:.1f}  loss {event.logged_loss:.3f}  "
         f"acc {event.accuracy:.1%}  lr {event.rate:.2g}  {event.images_per_s:,.0f} img/s  {left} left"
     )
 

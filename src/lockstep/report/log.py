@@ -15,7 +15,7 @@ from lockstep.reduce import owned
 from lockstep.report.clock import Clock, Mark, split
 from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.state import State
-from lockstep.tower import Metrics
+from lockstep.tower import BUSY_MODULUS_S, Metrics
 
 _KEPT = 0.9  # of the running average of the loss, at each step: as TensorFlow's tutorial
 
@@ -71,33 +71,38 @@ class Log:
         if not self.listeners:
             return
         self._clock.step()
+        decay = state.decay_losses()
+        loss = sum(decay.values(), metrics.cross_entropy / self.recipe.batch)
         if skipped:
             towers = [tower for tower, flag in enumerate(metrics.broken.tolist()) if flag]
             self.note(f"step {step}: {state.loss_scale:g} is too large a loss scale for tower {towers[0]}: skipped")
-            return
-        decay = state.decay_losses()
-        entropy = metrics.last * self.recipe.towers if self._placement.log_loss == "last" else metrics.cross_entropy
-        loss = sum(decay.values(), entropy / self.recipe.batch)
-        self._average.mul_(_KEPT).add_(loss, alpha=1 - _KEPT)
-        self._averaged += 1
+        else:
+            self._average.mul_(_KEPT).add_(loss, alpha=1 - _KEPT)
+            self._averaged += 1
         now = self._clock.mark
         due = [i for i, who in enumerate(self.listeners) if self._wants(who, step, now, self._marks.get(i))]
         if not due:
             return
-        self.last_loss = float(loss)
+        if not skipped:
+            self.last_loss = float(loss)
+        logged = loss
+        if self._placement.log_loss == "last":
+            logged = sum(decay.values(), metrics.last / self.recipe.tower_batch)
         common: dict[str, Any] = {
             "time": time.time(),
             "step": step,
             "steps": self._steps,
             "epoch": step * self.recipe.batch / self.examples,
-            "loss": self.last_loss,
-            "loss_average": float(self._average) / (1 - _KEPT**self._averaged),
+            "loss": float(loss),
+            "loss_average": float(self._average) / (1 - _KEPT**self._averaged) if self._averaged else float("nan"),
+            "logged_loss": float(logged),
             "cross_entropy": float(metrics.cross_entropy) / self.recipe.batch,
             "decay": {name: float(term) for name, term in decay.items()},
             "accuracy": float(metrics.correct) / self.recipe.batch,
             "rate": rate,
             "memory_bytes": [int(metrics.memory[first] * 2**20) for first in self._firsts],
             "loss_scale": state.loss_scale if self.recipe.precision == "float16" else None,
+            "skipped": skipped,
         }
         busy = [float(metrics.busy[first]) for first in self._firsts]
         tensors = Tensors(state.parameters, state.by_name(gradients))
@@ -117,7 +122,9 @@ class Log:
             "images_per_s": self.recipe.batch / s_per_step if s_per_step else 0.0,
             "s_per_step": s_per_step,
             "split": split(since, now),
-            "utilisation": [(b - a) / wall if wall else 0.0 for a, b in zip(used, busy, strict=True)],
+            "cpu_utilisation": [(b - a) % BUSY_MODULUS_S / wall for a, b in zip(used, busy, strict=True)]
+            if wall
+            else None,
         }
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:

@@ -1,6 +1,7 @@
 """metrics.jsonl: one JSON object for each event, for programs to read."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ class MetricsFile:
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """A row of kind "step"."""
-        self._append({"kind": "step", **vars(event)})
+        numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(event).items()}
+        self._append({"kind": "step", **numbers})  # JSON has no infinity
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A row of kind "evaluation" for each of the weights."""

@@ -8,6 +8,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,17 +21,27 @@ Shape = tuple[int, int, int]
 
 
 class TensorBoard:
-    """Writes event files into `folder`, at `first` the run's first step in this session; x is the step.
+    """Writes event files into `folder`; x is the step.
 
-    A folder that refuses ends the summaries, not the run: `note` is told.
+    `resumed` is the step a resumed run goes on at, None for a new one; `evaluations` gives the rows of metrics.jsonl of
+    evaluations at that step. A folder that refuses ends the summaries, not the run: `note` is told.
     """
 
     def __init__(
-        self, folder: Path, every: int, module: nn.Module, shape: Shape, first: int, note: Callable[[str], None]
+        self,
+        folder: Path,
+        every: int,
+        module: nn.Module,
+        shape: Shape,
+        *,
+        note: Callable[[str], None],
+        resumed: int | None = None,
+        evaluations: Callable[[int], list[dict[str, Any]]] = lambda step: [],
     ) -> None:
         self.every: int | None = every
         self._folder, self._note = folder, note
-        self._module, self._shape, self._first = module, shape, first
+        self._module, self._shape = module, shape
+        self._resumed, self._evaluations = resumed, evaluations
         self._probe = Probe(module)
         self._events: EventFile | None = None
 
@@ -38,10 +49,12 @@ class TensorBoard:
         """Open the file; the settings and the model's graph, once."""
         with self._going_on():
             self._events = EventFile(self._folder)
-            if self._first:
-                self._events.purge(self._first)
-            else:
+            if self._resumed is None:
                 self._draw(self._events)
+                return
+            self._events.purge(self._resumed)
+            for row in self._evaluations(self._resumed):  # which are not done again, and purged with what is
+                self._events.add(self._resumed, _evaluated(row["split"], row["weights"], row["accuracy"], row["loss"]))
 
     def begin(self, step: int) -> None:
         """Look into the network in the pass to come."""
@@ -63,7 +76,7 @@ class TensorBoard:
             "speed/s_per_step": event.s_per_step,
             **{f"speed/{part}_s": seconds for part, seconds in event.split.items()},
             **{f"processes/memory_mib/{i}": held / 2**20 for i, held in enumerate(event.memory_bytes)},
-            **{f"processes/utilisation/{i}": used for i, used in enumerate(event.utilisation)},
+            **{f"processes/cpu_utilisation/{i}": used for i, used in enumerate(event.cpu_utilisation or [])},
         }
         if event.loss_scale is not None:
             scalars["loss/scale"] = event.loss_scale
@@ -76,12 +89,9 @@ class TensorBoard:
     def evaluation(self, event: EvaluationEvent) -> None:
         """Accuracy and loss on a split, by weights, at the number of updates they had."""
         if self._events:
-            summaries = []
-            for weights, result in event.results.items():
-                summaries.append(scalar(f"accuracy/{event.split}_{weights}", result.accuracy))
-                summaries.append(scalar(f"loss/{event.split}_{weights}", result.loss))
             with self._going_on():
-                self._events.add(event.step, summaries)
+                for weights, result in event.results.items():
+                    self._events.add(event.step, _evaluated(event.split, weights, result.accuracy, result.loss))
 
     def note(self, text: str) -> None:
         """Nothing: notes are for people."""
@@ -120,3 +130,7 @@ class TensorBoard:
                     self._events.close()
             self._events = None
             self._note(f"no TensorBoard summaries: cannot write in {self._folder}: {error.strerror}. Training goes on")
+
+
+def _evaluated(split: str, weights: str, accuracy: float, loss: float) -> list[Any]:
+    return [scalar(f"accuracy/{split}_{weights}", accuracy), scalar(f"loss/{split}_{weights}", loss)]
