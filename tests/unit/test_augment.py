@@ -89,7 +89,7 @@ def test_distort_is_the_composition_in_the_tutorials_order():
 
 
 def test_every_distortion_in_order_by_hand():
-    """Image by image in float64, with the draws the words give; a contrast about the whole image's mean would differ."""
+    """Image by image in float64, with the draws the words give; contrast about the whole image's mean would differ."""
     images, k = random_images(6), keys(6, seed=5)
     images[..., 2] //= 3  # channels of different means
     draws = {name: k.words(name) for name in ("crop_y", "crop_x", "flip", "brightness", "contrast")}
