@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep import rng
 from lockstep.data import Distort, Shift
 from lockstep.data.augment import Keys, brightness_contrast, central_crop, random_crop_flip, standardise, unit
 
@@ -85,6 +86,38 @@ def test_distort_is_the_composition_in_the_tutorials_order():
     expected = standardise(brightness_contrast(crops, k, 63.0, (0.2, 1.8)))
     assert torch.equal(Distort().train(images, k), expected)
     assert torch.equal(Distort().test(images), standardise(central_crop(images, 24).float()))
+
+
+def test_every_distortion_in_order_by_hand():
+    """Image by image in float64, with the draws the words give; contrast about the whole image's mean would differ."""
+    images, k = random_images(6), keys(6, seed=5)
+    images[..., 2] //= 3  # channels of different means
+    draws = {name: k.words(name) for name in ("crop_y", "crop_x", "flip", "brightness", "contrast")}
+    out = Distort().train(images, k).permute(0, 2, 3, 1).double().numpy()
+    for i, image in enumerate(images.double().numpy()):
+        top, left = (int(rng.below(draws[name], 9)[i]) for name in ("crop_y", "crop_x"))
+        x = image[top : top + 24, left : left + 24]
+        if rng.below(draws["flip"], 2)[i]:
+            x = x[:, ::-1]
+        x = x + rng.uniform(draws["brightness"], -63, 63)[i]
+        factor = rng.uniform(draws["contrast"], 0.2, 1.8)[i]
+        for channel in range(3):
+            plane = x[..., channel]
+            x[..., channel] = (plane - plane.mean()) * factor + plane.mean()
+        x = (x - x.mean()) / max(x.std(), 1728**-0.5)
+        assert np.abs(out[i] - x).max() < 1e-4
+
+
+def test_brightness_and_contrast_are_uniform_over_their_ranges():
+    flat = torch.full((20_000, 2, 1, 3), 100, dtype=torch.uint8)
+    flat[:, 0] = 200  # a mean of 150, and 50 on either side of it
+    out = brightness_contrast(flat, keys(20_000), 63.0, (0.2, 1.8))[..., 0, 0].double().numpy()
+    middle, factors = out.mean(1), (out[:, 0] - out[:, 1]) / 100
+    for values, low, high in ((middle - 150, -63, 63), (factors, 0.2, 1.8)):
+        counts, _ = np.histogram(values, 20, (low, high))
+        assert counts.sum() == 20_000  # none is outside
+        assert ((counts - 1000) ** 2 / 1000).sum() < 50  # chi squared, 19 degrees: p < 0.0005
+    assert abs(np.corrcoef(middle, factors)[0, 1]) < 0.03
 
 
 def test_shift_moves_by_at_most_a_pixel_and_fills_with_black():

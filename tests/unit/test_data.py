@@ -7,6 +7,7 @@ from tests.serving import blank_mnist
 
 from lockstep.data import cifar, digits, mnist
 from lockstep.errors import DATA, LockstepError
+from lockstep.recipes import named
 
 
 def cifar_file(path, labels, label_bytes=1):
@@ -85,6 +86,23 @@ def test_mnist_pair(tmp_path, compress):
     read_images, read_labels = mnist.read(images, labels, count=2)
     assert (read_images[..., 0] == pixels).all()
     assert read_labels.tolist() == [7, 9]
+
+
+def test_mnist_is_split_and_scaled_as_in_the_original(tmp_path):
+    train_images, train_labels = np.zeros((60_000, 28, 28), np.uint8), np.full(60_000, 2)
+    train_images[5_000, 0, :2] = (255, 51)  # of the first image after the validation split
+    train_labels[:5_000] = 1
+    idx(tmp_path / "train-images-idx3-ubyte", train_images, False)
+    idx(tmp_path / "train-labels-idx1-ubyte", train_labels, False)
+    idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((10_000, 28, 28)), False)
+    idx(tmp_path / "t10k-labels-idx1-ubyte", np.full(10_000, 3), False)
+    splits = mnist.load(tmp_path)
+    assert {name: (len(data), data.labels.unique().tolist()) for name, data in splits.items()} == {
+        "train": (55_000, [2]), "validation": (5_000, [1]), "test": (10_000, [3]),
+    }  # fmt: skip
+    first = named("mnist").augmentation.test(splits["train"].images[:1])
+    assert first.shape == (1, 1, 28, 28)
+    assert first[0, 0, 0, :3].tolist() == pytest.approx([1.0, 0.2, 0.0])
 
 
 def test_mnist_mistakes_are_named(tmp_path):

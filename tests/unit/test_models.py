@@ -2,8 +2,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial
 from lockstep.models.layers import LocalResponseNorm
+from lockstep.overrides import make
+from lockstep.recipes import named
+from lockstep.tower import build_model
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +104,38 @@ def test_mnist_forward_is_the_specified_sequence():
     assert h.shape == (2, 512, 4, 4)
     h = h.permute(0, 2, 3, 1).reshape(2, 8192)
     assert torch.allclose(network(x), network.logits(network.dense2(network.dense1(h))), atol=1e-5)
+
+
+def test_mnist_switches_for_how_the_originals_comments_read():
+    recipe = make(
+        named("mnist").model_dump(mode="json"),
+        {"model_options.dropout": 0.25, "model_options.dense_activation": "relu"},
+    )
+    network, original = build_model(recipe, (1, 28, 28), 10), build_model(named("mnist"), (1, 28, 28), 10)
+    assert sum(p.numel() for p in network.parameters()) == 20_217_226
+    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), original.parameters(), strict=True))
+    images = torch.rand(2, 1, 28, 28)
+    for model, activation in ((network.eval(), functional.relu), (original.eval(), lambda x: x)):
+        h = functional.max_pool2d(functional.relu(model.conv1(images)), 2)
+        h = functional.max_pool2d(functional.relu(model.conv3(functional.relu(model.conv2(h)))), 2)
+        h = activation(model.dense1(h.permute(0, 2, 3, 1).reshape(2, 8192)))
+        assert torch.allclose(model(images), model.logits(activation(model.dense2(h))), atol=1e-5)
+    torch.manual_seed(0)
+    for model, rate in ((network.train(), 0.25), (original.train(), 0.75)):
+        kept = model.dropout(torch.ones(100_000))
+        assert kept.count_nonzero().item() == pytest.approx(100_000 * (1 - rate), rel=0.02)
+        assert kept.unique().tolist() == [0.0, pytest.approx(1 / (1 - rate))]  # survivors are scaled up
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model_options.dropout": 1.0}, "dropout: got 1.0"),
+        ({"model_options.dropout": "half"}, "dropout: got 'half'"),
+        ({"model_options.dense_activation": "tanh"}, "none or relu is allowed"),
+        ({"model_options.droput": 0.5}, "did you mean dropout"),
+    ],
+)
+def test_mnist_options_that_are_none(options, words):
+    with pytest.raises(LockstepError, match=words):
+        build_model(make(named("mnist").model_dump(mode="json"), options), (1, 28, 28), 10)

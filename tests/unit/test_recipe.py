@@ -10,6 +10,7 @@ from lockstep.overrides import make, parse
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe, validated
 from lockstep.recipes import named
+from lockstep.request import recipe_of
 
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
 
@@ -64,6 +65,24 @@ def test_settings_as_text():
     }  # fmt: skip
     recipe = make(TUTORIAL, changes)
     assert (recipe.exact, recipe.ema, recipe.batch, recipe.optimizer.momentum) == (False, None, 100, 0.5)
+
+
+@pytest.mark.parametrize("text", ["False", "false", "FALSE", "no", "off", "0", '"False"'])
+def test_false_means_false(text):
+    recipe, _ = recipe_of("digits", parse([f"optimizer.nesterov={text}", f"ema.warmup={text}", f"exact={text}"], {}))
+    assert (recipe.optimizer.nesterov, recipe.ema.warmup, recipe.exact) == (False, False, False)
+
+
+@pytest.mark.parametrize("text", ["True", "true", "yes", "on", "1"])
+def test_true_means_true(text):
+    recipe, _ = recipe_of("cifar10-tutorial", parse([f"schedule.per_tower={text}"], {}))
+    assert recipe.schedule.per_tower is True
+
+
+@pytest.mark.parametrize("text", ["flase", "2", "none", "[]"])
+def test_what_is_no_boolean_is_refused(text):
+    with pytest.raises(LockstepError, match=r"optimizer\.nesterov: got"):
+        recipe_of("digits", parse([f"optimizer.nesterov={text}"], {}))
 
 
 @pytest.mark.parametrize(

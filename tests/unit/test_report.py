@@ -98,6 +98,25 @@ def test_rates_leave_out_untimed_work(monkeypatch):
     assert log.images_per_s == pytest.approx(128 / 0.5)
 
 
+@pytest.mark.parametrize(
+    ("every", "seconds"), [(10, {0: 1.0, 10: 6.5, 20: 16.5, 24: 23.5}), (1, {step: step + 1.0 for step in range(25)})]
+)
+def test_a_line_states_the_mean_of_the_steps_since_the_one_before(monkeypatch, every, seconds):
+    """Also the first, which covers one step; with an interval of 1 every line is of a single step."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    stream = io.StringIO()
+    log = a_log([console.Plain(stream, every)])
+    log.start([])
+    for step in range(25):
+        now[0] += step + 1.0
+        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+    found = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
+    assert {int(step): (float(rate), float(s)) for step, rate, s in found} == {
+        step: (pytest.approx(128 / s, abs=0.05), s) for step, s in seconds.items()
+    }
+
+
 def test_a_reader_that_went_away_does_not_end_training():
     class Closed(io.StringIO):
         def write(self, text):

@@ -14,6 +14,14 @@ def test_tutorial_decays_after_350_epochs_of_the_global_batch(towers, first):
     assert recipe.rate(2 * first, 50_000) == pytest.approx(0.001)
 
 
+@pytest.mark.parametrize("towers", [1, 2, 3, 4, 8])
+def test_per_tower_decays_where_the_version_of_2017_did_whatever_the_number_of_towers(towers):
+    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers, "schedule.per_tower": True})
+    assert recipe.rate(136_717, 50_000) == 0.1
+    assert recipe.rate(136_718, 50_000) == pytest.approx(0.01)
+    assert recipe.digest() != make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers}).digest()
+
+
 def test_triangle_rises_then_falls_to_zero_after_the_last_step():
     factors = [
         Triangle(start=0.2, warmup=0.5).factor(s, steps=10, batch=1, tower_batch=1, examples=1) for s in range(10)

@@ -16,7 +16,7 @@ from lockstep.overrides import make
 from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.report.event_file import EventFile, histogram, image
+from lockstep.report.event_file import EventFile, histogram, image, scalar
 from lockstep.report.probe import Probe
 from lockstep.report.tensorboard import TensorBoard
 
@@ -152,6 +152,15 @@ def test_a_disk_that_fills_up_is_told_once(tmp_path, monkeypatch):
     assert [note for note in notes if "summaries" in note] == [
         f"no TensorBoard summaries: cannot write in {tmp_path / 'tb'}: No space left on device. Training goes on"
     ]
+
+
+def test_files_of_one_second_do_not_collide(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000 * 10**9)
+    for step in range(11):  # readers take files in the order of their names
+        events = EventFile(tmp_path)
+        events.add(step, [scalar("x", step)])
+        events.close()
+    assert [event.step for event in read(tmp_path).Scalars("x")] == list(range(11))
 
 
 def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path):

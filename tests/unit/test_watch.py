@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lockstep import checkpoint, watch
 from lockstep.errors import DATA, LockstepError
 from lockstep.overrides import make
-from lockstep.recipe import Placement
+from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.run import Run
@@ -178,6 +178,20 @@ def test_precision_line(training, evaluate):
     _, (line,), _ = evaluate(once=True, json_output=False, weights="raw", examples=350)
     assert ": precision @ 1 = 0." in line
     assert line.endswith("  (step 4, raw, 350 test images)")
+
+
+def test_averaged_and_raw_weights_are_told_apart(training, evaluate):
+    state = training.session.state
+    state.parameters["logits.bias"].data[3] = 1e6  # the raw weights call everything a 3, the average does not
+    training.save(2)
+    found = {}
+    for weights in (None, "ema", "raw"):
+        _, (line,), _ = evaluate(watch=False, weights=weights)
+        found[weights] = json.loads(line)
+    assert (found[None]["weights"], found[None]["loss"]) == ("ema", found["ema"]["loss"])
+    assert [sum(row) for row in zip(*found["raw"]["confusion"], strict=True)] == [0, 0, 0, 355, 0, 0, 0, 0, 0, 0]
+    assert found["ema"]["confusion"] != found["raw"]["confusion"]
+    assert found["ema"]["loss"] < 3 < found["raw"]["loss"]
 
 
 def test_a_file_in_the_way_costs_the_record_only(training, evaluate, asleep):

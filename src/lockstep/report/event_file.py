@@ -4,6 +4,7 @@ torch's SummaryWriter writes from a thread of its own, which would share the tra
 ends that thread with a traceback. The format is TensorBoard's; so are the classes that write it.
 """
 
+import itertools
 import os
 import socket
 import time
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import summary
 
 _BINS = 64
+_NUMBERS = itertools.count()  # of this process's files: two of a second need two names, in order
 
 
 class EventFile:
@@ -26,7 +28,8 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}"
+        maker = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
+        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{maker}"
         self._file = (folder / name).open("xb")
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))

@@ -1,0 +1,284 @@
+"""What docs/tutorial-parity.md promises and no other test shows; and that the document itself is true."""
+
+import ast
+import inspect
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.unit.test_tower import cifar_like, parts
+from torch import nn
+from torch.nn import functional
+
+from lockstep.cli.train import train as train_command
+from lockstep.data.dataset import Dataset
+from lockstep.data.plan import Plan
+from lockstep.environment import describe
+from lockstep.evaluate import evaluate
+from lockstep.fit import fit
+from lockstep.optim import SGD, Adam
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.report.log import Log
+from lockstep.report.metrics import MetricsFile
+from lockstep.report.tensorboard import TensorBoard
+from lockstep.train import train
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs/tutorial-parity.md"
+TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
+MNIST = named("mnist").model_dump(mode="json")
+
+
+def linear(shape, classes):
+    """The smallest network, where only what is around it matters."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def constant(shape, classes):
+    """A network that answers the same to every image."""
+    network = linear(shape, classes)
+    nn.init.zeros_(network[1].weight)
+    nn.init.zeros_(network[1].bias)
+    return network
+
+
+def small(fields, model="linear", **changes):
+    """A recipe with one of the networks above, which takes its images as they are."""
+    model = f"tests.unit.test_parity:{model}"
+    return make(fields, {"model": model, "augmentation": "plain", "weight_decay": {}, **changes})
+
+
+def images(count, side=2):
+    pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 1), dtype=np.uint8)
+    return Dataset.of(pixels, np.arange(count) % 10, tuple("0123456789"))
+
+
+def test_the_recipes_have_the_originals_settings():
+    tutorial, mnist = named("cifar10-tutorial"), named("mnist")
+    assert tutorial.optimizer == SGD(momentum=0.0, nesterov=False)
+    assert (tutorial.towers, tutorial.batch, tutorial.lr) == (1, 128, 0.1)
+    assert tutorial.weight_decay == {"local3.weight": 0.004, "local4.weight": 0.004}
+    assert (tutorial.ema.decay, tutorial.ema.warmup) == (0.9999, True)
+    assert mnist.optimizer == Adam(beta1=0.9, beta2=0.999, epsilon=1e-8)
+    assert (mnist.towers, mnist.tower_batch, mnist.steps, mnist.lr) == (2, 1024, 200, 1e-3)
+    assert (mnist.weight_decay, mnist.ema) == ({}, None)
+
+
+def test_intervals_and_retention_are_the_originals():
+    place = Placement()
+    assert (place.log_every, place.summary_every, place.save_every, place.keep) == (10, 100, 1000, 5)
+    flags = inspect.signature(train_command).parameters
+    for name in ("log_every", "summary_every", "save_every", "keep", "eval_every", "log_loss"):
+        assert flags[name].default == getattr(place, name), name
+
+
+def test_the_header_tells_local_from_global_batch():
+    recipe = make(TUTORIAL, {"towers": 4})
+    lines = describe(
+        recipe, Placement(), Local(4), CPU, images=(50_000, 10_000), shape=(32, 32, 3), classes=10,
+        parameters=1_068_298, run=Path("runs/x"),
+    )  # fmt: skip
+    assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 97.7 steps an epoch"
+    assert dict(lines)["rate"] == "learning rate 0.1, x 0.1 every 350 epochs"
+
+
+def test_two_epochs_of_cifar10_are_two_full_shuffles():
+    """The original drew from a buffer of 20 000, so an example came at most so much earlier than in the files."""
+    stream = np.concatenate(
+        [
+            Plan.at(seed=0, step=s, batch=128, towers=1, examples=50_000, augmentation=None).examples.ravel()
+            for s in range(782)  # the last batch straddles into a third epoch
+        ]
+    )
+    epochs = stream[:100_000].reshape(2, 50_000)
+    for epoch in epochs:
+        assert np.array_equal(np.sort(epoch), np.arange(50_000))
+        assert np.abs(epoch - np.arange(50_000)).mean() == pytest.approx(50_000 / 3, rel=0.02)
+    assert (epochs[0] == epochs[1]).mean() < 0.001
+
+
+class Weights:
+    """A listener that keeps the weights before each update, and the gradient."""
+
+    every = 1
+
+    def __init__(self):
+        self.seen = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: None
+
+    def step(self, event, tensors):
+        self.seen.append((tensors.weights["1.weight"].clone(), tensors.gradients["1.weight"].clone()))
+
+
+@pytest.mark.parametrize(
+    ("towers", "per_tower", "first"), [(1, False, 136_718), (2, False, 68_359), (2, True, 136_718)]
+)
+def test_the_metric_and_the_update_have_the_rate_of_their_step(tmp_path, towers, per_tower, first):
+    recipe = small(TUTORIAL, towers=towers, steps=first + 2, **{"schedule.per_tower": per_tower})
+    tower, state, _ = parts(recipe, (1, 2, 2))
+    state.step = first - 1
+    heard = Weights()
+    log = Log(recipe, Placement(), 50_000, [MetricsFile(tmp_path / "metrics.jsonl", 1), heard])
+    train(recipe, images(50_000), Local(towers), tower, state, log)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {row["step"]: row["rate"] for row in rows} == {
+        first - 1: 0.1, first: pytest.approx(0.01), first + 1: pytest.approx(0.01),
+    }  # fmt: skip
+    for rate, (before, gradient), (after, _) in zip((0.1, 0.01), heard.seen, heard.seen[1:], strict=False):
+        assert torch.allclose(before - after, rate * gradient, rtol=1e-3, atol=1e-7)
+
+
+def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
+    """In float64, on the gradient of the mean loss over the whole batch.
+
+    Epsilon is Kingma and Ba's: TensorFlow's is added before the second moment is corrected, so it is 1 / sqrt(1 -
+    beta2^t) times as large, which only a gradient near epsilon feels.
+    """
+    recipe = small(MNIST, batch=64, steps=3)
+    tower, state, model = parts(recipe, (1, 4, 4))
+    dataset = images(100, 4)
+    train(recipe, dataset, Local(2), tower, state, Log(recipe, Placement(), 100, []))
+    model = model.double()
+    weights = list(model.parameters())
+    first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    for step in range(3):
+        plan = Plan.at(seed=0, step=step, batch=64, towers=2, examples=100, augmentation=recipe.augmentation)
+        shards = [dataset.shard(plan, t) for t in range(2)]
+        assert [len(shard.labels) for shard in shards] == [32, 32]
+        logits = model(torch.cat([shard.images for shard in shards]).double())
+        loss = functional.cross_entropy(logits, torch.cat([shard.labels for shard in shards]))
+        rate = 1e-3 * (1 - 0.999 ** (step + 1)) ** 0.5 / (1 - 0.9 ** (step + 1))
+        for w, g, m, v in zip(weights, torch.autograd.grad(loss, weights), first, second, strict=True):
+            m.mul_(0.9).add_(g, alpha=0.1)
+            v.mul_(0.999).add_(g * g, alpha=0.001)
+            w.data.sub_(rate * m / (v.sqrt() + 1e-8 * (1 - 0.999 ** (step + 1)) ** 0.5))
+    for name, w in model.named_parameters():
+        assert torch.allclose(state.parameters[name].double(), w, atol=1e-7), name
+
+
+def idle(shape, classes):
+    """A network with a parameter that has no part in the loss, and one that is frozen."""
+    network = linear(shape, classes)
+    network.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    network[1].bias.requires_grad_(False)
+    return network
+
+
+def test_a_parameter_without_a_part_in_the_loss_stays():
+    recipe = small(TUTORIAL, "idle", steps=2)
+    tower, state, _ = parts(recipe, (1, 2, 2))
+    before = {name: parameter.clone() for name, parameter in state.parameters.items()}
+    train(recipe, images(200), Local(1), tower, state, Log(recipe, Placement(), 200, []))
+    moved = {name for name, parameter in state.parameters.items() if not torch.equal(parameter, before[name])}
+    assert moved == {"1.weight"}
+
+
+def test_the_tutorials_summaries(tmp_path):
+    recipe = make(TUTORIAL, {"batch": 4, "steps": 1})
+    tower, state, _ = parts(recipe)
+    notes = []
+    board = TensorBoard(tmp_path, 100, tower._network.module, (3, 24, 24), 0, notes.append)
+    log = Log(recipe, Placement(), 96, [board])
+    log.start([])
+    train(recipe, cifar_like(96, 32), Local(1), tower, state, log)
+    board.close()
+    assert notes == []
+    tags = EventAccumulator(str(tmp_path), {"scalars": 0, "histograms": 0, "images": 0}).Reload().Tags()
+    layers = ("conv1", "conv2", "local3", "local4", "softmax_linear")
+    variables = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
+    activations = ("conv1", "conv2", "local3", "local4", "logits")
+    assert set(tags["histograms"]) == {
+        *(f"weights/{name}" for name in variables), *(f"gradients/{name}" for name in variables),
+        *(f"activations/{name}" for name in activations),
+    }  # fmt: skip
+    assert set(tags["scalars"]) >= {
+        "loss/total", "loss/total_average", "loss/cross_entropy", "loss/decay/local3.weight",
+        "loss/decay/local4.weight", "learning_rate", "speed/data_s", *(f"sparsity/{name}" for name in activations),
+    }  # fmt: skip
+    assert sum(tag.startswith("loss/decay/") for tag in tags["scalars"]) == 2  # none that is always 0
+    assert set(tags["images"]) == {"images/0", "images/1", "images/2"}
+    assert tags["graph"]
+
+
+def test_a_constant_network_gets_a_tenth_of_exactly_10000():
+    """In 79 chunks of 128, the last one filled up: the original counted 10 112, and a tie as right."""
+    recipe = small(TUTORIAL, "constant", eval_batch=128)
+    tower, state, _ = parts(recipe, (1, 2, 2))
+    result = evaluate(recipe, tower._network, state.ema, {}, images(10_000), Local(1))
+    assert (result.examples, result.correct) == (10_000, 1_000)
+    assert result.loss == pytest.approx(math.log(10), rel=1e-6)
+
+
+def test_one_seed_has_one_series_of_losses(tmp_path):
+    def losses(name, seed):
+        recipe = make(named("digits").model_dump(mode="json"), {"steps": 8, "seed": seed})
+        fit(recipe, Placement(log_every=1, summary_every=0), Local(4), CPU, path=tmp_path / name, to_stderr=True)
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [row["loss"] for row in rows]
+
+    first = losses("a", 3)
+    assert len(first) == 8 + 2  # and two evaluations, of averaged and raw weights
+    assert losses("b", 3) == first
+    assert not set(losses("c", 4)) & set(first)
+
+
+def test_the_record_of_mnist_is_of_all_test_images():
+    record = json.loads((ROOT / "benchmarks/results/mnist-200-bfloat16.json").read_text())
+    assert record["result"]["steps"] == 200
+    assert record["result"]["examples"] == 200 * 2048
+    (evaluation,) = record["evaluations"]
+    assert (evaluation["examples"], evaluation["split"]) == (10_000, "test")
+    assert evaluation["correct"] / 10_000 == record["result"]["accuracy"]["raw"] >= 0.99
+
+
+def rows(prefix):
+    """The rows of the document's tables whose first cell is `prefix` and a number: number -> cells."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if re.match(rf"\| {prefix}\d+ \|", line)]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    numbers = [int(row[0].strip().removeprefix(prefix)) for row in cells]
+    assert numbers == sorted(set(numbers))
+    return dict(zip(numbers, cells, strict=True))
+
+
+def test_the_document_has_every_row():
+    for prefix, count, columns in (("", 58, 6), ("O-", 34, 4)):
+        found = rows(prefix)
+        assert list(found) == list(range(1, count + 1))
+        for number, cells in found.items():
+            assert len(cells) == columns, (prefix, number)
+            assert all(cells[:-1]), (prefix, number)
+
+
+def test_every_row_names_a_test_or_a_command():
+    for prefix, column in (("", 4), ("O-", 3)):
+        for number, cells in rows(prefix).items():
+            shown = cells[column]
+            assert re.search(r"`tests/\S+\.py(::\w+)?`|`lockstep |`make ", shown), (prefix, number)
+
+
+def test_every_test_the_document_names_exists():
+    text = DOCUMENT.read_text()
+    named_tests = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text))
+    assert len(named_tests) > 80
+    assert len(re.findall(r"tests/[\w/]+\.py", text)) == len(re.findall(r"`tests/[\w/]+\.py(?:::\w+)?`", text))
+    for file, name in sorted(named_tests):
+        path = ROOT / file
+        assert path.is_file(), file
+        functions = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        assert not name or name in functions, f"{file}::{name}"
+
+
+def test_the_document_names_no_place_of_ours():
+    text = DOCUMENT.read_text()
+    assert not re.search(r"/work|\.\./|\bS[0-3]\b|/tmp|seed file", text)
