@@ -43,7 +43,7 @@ def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Pat
     Raises: OSError, with nothing left behind.
     """
     step = int(tensors["step"])
-    final = folder / f"step-{step:09d}"
+    final = folder / _name(step)
     if final.exists():
         return final
     temporary = folder / f".writing-{step:09d}-{os.getpid()}"
@@ -88,6 +88,11 @@ def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints there are, whole or damaged, the newest first; nothing is read."""
     return [_step(path) for path in _newest_first(folder)]
+
+
+def read_step(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint after `step` updates. Raises: as `read`."""
+    return read(folder / _name(step))
 
 
 def read(path: Path) -> Checkpoint:
@@ -143,6 +148,10 @@ def _accuracy(path: Path) -> float:
 
 def _newest_first(folder: Path) -> Iterator[Path]:
     return iter(sorted(folder.glob("step-*"), key=_step, reverse=True))
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09d}"
 
 
 def _step(path: Path) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.evaluate import Evaluation
 from lockstep.keeper import Keeper
@@ -74,31 +75,8 @@ def _fit(
         if placement.profile:
             profile = Profile(keeper.run.profile, placement.profile, session.device, keeper.tell)
             profile.before(session.state.step)
-    evaluated: dict[str, Evaluation] = {}  # of the weights as they are now
-
-    def after_step(state: State) -> None:
-        evaluated.clear()
-        if profile:
-            with log.untimed():
-                profile.after(state.step)
-        evaluate_and_save(state)
-        if profile:
-            profile.before(state.step)
-
-    def evaluate_and_save(state: State) -> None:
-        every = placement.eval_every
-        evaluate = state.step == steps or (every is not None and state.step % every == 0)
-        if not evaluate and state.step % placement.save_every != 0:
-            return
-        if not state.is_finite():  # so that every checkpoint is a good one
-            raise OverflowedError(state.step)
-        with log.untimed():
-            if evaluate:
-                evaluated.update(session.evaluate_all(test_set))
-                log.evaluation(state.step, "test", evaluated)
-            if keeper:
-                keeper.save(log, evaluated, required=state.step == steps)
-
+    after_step = _AfterStep(session, keeper, log, test_set, steps, profile)
+    evaluated = after_step.evaluated
     try:
         stop = train(recipe, train_set, reduction, tower, session.state, log, asked=asked, after_step=after_step)
         if stop is not None and not session.state.is_finite():
@@ -119,3 +97,47 @@ def _fit(
     session.agree()
     memory = session.peak_memory_bytes()
     return (keeper.finish(log, evaluated, memory, started) if keeper else None), None
+
+
+class _AfterStep:
+    """What comes after an update: evaluation and saving when they are due, and no part of them in a profile.
+
+    Attributes:
+        evaluated: the results on the test split of the weights as they are now, if there are any.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        keeper: Keeper | None,
+        log: Log,
+        test_set: Dataset,
+        steps: int,
+        profile: Profile | None,
+    ) -> None:
+        self._session, self._keeper, self._log = session, keeper, log
+        self._test_set, self._steps, self._profile = test_set, steps, profile
+        self.evaluated: dict[str, Evaluation] = {}
+
+    def __call__(self, state: State) -> None:
+        self.evaluated.clear()
+        if self._profile:
+            with self._log.untimed():
+                self._profile.after(state.step)
+        self._evaluate_and_save(state)
+        if self._profile:
+            self._profile.before(state.step)
+
+    def _evaluate_and_save(self, state: State) -> None:
+        placement, last = self._session.placement, state.step == self._steps
+        evaluate = last or (placement.eval_every is not None and state.step % placement.eval_every == 0)
+        if not evaluate and state.step % placement.save_every != 0:
+            return
+        if not state.is_finite():  # so that every checkpoint is a good one
+            raise OverflowedError(state.step)
+        with self._log.untimed():
+            if evaluate:
+                self.evaluated.update(self._session.evaluate_all(self._test_set))
+                self._log.evaluation(state.step, "test", self.evaluated)
+            if self._keeper:
+                self._keeper.save(self._log, self.evaluated, required=last)

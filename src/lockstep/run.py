@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,6 +74,8 @@ class Run:
         """Keep other programs from writing here until this process ends, however it ends."""
         try:
             self._lock = (self.path / ".lock").open("w")
+            if self.is_held():  # perhaps only by a watcher that asks, for a moment, whether it is
+                time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LockstepError(
@@ -80,6 +83,15 @@ class Run:
             ) from None
         except OSError as error:
             raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
+
+    def is_held(self) -> bool:
+        """Whether a program is training here now."""
+        with (self.path / ".lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def unlock(self) -> None:
         """Let other programs write here."""

@@ -99,8 +99,8 @@ class Metrics:
 
     cross_entropy: sum over the examples. last: the last tower's part of it. correct: how many are classified right.
     flags: [2 + towers], in how many towers the process had been asked to stop, by Ctrl-C and by SIGTERM; then for each
-    tower 1 if its loss or gradient is not finite. memory, busy: [towers], what the tower's process holds, in MiB, and the
-    CPU time it has used, in seconds modulo BUSY_MODULUS_S; known for the first tower of a process only.
+    tower 1 if its loss or gradient is not finite. memory, busy: [towers], what the tower's process holds, in MiB, and
+    the CPU time it has used, in seconds modulo BUSY_MODULUS_S; known for the first tower of a process only.
     """
 
     cross_entropy: Tensor

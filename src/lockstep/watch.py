@@ -17,7 +17,7 @@ from lockstep.run import Run
 from lockstep.session import Session
 
 _MEET_S = 30.0  # how often waiting processes meet: one that hears nothing for minutes takes the others for lost
-_EVALUATE, _WAIT, _END = b"evaluate", b"wait", b"end"
+_EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"
 
 Note = Callable[[str], None]
 
@@ -60,8 +60,8 @@ def evaluate_newest(evaluator: Evaluator, note: Note) -> Evaluated:
 def watch(evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[Evaluated], None], note: Note) -> None:
     """Evaluate each new checkpoint once, until the run has ended and its last one is evaluated.
 
-    Every `interval` seconds process 0 looks for the newest one, and all processes do what it decides; with `once` it
-    looks only once. It calls `tell` with each evaluation. Raises: LockstepError.
+    Every `interval` seconds process 0 looks, and all processes do what it decides: the oldest first that is still
+    there. With `once` it looks only once, at the newest. It calls `tell` with each evaluation. Raises: LockstepError.
     """
     reduction = evaluator.session.reduction
     watcher = _Watcher(evaluator, once, note) if evaluator.is_first else None
@@ -75,6 +75,8 @@ def watch(evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[
             word = reduction.broadcast(watcher.after() if watcher else None)
         if word == _END:
             break
+        if word == _MORE:
+            continue
         meetings = math.ceil(interval / _MEET_S)
         for _ in range(meetings):
             time.sleep(interval / meetings)
@@ -89,6 +91,7 @@ class _Watcher:
     def __init__(self, evaluator: Evaluator, once: bool, note: Note) -> None:
         self._run, self._once, self._note = evaluator.run, once, note
         self._noted: set[str] = set()
+        self._passed: set[int] = set()  # damaged
         self._ended = False
         self.found: Checkpoint | None = None
         self.ledger = Ledger(
@@ -106,20 +109,41 @@ class _Watcher:
                 raise _none_yet(self._run)
             self._note_once(f"{self._run.path} has no checkpoint yet: waiting")
             return _WAIT
-        # Reading costs a checksum of the file, so not for one that is done. Damaged ones are passed over by reading.
-        self.found = None if steps[0] in self.ledger.done else checkpoint.latest(self._run.checkpoints, self._note_once)
-        if self.found is not None and self.found.manifest["step"] not in self.ledger.done:
+        if self._next(steps):
             return _EVALUATE
         if self._once:
             self._note(f"the newest checkpoint of {self._run.path} is evaluated already, see {self.ledger.path}")
         elif self._ended:
             self._note(f"{self._run.path} has ended, and its last checkpoint is evaluated, see {self.ledger.path}")
+        elif not self._run.is_held():
+            self._note_once(f"nobody is training {self._run.path} now: waiting; --once does not")
         return self.after()
+
+    def _next(self, steps: list[int]) -> bool:
+        """Whether there is one to evaluate among `steps`, the newest first: then it is in `found`."""
+        for step in steps if self._once else reversed(steps):
+            if step in self.ledger.done and self._once:
+                return False
+            if step not in self.ledger.done | self._passed and self._read(step):
+                return True
+        return False
+
+    def _read(self, step: int) -> bool:
+        try:
+            self.found = checkpoint.read_step(self._run.checkpoints, step)
+        except FileNotFoundError:
+            return False  # training keeps the latest only
+        except LockstepError as error:
+            self._passed.add(step)
+            self._note(f"{error}: passed over")
+            return False
+        return True
 
     def after(self) -> bytes:
         """Whether that was the last one."""
         self.found = None  # its tensors are not needed while we wait
-        return _END if self._once or self._ended else _WAIT
+        waiting = set(checkpoint.steps(self._run.checkpoints)) - self.ledger.done - self._passed
+        return _END if self._once or (self._ended and not waiting) else _MORE if waiting else _WAIT
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:

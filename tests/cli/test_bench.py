@@ -30,7 +30,7 @@ def test_a_table_for_one_to_n_processes(program):
     for count, record in enumerate(records, start=1):
         assert (record["processes"], record["towers"], record["batch"]) == (count, count, 32 * count)
         assert record["images_per_s"] == pytest.approx(record["batch"] / record["s_per_step"])
-        assert set(record["split"]) == {"data", "compute", "communication", "update"}
+        assert set(record["split"]) == {"data", "compute", "communication", "report", "update"}
         assert len(record["peak_memory_bytes"]) == count
         assert min(record["images_per_s_error"], record["images_per_s_jitter"]) >= 0
 

@@ -188,7 +188,7 @@ def test_the_tutorials_summaries(tmp_path):
     recipe = make(TUTORIAL, {"batch": 4, "steps": 1})
     tower, state, _ = parts(recipe)
     notes = []
-    board = TensorBoard(tmp_path, 100, tower._network.module, (3, 24, 24), 0, notes.append)
+    board = TensorBoard(tmp_path, 100, tower._network.module, (3, 24, 24), note=notes.append)
     log = Log(recipe, Placement(), 96, [board])
     log.start([])
     train(recipe, cifar_like(96, 32), Local(1), tower, state, log)

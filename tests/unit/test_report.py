@@ -10,7 +10,7 @@ from lockstep.evaluate import Evaluation
 from lockstep.overrides import make
 from lockstep.placement import Placement
 from lockstep.recipes import named
-from lockstep.report import console
+from lockstep.report import console, lines
 from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
 from lockstep.tower import Metrics
@@ -25,7 +25,7 @@ TOWERS = 4
 
 def sums(cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    return Metrics(*one, torch.zeros(2), torch.zeros(TOWERS), torch.tensor(memory), torch.tensor(busy))
+    return Metrics(*one, torch.zeros(2 + TOWERS), torch.tensor(memory), torch.tensor(busy))
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
@@ -142,7 +142,7 @@ def test_a_terminal_gets_one_live_line():
 
 
 def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 7)
+    unreadable = Metrics(*[SimpleNamespace()] * 6)
     log = a_log([])
     log.begin(0)
     log.lap("data")
@@ -153,9 +153,9 @@ def test_loss_may_be_the_last_towers_as_the_original_printed_it():
     mean, last = Heard(1), Heard(1)
     a_log([mean]).step(0, sums(), STATE, 0.1, torch.zeros(0))
     a_log([last], log_loss="last").step(0, sums(), STATE, 0.1, torch.zeros(0))
-    assert mean.events[0].loss == 256 / 128 + 0.5
-    assert last.events[0].loss == 80 / 32 + 0.5  # a tower sees 32 of the 128
-    assert last.events[0].cross_entropy == 2.0
+    assert mean.events[0].logged_loss == 256 / 128 + 0.5
+    assert (last.events[0].loss, last.events[0].logged_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # a tower sees 32
+    assert "loss = 3.00 (" in lines.step_line(last.events[0])
 
 
 def test_running_average_of_the_total_over_every_step():
@@ -183,7 +183,7 @@ def test_memory_and_utilisation_of_every_process(monkeypatch):
         now[0] += 2.0
     last = heard.events[-1]
     assert last.memory_bytes == [100 * 2**20, 50 * 2**20]
-    assert last.utilisation == pytest.approx([0.5, 0.25])
+    assert last.cpu_utilisation == pytest.approx([0.5, 0.25])
 
 
 def test_split_of_a_step(monkeypatch):
@@ -198,10 +198,12 @@ def test_split_of_a_step(monkeypatch):
             now[0] += seconds
             log.lap(part)
         log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+        now[0] += 0.25
+        log.lap("report")
         now[0] += 0.5
         log.lap("update")
         with log.untimed():
             now[0] += 100.0
     last = heard.events[-1]
-    assert last.split == {"data": 1.0, "compute": 4.0, "communication": 2.0, "update": 0.5}
-    assert last.s_per_step == 7.5
+    assert last.split == {"data": 1.0, "compute": 4.0, "communication": 2.0, "report": 0.25, "update": 0.5}
+    assert last.s_per_step == 7.75

@@ -99,10 +99,10 @@ def events(folder, tag):
     return [(event.step, event.value) for event in accumulator.Scalars(tag)]
 
 
-def test_each_new_checkpoint_once_the_newest_first_and_then_the_end(training, evaluate, asleep):
+def test_each_new_checkpoint_once_the_oldest_first_and_then_the_end(training, evaluate, asleep):
     def several():
         for step in (3, 4, 5):
-            training.save(step, keep=1)
+            training.save(step, keep=2)
 
     def last():
         training.save(10)
@@ -114,7 +114,7 @@ def test_each_new_checkpoint_once_the_newest_first_and_then_the_end(training, ev
     records = [json.loads(line) for line in out]
     assert code == 0
     assert err == ["runs/x has no checkpoint yet: waiting"]
-    assert [record["step"] for record in records] == [0, 2, 5, 10]
+    assert [record["step"] for record in records] == [0, 2, 4, 5, 10]
     assert {(record["weights"], record["split"], record["examples"]) for record in records} == {("ema", "test", 355)}
     for row, record in zip(rows(training), records, strict=True):
         assert row.pop("time") > 1.7e9
@@ -141,19 +141,19 @@ def test_a_second_watcher_does_not_repeat(training, evaluate, asleep):
     assert len(evaluate(once=True, split="train")[1]) == 1
     asleep(lambda: (training.save(6), training.end()))
     code, out, err = evaluate()
-    assert [json.loads(line)["step"] for line in out] == [6]
+    assert [json.loads(line)["step"] for line in out] == [2, 6]  # the first watcher looked at the newest only
     code, out, err = evaluate()
     assert (code, out) == (0, [])
     assert err == ["runs/x has ended, and its last checkpoint is evaluated, see runs/x/eval/metrics.jsonl"]
     folder = training.run.path / "eval"
-    assert [step for step, _ in events(folder, "loss")] == [4, 6]
+    assert [step for step, _ in events(folder, "loss")] == [4, 2, 6]
     assert [step for step, _ in events(folder / "raw-test-355", "loss")] == [4]
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
         "ema-test-7", "ema-train-1442", "raw-test-355",
     ]  # fmt: skip
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == 6
-    assert [json.loads(line)["examples"] for line in lines if line[-1] == "}"] == [355, 7, 355, 1442, 355]
+    assert len(lines) == 7
+    assert [json.loads(line)["examples"] for line in lines if line[-1] == "}"] == [355, 7, 355, 1442, 355, 355]
 
 
 def test_a_run_resumed_at_an_earlier_step(training, evaluate, asleep):
@@ -170,7 +170,7 @@ def test_a_run_resumed_at_an_earlier_step(training, evaluate, asleep):
     asleep(resume, lambda: training.save(5), last)
     code, out, _ = evaluate()
     assert code == 0
-    assert [json.loads(line)["step"] for line in out] == [8, 2, 5]
+    assert [json.loads(line)["step"] for line in out] == [2, 8, 5]
 
 
 def test_precision_line(training, evaluate):
@@ -214,7 +214,7 @@ def test_a_damaged_one_is_named_once_and_not_what_it_hides(training, evaluate, a
     code, out, err = evaluate()
     assert code == 0
     assert [json.loads(line)["step"] for line in out] == [2]
-    assert [line.endswith("trying the one before it") for line in err] == [True, False]
+    assert [line.endswith("passed over") for line in err] == [True, False]
 
 
 @pytest.mark.parametrize("fields", [{"once": True}, {"watch": False}])

@@ -64,7 +64,7 @@ def main() -> None:
 
         sys.stdout.flush()
         # Under torchrun all processes get the same words, or all of a host.
-        if is_first_process() or error.code != USAGE and (error.code != DATA or os.environ["LOCAL_RANK"] == "0"):
+        if is_first_process() or (error.code != USAGE and (error.code != DATA or os.environ["LOCAL_RANK"] == "0")):
             print(f"lockstep: {error}", file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:

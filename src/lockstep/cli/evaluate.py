@@ -34,7 +34,7 @@ def evaluate(
         typer.Option(
             min=1,
             help="Processes. Default: one a GPU; on CPU min(towers, cores / threads). With --watch: 1, which leaves "
-            "the others to training.",
+            "the other cores to training (on GPUs name one that is free: --device cuda:1, or cpu).",
         ),
     ] = None,
     device: Device = "auto",
@@ -45,7 +45,7 @@ def evaluate(
     Says the accuracy, then for each class its examples, its accuracy and what it was taken for: its row of the
     confusion matrix, or with more than 20 classes the three most frequent mistakes.
 
-    With --watch, a line for the newest checkpoint whenever there is a new one, in the shape of TensorFlow's CIFAR-10
+    With --watch, a line for each new checkpoint, the oldest first, in the shape of TensorFlow's CIFAR-10
     evaluator; the run may be training in another program. Recorded in RUN/eval, as TensorBoard events and as
     metrics.jsonl; what is recorded there is not evaluated again. With --json each evaluation is a line.
 

@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,6 +90,7 @@ def _retrieve(url: str, archive: Archive, folder: Path, timeout_s: float) -> Pat
         """A compressed file is what we want: some servers call it an encoding, to be undone on the way."""
         responses.append(response)
         response.raw.headers.pop("Content-Encoding", None)
+        response.iter_content = _bounded(response.iter_content, 2 * archive.size_bytes)
 
     try:
         with _progress(archive) as progress:
@@ -108,6 +109,20 @@ def _retrieve(url: str, archive: Archive, folder: Path, timeout_s: float) -> Pat
             response.close()
     path.chmod(0o644)  # temporary files are for their owner only; a data folder may be shared
     return path
+
+
+def _bounded(chunks: Callable[..., Iterator[bytes]], most: int) -> Callable[..., Iterator[bytes]]:
+    """`chunks`, but an answer that does not end is refused before it fills the disk."""
+
+    def bounded(*args: Any, **kwargs: Any) -> Iterator[bytes]:
+        got = 0
+        for chunk in chunks(*args, **kwargs):
+            got += len(chunk)
+            if got > most:
+                raise ValueError(f"more than {most} bytes")
+            yield chunk
+
+    return bounded
 
 
 @contextlib.contextmanager

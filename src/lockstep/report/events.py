@@ -13,13 +13,13 @@ from lockstep.evaluate import Evaluation
 class StepEvent:
     """One step, seen after its forward and backward passes and before its update.
 
-    loss: mean cross-entropy over the batch plus the decay terms. loss_average: its running average over the steps of
-    this session, 0.9 of it kept at each, corrected for its start. logged_loss: what the console says: `loss`, or with
-    the last tower's cross-entropy in it if the placement asks for that. rate: learning rate. images_per_s and s_per_step: means since the previous event of this kind, without
-    evaluation and saving; split: where those seconds went in process 0, by part. memory_bytes and cpu_utilisation: what
-    each process holds, and the CPU seconds it used in a second (None in a session's first event). loss_scale: of
-    float16, else None. skipped: the update is left out, for a float16 overflow; the losses may not be finite. time:
-    seconds since the epoch.
+    time: seconds since the epoch. loss: mean cross-entropy over the batch plus the decay terms. loss_average: its
+    running average over the steps of this session, 0.9 of it kept at each, corrected for its start. logged_loss: what
+    the console says: `loss`, or if the placement asks for that with the last tower's cross-entropy in it. rate:
+    learning rate. images_per_s and s_per_step: means since the previous event of this kind, without evaluation and
+    saving; split: where those seconds went in process 0, by part (clock.PARTS). memory_bytes and cpu_utilisation:
+    what each process holds, and the CPU seconds it used in a second (None in a session's first event). loss_scale: of
+    float16, else None. skipped: the update is left out, for a float16 overflow; the losses may not be finite.
     """
 
     time: float
