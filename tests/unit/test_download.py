@@ -1,5 +1,6 @@
 """Downloads from a real server on this machine, and every way they fail: one error, and nothing left behind."""
 
+import contextlib
 import io
 import os
 import signal
@@ -154,6 +155,25 @@ def test_what_a_server_can_do_wrong(server, place, answer, words):
     refused(toy(TOY, server.url), place, DATA, f"{server.url}toy.tar.gz: {words}")
     server.files["toy.tar.gz"] = TOY
     assert fetch.fetch(toy(TOY, server.url), place)  # a failure is not in the way of the next try
+
+
+def test_an_answer_without_end_is_cut_off(server, place):
+    source = toy(TOY, server.url)
+    sent = []
+
+    def endless(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):  # until the other side has had enough
+            while True:
+                handler.wfile.write(bytes(2**16))
+                sent.append(2**16)
+
+    server.files["toy.tar.gz"] = endless
+    with pytest.raises(LockstepError, match="another file"):
+        fetch.fetch(source, place)
+    assert listing(place.parent) == []
+    assert sum(sent) < 2 * len(TOY) + 2**24  # what sockets and chunks hold
 
 
 def test_a_server_that_never_answers_or_stops_halfway(server, place):
