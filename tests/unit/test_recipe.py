@@ -51,6 +51,9 @@ def test_towers_keep_their_batch():
         ({"tower_batch": "1k"}, "tower_batch: got '1k'"),
         ({"tower_batch": 0}, "tower_batch: got 0"),
         ({"batch": "many", "towers": 2}, "batch: got 'many'"),
+        ({"seed": True}, "seed: got True: true and false are for switches"),
+        ({"lr": False}, "lr: got False: true and false are for switches"),
+        ({"optimizer.momentum": True}, "true and false are for switches"),
     ],
 )
 def test_mistakes_are_named(changes, words):
@@ -127,6 +130,16 @@ def test_digest_is_canonical_and_tells_recipes_apart():
     assert make(TUTORIAL, {}).digest() == named("cifar10-tutorial").digest()
     assert make(TUTORIAL, {"lr": 0.1}).digest() == named("cifar10-tutorial").digest()
     assert make(TUTORIAL, {"seed": 1}).digest() != named("cifar10-tutorial").digest()
+    kinds = [make(TUTORIAL, {"schedule": kind}).digest() for kind in ("constant", "staircase", "triangle")]
+    assert len(set(kinds)) == 3  # also where every setting of a kind is at its default
+
+
+def test_a_setting_at_its_default_is_no_part_of_the_digest():
+    """So runs made before there was that setting can still be resumed and evaluated."""
+    before = {name: value for name, value in TUTORIAL.items() if name != "model_options"}
+    before["schedule"] = {name: value for name, value in TUTORIAL["schedule"].items() if name != "per_tower"}
+    assert make(before, {}).digest() == make(TUTORIAL, {}).digest()
+    assert make(TUTORIAL, {"schedule.per_tower": True}).digest() != make(TUTORIAL, {}).digest()
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.floats(1e-6, 10), st.integers(0, 2**63 - 1))
