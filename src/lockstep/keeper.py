@@ -53,6 +53,7 @@ class Keeper:
                 session.network.module,
                 session.network.shape,
                 note=self.tell,
+                dtype=session.network.dtype,
                 resumed=int(self.found.manifest["step"]) if self.found else None,
                 evaluations=self.run.evaluations,
             )

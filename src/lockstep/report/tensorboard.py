@@ -23,7 +23,7 @@ Shape = tuple[int, int, int]
 class TensorBoard:
     """Writes event files into `folder`; x is the step.
 
-    `resumed` is the step a resumed run goes on at, None for a new one; `evaluations` gives the rows of metrics.jsonl of
+    `module` takes images [b, *shape] of `dtype`. `resumed` is the step a resumed run goes on at, None for a new one; `evaluations` gives the rows of metrics.jsonl of
     evaluations at that step. A folder that refuses ends the summaries, not the run: `note` is told.
     """
 
@@ -35,12 +35,13 @@ class TensorBoard:
         shape: Shape,
         *,
         note: Callable[[str], None],
+        dtype: torch.dtype = torch.float32,
         resumed: int | None = None,
         evaluations: Callable[[int], list[dict[str, Any]]] = lambda step: [],
     ) -> None:
         self.every: int | None = every
         self._folder, self._note = folder, note
-        self._module, self._shape = module, shape
+        self._module, self._shape, self._dtype = module, shape, dtype
         self._resumed, self._evaluations = resumed, evaluations
         self._probe = Probe(module)
         self._events: EventFile | None = None
@@ -108,13 +109,12 @@ class TensorBoard:
 
     def _draw(self, events: EventFile) -> None:
         """The graph, from one black image. A network that cannot be traced has none: that is no reason to stop."""
-        dtype = next(self._module.parameters()).dtype
         device = next(self._module.parameters()).device
         self._module.eval()
         silent = contextlib.redirect_stdout(io.StringIO())  # tracing prints its errors
         try:
             with silent, torch.random.fork_rng(devices=[]), torch.no_grad():
-                events.graph(self._module, torch.zeros(1, *self._shape, dtype=dtype, device=device))
+                events.graph(self._module, torch.zeros(1, *self._shape, dtype=self._dtype, device=device))
         except OSError:
             raise
         except Exception as error:
