@@ -23,8 +23,9 @@ Shape = tuple[int, int, int]
 class TensorBoard:
     """Writes event files into `folder`; x is the step.
 
-    `module` takes images [b, *shape] of `dtype`. `resumed` is the step a resumed run goes on at, None for a new one; `evaluations` gives the rows of metrics.jsonl of
-    evaluations at that step. A folder that refuses ends the summaries, not the run: `note` is told.
+    `module` takes images [b, *shape] of `dtype`. `resumed` is the step a resumed run goes on at, None for a new one;
+    `evaluations` gives the rows of metrics.jsonl of evaluations at that step. A folder that refuses ends the summaries,
+    not the run: `note` is told.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class TensorBoard:
         self._events: EventFile | None = None
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Open the file; the settings and the model's graph, once."""
+        """Open a file: with the graph of the model for a new run, else with what is to be forgotten."""
         with self._going_on():
             self._events = EventFile(self._folder)
             if self._resumed is None:
