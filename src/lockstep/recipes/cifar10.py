@@ -10,9 +10,9 @@ from lockstep.schedule import Staircase
 def cifar10_tutorial() -> Recipe:
     """TensorFlow's CIFAR-10 tutorial: its network, distortions, loss, schedule and average, to the constant.
 
-    Measured (one seed, bfloat16, one core of an Intel Xeon): by the averaged weights 81.1 % after 10 000 steps, 84.6 %
-    after 30 000, 85.9 % after 60 000, 86.2 % after 100 000; by the raw ones 82.4 % then. With 4 towers 85.3 % after
-    30 000. Total loss 4.67 at step 0, 1.66 around step 2 000, 1.13 around 4 000, 0.91 around 10 000.
+    Measured: by the averaged weights 81.1 % after 10 000 steps, 84.6 % after 30 000, 85.9 % after 60 000, 86.2 % after
+    100 000; by the raw ones 82.4 % then; with 4 towers 85.3 % after 30 000 (one seed, bfloat16, one core of an Intel
+    Xeon). Total loss 4.67 at step 0, 1.66 around step 2 000, 1.13 around 4 000, 0.91 around 10 000.
     `lockstep train cifar10-tutorial --precision bfloat16 --eval-every 5000`
     """
     return Recipe(
