@@ -132,7 +132,6 @@ class Layout:
         self._metrics = [1, 1, 1, len(_SIGNALS) + towers, towers, towers]  # the sizes of the fields of Metrics
         self.sizes.append(sum(self._metrics))
         self.length = sum(self.sizes)
-        self.broken = self.length - 3 * towers  # where the towers' flags start
         self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
 
     def pack(self, out: Tensor, gradients: Sequence[Tensor], statistics: Sequence[Tensor], metrics: Tensor) -> None:
@@ -202,7 +201,7 @@ class Tower:
             self.layout.pack(out, gradients, statistics, sums)
             # Least and greatest are both finite exactly if all elements are; isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()
-            out[self.layout.broken + shard.tower] = (~finite).float()
+            self.layout.split(out)[2].broken[shard.tower] = (~finite).float()
         return out
 
 
