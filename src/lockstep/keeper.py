@@ -143,6 +143,7 @@ class Keeper:
         classes = session.splits["train"].classes
         _save_model(self.run.model, session, classes)
         best = next(iter(evaluated.values()))
+        views = {"accuracy_one_view": best.summary()["accuracy_one_view"]} if recipe.test_views != "one" else {}
         result = {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -152,6 +153,7 @@ class Keeper:
             "accuracy": {
                 weights: evaluated[weights].accuracy if weights in evaluated else None for weights in ("ema", "raw")
             },
+            **views,
             "loss": {"train": log.last_loss} | {weights: result.loss for weights, result in evaluated.items()},
             "train_s": round(log.train_s, 3),
             "total_s": round(time.time() - started, 3),
@@ -166,6 +168,7 @@ class Keeper:
         ema = ""
         if "ema" in evaluated:
             ema = f" by the averaged weights, {evaluated['raw'].accuracy:.2%} by the raw ones"
+        ema += f"; {views['accuracy_one_view']:.2%} without test_views" if views else ""
         log.end(
             [
                 ("accuracy", f"{best.accuracy:.2%} ({best.correct} of {best.examples} test images){ema}"),
@@ -201,6 +204,7 @@ def _save_model(path: Path, session: Session, classes: tuple[str, ...]) -> None:
         "classes": classes,
         "image_shape": list(session.splits["train"].images.shape[1:]),
         "preprocessing": recipe.augmentation.model_dump(mode="json"),
+        "test_views": recipe.test_views,
         "weights": "ema" if session.state.ema is not None else "raw",
         "recipe_digest": recipe.digest(),
     }

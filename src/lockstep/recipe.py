@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS, Optimizer
 from lockstep.optim.ema import EMA
-from lockstep.schedule import SCHEDULES, Schedule
+from lockstep.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.settings import Settings, choose
 
 S = TypeVar("S", bound=Settings)
@@ -28,6 +28,10 @@ class Recipe(Settings):
         model: a name in MODELS, or package.module:function of your own.
         model_options: keyword arguments of the model's function; its docstring says which there are.
         augmentation: how images become network input.
+        progressive: the images' size in training, smaller at first; None: as they are.
+        label_smoothing: the part of each target that is spread over all classes, in training.
+        test_views: what of an image is classified in evaluation: it alone; with its mirror image; with both of them
+            moved by one pixel up left and down right, too. The logits are averaged.
         towers: logical replicas T; each sees batch / T examples a step.
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them.
@@ -47,6 +51,9 @@ class Recipe(Settings):
     model: str
     model_options: dict[str, Any] = Field({})
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
+    progressive: Progressive | None = None
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    test_views: Literal["one", "flip", "flip-translate"] = "one"
     towers: int = Field(1, ge=1)
     batch: int = Field(ge=1)
     steps: int | None = Field(None, ge=1)
@@ -87,6 +94,10 @@ class Recipe(Settings):
             return self.steps
         assert self.epochs is not None
         return max(1, round(self.epochs * examples / self.batch))
+
+    def size_px(self, step: int, examples: int) -> int | None:
+        """The side of the images of `step`, in pixels; None: the side they have."""
+        return self.progressive.size_px(step, self.total_steps(examples)) if self.progressive else None
 
     def rate(self, step: int, examples: int) -> float:
         """The learning rate of `step`."""
@@ -161,7 +172,8 @@ def _known(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int
         return [*kind.model_fields, *(["tower_batch"] if kind is Recipe else [])]
     group = str(loc[0])
     registry = {"augmentation": AUGMENTATIONS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}.get(group)
-    chosen = registry[fields[group]["kind"]] if registry else EMA
+    others: dict[str, type[Settings]] = {"ema": EMA, "progressive": Progressive}
+    chosen = registry[fields[group]["kind"]] if registry else others[group]
     return [f"{group}.{name}" for name in chosen.model_fields]
 
 

@@ -1,11 +1,12 @@
-"""Learning-rate schedules: pure functions of the integer step, in Python floats (float64).
+"""Schedules, of the learning rate and the images' size: pure functions of the integer step, in Python floats (float64).
 
 Durations are in epochs of the *global* batch, so a schedule does not depend on the number of towers or processes.
 """
 
-from typing import Literal
+from itertools import accumulate
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lockstep.settings import Settings, kinds
 
@@ -65,6 +66,28 @@ class Triangle(Settings):
     def describe(self) -> str:
         """The rule in words, for the start-up block."""
         return f"linear rise over {self.warmup:.0%} of the run, then linear fall to 0"
+
+
+class Progressive(Settings):
+    """Training on small images first: each of `sizes_px` for its part of `shares` of the run's steps.
+
+    Few pixels cost little time and teach most of what the first epochs teach.
+    Source: Howard's progressive resizing, fast.ai's DAWNBench entry of 2018.
+    """
+
+    sizes_px: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    shares: tuple[Annotated[float, Field(gt=0)], ...]
+
+    @model_validator(mode="after")
+    def _paired(self) -> "Progressive":
+        if len(self.sizes_px) != len(self.shares) or abs(sum(self.shares) - 1.0) > 1e-6:
+            raise ValueError(f"sizes_px {list(self.sizes_px)} need as many shares, that add up to 1")
+        return self
+
+    def size_px(self, step: int, steps: int) -> int:
+        """The side of the images of `step` of `steps`, in pixels."""
+        ends = (round(share * steps) for share in accumulate(self.shares))
+        return next((size for size, end in zip(self.sizes_px, ends, strict=True) if step < end), self.sizes_px[-1])
 
 
 # The registry: a new schedule is a class above and its name here.

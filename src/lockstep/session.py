@@ -5,6 +5,7 @@ import sys
 
 import torch
 from safetensors.torch import load, save
+from torch import nn
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.data import DATASETS
@@ -18,6 +19,8 @@ from lockstep.reduce import REDUCTIONS, Reduction
 from lockstep.settings import load_object
 from lockstep.state import State
 from lockstep.tower import Network, build_model, persistent_buffers
+
+_WHITENED = 2000  # images a model's first layer may be made from: some millions of patches
 
 
 class Session:
@@ -44,6 +47,9 @@ class Session:
             raise LockstepError(str(error)) from None
         self.network = Network(recipe, shape, len(train_set.classes), device)
         model = build_model(recipe, shape, len(train_set.classes))
+        _check_sizes(recipe, model, shape)
+        if getattr(model, "whitens", False):
+            model.whiten(recipe.augmentation.test(train_set.images[:_WHITENED]))
         self.state = State(recipe, model, persistent_buffers(model), device)
         self.parameters = sum(p.numel() for p in self.state.parameters.values())
 
@@ -131,3 +137,15 @@ class Session:
         """Evaluate every kind of weights the run has, the one that makes the classifier first."""
         kinds = ["ema", "raw"] if self.state.ema is not None else ["raw"]
         return {weights: self.evaluate(dataset, weights) for weights in kinds}
+
+
+def _check_sizes(recipe: Recipe, model: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Raise a LockstepError unless the model takes every size the images are shrunk to."""
+    if recipe.progressive is None:
+        return
+    least = getattr(model, "least_px", None)
+    if least is None:
+        raise LockstepError(f"model {recipe.model} takes images of one size: set progressive=none")
+    largest = min(shape[1:])
+    if wrong := [size for size in recipe.progressive.sizes_px if not least <= size <= largest]:
+        raise LockstepError(f"progressive.sizes_px: got {wrong[0]}: {least} to {largest} is allowed here")

@@ -60,7 +60,7 @@ class State:
         for name, gradient in self.by_name(gradients).items():
             self.parameters[name].grad = gradient
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
         self.optimizer.step()
         self.step += 1
         start = 0

@@ -181,7 +181,7 @@ class Tower:
         network.module.train()
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
         logits = network(shard.images)
-        loss = functional.cross_entropy(logits, shard.labels, reduction="sum")
+        loss = functional.cross_entropy(logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing)
         gradients = network.gradients(loss * state.loss_scale if recipe.precision == "float16" else loss)
         with torch.no_grad():
             statistics = [buffer - state.buffers[name] for name, buffer in self._averaged.items()]

@@ -44,6 +44,7 @@ def train(
             towers=recipe.towers,
             examples=len(dataset),
             augmentation=recipe.augmentation,
+            size_px=recipe.size_px(step, len(dataset)),
         )
         log.lap("data")
         total = reduction(_vectors(tower, state, dataset, plan, step, reduction.owned, asked, log))

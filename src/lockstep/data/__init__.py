@@ -1,6 +1,7 @@
 """Data sets, and the registries of what can be read and how it can be augmented."""
 
 from lockstep.data.settings import Distort as Distort
+from lockstep.data.settings import FlipTranslate as FlipTranslate
 from lockstep.data.settings import Plain as Plain
 from lockstep.data.settings import Shift as Shift
 from lockstep.settings import kinds
@@ -15,5 +16,5 @@ DATASETS = {
     "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
-Augmentation = Plain | Shift | Distort
+Augmentation = Plain | Shift | Distort | FlipTranslate
 AUGMENTATIONS = kinds(Augmentation)

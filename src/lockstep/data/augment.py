@@ -5,6 +5,8 @@ same on any number of towers and processes and after any resume.
 """
 
 import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +58,52 @@ def central_crop(images: Tensor, size_px: int) -> Tensor:
     return images[:, top : top + size_px, left : left + size_px]
 
 
+def alternating_flip(keys: Keys) -> NDArray[np.bool_]:
+    """[b] whether each image is mirrored: in every other epoch, from the first or the second one on by a draw.
+
+    So two epochs in a row show each image both ways, which independent draws do for half of them.
+    Source: Jordan 2024 (arXiv:2404.00498), section 3.6.
+    """
+    phases = rng.below(rng.words(keys.seed, "flip_phase", keys.examples), 2)
+    flipped: NDArray[np.bool_] = (phases + keys.epochs) % 2 == 1
+    return flipped
+
+
+def translate(images: Tensor, keys: Keys, pixels: int, flips: NDArray[np.bool_]) -> Tensor:
+    """Each image moved by integers uniform in [-pixels, pixels] each way, and mirrored where `flips`.
+
+    uint8 [b, H, W, C]. What moves in is the image reflected at its edge (the edge itself not repeated).
+    """
+    height, width = images.shape[1:3]
+    tops, lefts = (rng.below(keys.words(stream), 2 * pixels + 1) - pixels for stream in ("shift_y", "shift_x"))
+    rows = _reflected(tops[:, None] + np.arange(height), height)
+    columns = _reflected(lefts[:, None] + np.arange(width), width)
+    return _gathered(images, rows, np.where(flips[:, None], columns[:, ::-1], columns))
+
+
+def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Tensor:
+    """(pixel / 255 - mean) / deviation of each channel; uint8 [b, H, W, C] -> float32 [b, C, H, W], channels last."""
+    scales = 1.0 / (255.0 * torch.tensor(deviations, dtype=torch.float64))
+    offsets = -torch.tensor(means, dtype=torch.float64) / torch.tensor(deviations, dtype=torch.float64)
+    scales, offsets = (values.float().to(images.device) for values in (scales, offsets))
+    return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
+
+
+def resize(images: Tensor, size_px: int) -> Tensor:
+    """Each image shrunk to `size_px` a side, bilinear with antialiasing; float32 [b, C, H, W], channels last.
+
+    Two matrix products, as rows and columns are weighted sums of rows and columns.
+    """
+    batch, channels, height, width = images.shape
+    if (height, width) == (size_px, size_px):
+        return images
+    across = torch.kron(_weights(width, size_px), torch.eye(channels)).to(images.device)  # [s C, W C]
+    down = _weights(height, size_px).to(images.device)  # [s, H]
+    rows = images.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
+    shrunk = torch.matmul(down, torch.matmul(rows, across.T))
+    return shrunk.view(batch, size_px, size_px, channels).permute(0, 3, 1, 2)
+
+
 def brightness_contrast(images: Tensor, keys: Keys, delta: float, contrast: tuple[float, float]) -> Tensor:
     """Add one value of U[-delta, delta) to each image, then stretch each channel about its mean by U[contrast).
 
@@ -93,9 +141,28 @@ def _crops(
     columns = lefts[:, None] + np.arange(width)  # [b, w]
     if flips is not None:
         columns = np.where(flips[:, None], columns[:, ::-1], columns)
+    return _gathered(images, rows, columns)
+
+
+def _gathered(images: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Tensor:
+    """[b, h, w, C]: of each image the pixels at its own `rows` [b, h] and `columns` [b, w]."""
     device = images.device
     batch = torch.arange(len(images), device=device)[:, None, None]
     return images[batch, torch.from_numpy(rows).to(device)[:, :, None], torch.from_numpy(columns).to(device)[:, None]]
+
+
+def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:
+    """Positions outside [0, extent) mirrored at the first and the last one."""
+    index = np.abs(index)
+    return np.where(index >= extent, 2 * (extent - 1) - index, index)
+
+
+@cache
+def _weights(extent: int, size: int) -> Tensor:
+    """float32 [size, extent]: how much of each old row is in each new one."""
+    identity = torch.eye(extent).view(1, 1, extent, extent)
+    shrunk = torch.nn.functional.interpolate(identity, (size, extent), mode="bilinear", antialias=True)
+    return shrunk.view(size, extent)
 
 
 def _per_image(values: NDArray[np.floating[Any]], device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.augment import resize
 from lockstep.data.plan import Plan
 
 
@@ -66,4 +67,5 @@ class Dataset:
         """
         keys = plan.keys(tower)
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
-        return Shard(tower, plan.augmentation.train(self.images[rows], keys), self.labels[rows])
+        images = plan.augmentation.train(self.images[rows], keys)
+        return Shard(tower, resize(images, plan.size_px) if plan.size_px else images, self.labels[rows])

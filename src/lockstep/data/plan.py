@@ -19,16 +19,26 @@ class Plan:
     positions [s * batch, (s + 1) * batch) of it, tower t the t-th equal part of those. So no batch is short, no
     example is lost or repeated within an epoch, and there is no state to save.
 
-    epochs, examples: int64 [towers, b].
+    epochs, examples: int64 [towers, b]. size_px: the side the images are shrunk to; None: they are not.
     """
 
     seed: int
     epochs: NDArray[np.int64]
     examples: NDArray[np.int64]
     augmentation: Any
+    size_px: int | None = None
 
     @staticmethod
-    def at(*, seed: int, step: int, batch: int, towers: int, examples: int, augmentation: Any) -> "Plan":
+    def at(
+        *,
+        seed: int,
+        step: int,
+        batch: int,
+        towers: int,
+        examples: int,
+        augmentation: Any,
+        size_px: int | None = None,
+    ) -> "Plan":
         """The plan of `step` for a data set of `examples` examples."""
         position = np.arange(step * batch, (step + 1) * batch)
         epochs, offsets = position // examples, position % examples
@@ -36,7 +46,7 @@ class Plan:
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             inside = epochs == epoch
             chosen[inside] = _order(seed, epoch, examples)[offsets[inside]]
-        return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), augmentation)
+        return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), augmentation, size_px)
 
     @property
     def towers(self) -> int:

@@ -5,7 +5,7 @@ Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channel
 image is a function of (seed, epoch, example) alone, whatever else is in its batch.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -101,3 +101,46 @@ class Distort(Settings):
         from lockstep.data import augment
 
         return augment.standardise(augment.central_crop(images, self.crop_px).float())
+
+
+class FlipTranslate(Settings):
+    """Each image mirrored in every other epoch and moved by up to `pixels` each way, its reflection moving in.
+
+    In training and testing each channel minus its mean, over its deviation; both of pixels / 255, for images of one or
+    three channels, over the training set.
+    Source: Jordan 2024 (arXiv:2404.00498).
+    """
+
+    kind: Literal["flip-translate"] = "flip-translate"
+    pixels: int = Field(2, ge=0)
+    flip: bool = True
+    means: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
+    deviations: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
+
+    @model_validator(mode="after")
+    def _paired(self) -> "FlipTranslate":
+        if len(self.means) != len(self.deviations):
+            raise ValueError(f"{len(self.means)} means and {len(self.deviations)} deviations: give one each a channel")
+        return self
+
+    def shape(self, height: int, width: int, channels: int) -> Shape:
+        """[C, h, w] of what `train` and `test` return for images of this size."""
+        if channels != len(self.means):
+            raise ValueError(f"augmentation.means are for {len(self.means)} channels, the images have {channels}")
+        if self.pixels >= min(height, width):
+            raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
+        return channels, height, width
+
+    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+        """The images, each mirrored or not and moved, normalised."""
+        from lockstep.data import augment
+
+        flips = augment.alternating_flip(keys) & self.flip
+        moved = augment.translate(images, keys, self.pixels, flips)
+        return augment.normalise(moved, self.means, self.deviations)
+
+    def test(self, images: "Tensor") -> "Tensor":
+        """The images as they are, normalised."""
+        from lockstep.data import augment
+
+        return augment.normalise(images, self.means, self.deviations)

@@ -6,5 +6,6 @@
 MODELS = {
     "digits": "lockstep.models.digits:build",
     "tutorial": "lockstep.models.tutorial:build",
+    "whitened": "lockstep.models.whitened:build",
     "mnist": "lockstep.models.mnist:build",
 }

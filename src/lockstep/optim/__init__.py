@@ -2,8 +2,9 @@
 
 from lockstep.optim.settings import SGD as SGD
 from lockstep.optim.settings import Adam as Adam
+from lockstep.optim.settings import Muon as Muon
 from lockstep.settings import kinds
 
 # The registry: a new optimizer is a settings class and its name here.
-Optimizer = SGD | Adam
+Optimizer = SGD | Adam | Muon
 OPTIMIZERS = kinds(Optimizer)

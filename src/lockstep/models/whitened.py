@@ -1,0 +1,125 @@
+"""A small fast network for small images: a whitening first layer, then groups of convolutions."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lockstep.errors import LockstepError
+from lockstep.models.layers import at_least
+from lockstep.models.pooling import max_pool_2x2
+
+_PATCH_PX = 2
+_EPSILON = 5e-4  # added to the variance of a direction before it is divided by
+ACTIVATIONS = {"hardswish": nn.Hardswish, "gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
+
+
+class Whitened(nn.Module):
+    """Whitening, three groups of convolutions that each halve the image, the maximum over what is left, the logits.
+
+    Any image of 16 pixels a side or more: one network can be trained on small images first and larger ones later.
+    Source: the architecture of Jordan 2024 (arXiv:2404.00498), which builds on Page's DAWNBench entry of 2018.
+    """
+
+    whitening: Tensor
+    least_px = 16  # the side of the smallest images it takes
+    whitens = True  # see `whiten`, which is called once with training images before the first step
+
+    def __init__(
+        self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depth: int, activation: str
+    ) -> None:
+        super().__init__()
+        directions = shape[0] * _PATCH_PX**2
+        # A constant, and so no parameter; part of the state, as it is made of the training images.
+        self.register_buffer("whitening", torch.zeros(2 * directions, shape[0], _PATCH_PX, _PATCH_PX))
+        kind = ACTIVATIONS[activation]
+        self.activation = kind()
+        inputs = [2 * directions, *widths]
+        self.groups = nn.ModuleList(_Group(a, b, depth, kind) for a, b in zip(inputs, widths, strict=False))
+        self.logits = nn.Linear(widths[-1], classes, bias=False)
+        with torch.no_grad():
+            self.logits.weight.div_(self.logits.weight.std())
+
+    @torch.no_grad()
+    def whiten(self, images: Tensor) -> None:
+        """Set the first layer from training images, float32 [n, C, h, w].
+
+        It projects each 2x2 patch on the principal directions of all of them, divided by the deviation along each,
+        and on the opposite directions, as the activation lets one sign through.
+        """
+        patches = functional.unfold(images, _PATCH_PX).transpose(1, 2).reshape(-1, self.whitening[0].numel())
+        variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
+        filters = (directions / (variances + _EPSILON).sqrt()).T.reshape(-1, *self.whitening.shape[1:])
+        self.whitening.copy_(torch.cat((filters, -filters)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[b, C, H, W] standardised images -> [b, classes] logits."""
+        filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
+        x = self.activation(functional.conv2d(images, filters))
+        for group in self.groups:
+            x = group(x)
+        x = x.amax((2, 3))
+        return self.logits(x / x.shape[1])  # type: ignore[no-any-return]
+
+
+class _Group(nn.Module):
+    """A convolution, a 2x2 pool, and one or two more convolutions; norm and activation after each.
+
+    With a third convolution, the input of the second is added to its output.
+    """
+
+    def __init__(self, inputs: int, width: int, depth: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(_convolution(inputs if i == 0 else width, width) for i in range(depth))
+        self.norms = nn.ModuleList(_norm(width) for _ in range(depth))
+        self.activations = nn.ModuleList(activation() for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, inputs, H, W] -> [b, width, H // 2, W // 2]."""
+        x = max_pool_2x2(self.convolutions[0](x))
+        x = self.activations[0](self.norms[0](x))
+        skipped = x if len(self.convolutions) == 3 else None
+        for i in range(1, len(self.convolutions)):
+            x = self.norms[i](self.convolutions[i](x))
+            if skipped is not None and i == 2:
+                x = x + skipped
+            x = self.activations[i](x)
+        return x
+
+
+def _convolution(inputs: int, width: int) -> nn.Conv2d:
+    """3x3; its first `inputs` filters start as the identity, so that what came before passes through."""
+    layer = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
+    with torch.no_grad():
+        nn.init.dirac_(layer.weight[: min(inputs, width)])
+    return layer
+
+
+def _norm(width: int) -> nn.BatchNorm2d:
+    """Without a scale; the running averages follow the last few steps, for runs of a few hundred."""
+    layer = nn.BatchNorm2d(width, momentum=0.4)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def build(
+    shape: tuple[int, int, int],
+    classes: int,
+    widths: Sequence[int] = (64, 256, 256),
+    depth: int = 2,
+    activation: str = "hardswish",
+) -> nn.Module:
+    """The network for images [C, H, W] of at least 16 pixels a side.
+
+    widths: the channels of the three groups. depth: convolutions in each, 2 or 3. activation: hardswish, gelu, relu
+    or silu.
+    """
+    at_least(shape, Whitened.least_px, "whitened")
+    if len(widths) != 3 or not all(isinstance(w, int) and w >= 1 for w in widths):
+        raise LockstepError(f"model_options.widths: got {widths!r}: three whole numbers, 1 or more, are allowed")
+    if depth not in (2, 3):
+        raise LockstepError(f"model_options.depth: got {depth!r}: 2 or 3 is allowed")
+    if activation not in ACTIVATIONS:
+        raise LockstepError(f"model_options.activation: got {activation!r}: {', '.join(ACTIVATIONS)} are allowed")
+    return Whitened(shape, classes, widths, depth, activation)
