@@ -66,4 +66,4 @@ class Dataset:
         """
         keys = plan.keys(tower)
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
-        return Shard(tower, plan.augmentation.train(self.images[rows], keys), self.labels[rows])
+        return Shard(tower, plan.augmentation.train(self.images.index_select(0, rows), keys), self.labels[rows])
