@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from lockstep.optim.eager import eager
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class SGD(Settings):
         """The optimizer over parameter `groups`."""
         from torch.optim import SGD
 
-        return SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
+        return eager(SGD)(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
 
 
 class Adam(Settings):
@@ -46,4 +47,4 @@ class Adam(Settings):
         """The optimizer over parameter `groups`."""
         from torch.optim import Adam
 
-        return Adam(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+        return eager(Adam)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
