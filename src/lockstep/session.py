@@ -42,9 +42,9 @@ class Session:
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
-        self.network = Network(recipe, shape, len(train_set.classes), device)
         model = build_model(recipe, shape, len(train_set.classes))
-        self.state = State(recipe, model, persistent_buffers(model), device)
+        self.state = State(recipe, model, persistent_buffers(model), device)  # copies; the network then casts
+        self.network = Network(recipe, model, shape, device)
         self.parameters = sum(p.numel() for p in self.state.parameters.values())
 
     @property

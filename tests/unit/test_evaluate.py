@@ -34,7 +34,8 @@ def data(count):
 def setting(eval_batch):
     recipe = make(named("digits").model_dump(mode="json"), {"eval_batch": eval_batch})
     model = build_model(recipe, (1, 8, 8), 10)
-    return recipe, Network(recipe, (1, 8, 8), 10, torch.device("cpu")), dict(model.named_parameters()), model
+    network = Network(recipe, build_model(recipe, (1, 8, 8), 10), (1, 8, 8), torch.device("cpu"))
+    return recipe, network, dict(model.named_parameters()), model
 
 
 @pytest.mark.parametrize("eval_batch", [1, 7, 50, 53, 60])
