@@ -48,7 +48,8 @@ def configure(threads: int, exact: bool) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(exact)
+    # What use_deterministic_algorithms() sets, without torch.compile's settings, whose import takes a second.
+    torch.set_deterministic_debug_mode("error" if exact else "default")
     # Filling every fresh tensor with NaN costs a pass over memory and helps only those who read it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not exact

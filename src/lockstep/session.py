@@ -45,12 +45,12 @@ class Session:
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
-        self.network = Network(recipe, shape, len(train_set.classes), device)
         model = build_model(recipe, shape, len(train_set.classes))
         _check_sizes(recipe, model, shape)
-        if getattr(model, "whitens", False):
-            model.whiten(recipe.augmentation.test(train_set.images[:_WHITENED]))
-        self.state = State(recipe, model, persistent_buffers(model), device)
+        if callable(whiten := getattr(model, "whiten", None)):
+            whiten(recipe.augmentation.test(train_set.images[:_WHITENED]))
+        self.state = State(recipe, model, persistent_buffers(model), device)  # copies; the network then casts
+        self.network = Network(recipe, model, shape, device)
         self.parameters = sum(p.numel() for p in self.state.parameters.values())
 
     @property

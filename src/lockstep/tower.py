@@ -49,10 +49,11 @@ class Network:
     there.
     """
 
-    def __init__(self, recipe: Recipe, shape: Shape, classes: int, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, module: nn.Module, shape: Shape, device: torch.device) -> None:
+        """Take over `module`, for images [C, H, W] of `shape`: it is moved and cast in place."""
         self.dtype = getattr(torch, recipe.precision)
         self.shape = shape
-        self.module = build_model(recipe, shape, classes).to(device)
+        self.module = module.to(device)
         self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for part in self.module.modules():
             if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, _CONVOLUTIONS):

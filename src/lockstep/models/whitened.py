@@ -24,15 +24,15 @@ class Whitened(nn.Module):
 
     whitening: Tensor
     least_px = 16  # the side of the smallest images it takes
-    whitens = True  # see `whiten`, which is called once with training images before the first step
 
     def __init__(
         self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depth: int, activation: str
     ) -> None:
         super().__init__()
         directions = shape[0] * _PATCH_PX**2
-        # A constant, and so no parameter; part of the state, as it is made of the training images.
-        self.register_buffer("whitening", torch.zeros(2 * directions, shape[0], _PATCH_PX, _PATCH_PX))
+        # A constant, and so no parameter; part of the state, as `whiten` makes it of the training images.
+        filters = torch.eye(directions).view(directions, shape[0], _PATCH_PX, _PATCH_PX)
+        self.register_buffer("whitening", torch.cat((filters, -filters)))
         kind = ACTIVATIONS[activation]
         self.activation = kind()
         inputs = [2 * directions, *widths]
@@ -43,7 +43,7 @@ class Whitened(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
-        """Set the first layer from training images, float32 [n, C, h, w].
+        """Set the first layer from training images, float32 [n, C, h, w]; called once, before the first step.
 
         It projects each 2x2 patch on the principal directions of all of them, divided by the deviation along each,
         and on the opposite directions, as the activation lets one sign through.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from lockstep.errors import LockstepError
+from lockstep.optim.eager import eager
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class SGD(Settings):
         """The optimizer over parameter `groups`."""
         from torch.optim import SGD
 
-        return SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
+        return eager(SGD)(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
 
 
 class Adam(Settings):
@@ -47,7 +48,7 @@ class Adam(Settings):
         """The optimizer over parameter `groups`."""
         from torch.optim import Adam
 
-        return Adam(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+        return eager(Adam)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
 
 
 class Muon(Settings):
