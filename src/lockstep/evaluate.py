@@ -69,22 +69,22 @@ def evaluate(
     shares = [owned(chunks, reduction.processes, process) for process in range(reduction.processes)]
     own = shares[reduction.process]
     losses = torch.zeros(max(map(len, shares)), dtype=torch.float64)  # of each chunk, so that their order is one
-    counts = torch.zeros(classes, classes + 1, dtype=torch.int64)  # the last column: no prediction
-    one_view_correct = torch.zeros(1, dtype=torch.int64)
+    # The last column: no prediction. The last row begins with how many are right by the image alone.
+    counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
     for row, chunk in enumerate(own):
         index = torch.arange(chunk * size, (chunk + 1) * size, device=dataset.labels.device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
         logits, one_view = _logits(network, recipe.augmentation.test(dataset.images[index]), recipe.test_views)
-        one_view_correct += int((one_view.argmax(1) == labels)[counted].sum())
+        counts[classes, 0] += (one_view.argmax(1) == labels)[counted].sum().cpu()
         predicted = logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
         cells = (labels * (classes + 1) + predicted)[counted].cpu()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
         losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
     every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
-    table, one_view_total = every_count.sum(0), int(reduction.gather(one_view_correct).sum())
+    table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
     examples, confusion = int(table.sum()), table[:, :classes]
     assert examples == len(dataset)
     return Evaluation(
@@ -93,7 +93,7 @@ def evaluate(
         loss=total / examples,
         class_examples=tuple(table.sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
-        correct_one_view=None if recipe.test_views == "one" else one_view_total,
+        correct_one_view=None if recipe.test_views == "one" else one_view_correct,
     )
 
 
