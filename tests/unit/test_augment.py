@@ -3,8 +3,19 @@ import pytest
 import torch
 
 from lockstep import rng
-from lockstep.data import Distort, Shift
-from lockstep.data.augment import Keys, brightness_contrast, central_crop, random_crop_flip, standardise, unit
+from lockstep.data import Distort, FlipTranslate, Shift
+from lockstep.data.augment import (
+    Keys,
+    alternating_flip,
+    brightness_contrast,
+    central_crop,
+    normalise,
+    random_crop_flip,
+    resize,
+    standardise,
+    translate,
+    unit,
+)
 
 
 def keys(count: int, seed: int = 0) -> Keys:
@@ -138,3 +149,57 @@ def test_unit_scale():
 def test_a_crop_larger_than_the_image_is_refused():
     with pytest.raises(ValueError, match="larger than the images, 8x8"):
         Distort(crop_px=24).shape(8, 8, 1)
+
+
+def test_flips_alternate_from_a_phase_drawn_for_each_image():
+    epochs = [alternating_flip(Keys(5, np.full(2000, epoch), np.arange(2000))) for epoch in range(4)]
+    assert (epochs[0] != epochs[1]).all()
+    assert (epochs[0] == epochs[2]).all()
+    assert (epochs[1] == epochs[3]).all()
+    assert 0.45 < epochs[0].mean() < 0.55
+
+
+def test_translation_moves_the_reflected_image():
+    images, flips = random_images(300), np.arange(300) % 2 == 1
+    moved = translate(images, keys(300), 2, flips)
+    padded = torch.nn.functional.pad(images.permute(0, 3, 1, 2).float(), (2, 2, 2, 2), mode="reflect")
+    seen = set()
+    for i in range(300):
+        found = moved[i].flip(1) if flips[i] else moved[i]
+        windows = {
+            (y, x): padded[i, :, y : y + 32, x : x + 32].permute(1, 2, 0) for y in range(5) for x in range(5)
+        }
+        (place,) = [place for place, window in windows.items() if torch.equal(window, found.float())]
+        seen.add(place)
+    assert len(seen) == 25
+    assert torch.equal(translate(images, keys(300), 0, np.zeros(300, bool)), images)
+
+
+def test_normalisation_takes_each_channel_to_mean_0_and_deviation_1():
+    images = random_images(20)
+    values = images.double() / 255
+    means, deviations = values.mean((0, 1, 2)).tolist(), values.std((0, 1, 2)).tolist()
+    found = normalise(images, means, deviations)
+    assert found.mean((0, 2, 3)).abs().max() < 1e-5
+    assert torch.allclose(found.std((0, 2, 3)), torch.ones(3), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [16, 20, 24, 31, 32])
+def test_resizing_is_antialiased_bilinear_interpolation(size):
+    images = unit(random_images(3))
+    found = resize(images, size)
+    expected = torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"means": (0.5,), "deviations": (0.2,)}, "1 channels, the images have 3"),
+        ({"pixels": 32}, "not less than the images' side"),
+    ],
+)
+def test_settings_that_do_not_fit_the_images_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        FlipTranslate(**settings).shape(32, 32, 3)

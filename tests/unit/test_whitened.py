@@ -1,0 +1,80 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from lockstep.errors import LockstepError
+from lockstep.models import whitened
+from lockstep.models.pooling import max_pool_2x2
+
+
+def channels_last(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 5, 7, 7), (1, 2, 6, 9), (1, 1, 3, 2)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_pool_is_torchs_with_its_gradient(shape, ties):
+    x = channels_last(*shape)
+    x = (x.round() if ties else x).requires_grad_()
+    expected = functional.max_pool2d(x, 2)
+    found = max_pool_2x2(x)
+    assert torch.equal(found, expected)
+    weights = torch.rand_like(expected)
+    (gradient,) = torch.autograd.grad(found, x, weights)
+    assert torch.equal(gradient, torch.autograd.grad(expected, x, weights)[0])
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
+
+
+def network(**options):
+    torch.manual_seed(1)
+    return whitened.build((3, 32, 32), 10, **options)
+
+
+def test_patches_are_white_in_the_first_layer():
+    images = functional.avg_pool2d(channels_last(50, 3, 36, 36, dtype=torch.float32), 5, 1) * torch.tensor(
+        [3.0, 1.0, 0.5]
+    ).view(1, 3, 1, 1)
+    model = network()
+    model.whiten(images)
+    out = functional.conv2d(images, model.whitening)
+    assert torch.equal(out[:, 12:], -out[:, :12])
+    flat = out[:, :12].transpose(0, 1).flatten(1)
+    covariance = flat @ flat.T / flat.shape[1]
+    patches = functional.unfold(images, 2).transpose(1, 2).reshape(-1, 12)
+    variances = torch.linalg.eigvalsh(patches.T @ patches / len(patches))
+    assert torch.allclose(covariance, torch.diag(variances / (variances + 5e-4)), atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [16, 20, 24, 31, 32])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_one_network_takes_many_sizes(size, depth):
+    model = network(widths=(8, 12, 16), depth=depth)
+    images = channels_last(2, 3, size, size, dtype=torch.float32)
+    logits = model(images)
+    assert logits.shape == (2, 10)
+    assert logits.std() > 0
+
+
+def test_a_convolution_starts_as_the_identity():
+    model = network()
+    x = channels_last(1, 64, 9, 9, dtype=torch.float32)
+    assert torch.allclose(model.groups[1].convolutions[0](x)[:, :64], x)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"widths": (8, 8)}, "widths: got"),
+        ({"widths": (8, 8, 0)}, "widths: got"),
+        ({"depth": 4}, "depth: got 4: 2 or 3"),
+        ({"activation": "tanh"}, "activation: got 'tanh': hardswish, gelu"),
+    ],
+)
+def test_options_are_checked(options, said):
+    with pytest.raises(LockstepError, match=said):
+        network(**options)
+
+
+def test_small_images_are_refused():
+    with pytest.raises(LockstepError, match="16x16 pixels or more, got 8x8"):
+        whitened.build((1, 8, 8), 10)
