@@ -65,7 +65,8 @@ class Triangle(Settings):
 
     def describe(self) -> str:
         """The rule in words, for the start-up block."""
-        return f"linear rise over {self.warmup:.0%} of the run, then linear fall to 0"
+        rise = f"linear rise over {self.warmup:.0%} of the run, then " if self.warmup else ""
+        return f"{rise}linear fall to 0"
 
 
 class Progressive(Settings):

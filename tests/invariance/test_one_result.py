@@ -8,8 +8,10 @@ import itertools
 import json
 import signal
 import time
+import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import start
@@ -159,3 +161,42 @@ def test_real_cifar10_tutorial_on_two_processes(real_data, tmp_path):
     assert got["weights_sha256"] == expected["weights_sha256"]
     rows = [json.loads(x) for x in (tmp_path / "runs/cifar10-tutorial-1/metrics.jsonl").read_text().splitlines()]
     assert rows[0]["loss"] == pytest.approx(4.676, abs=0.03)
+
+
+FAST = """
+name = "fast"
+dataset = "cifar10"
+model = "whitened"
+model_options = { widths = [4, 8, 8] }
+augmentation = "flip-translate"
+progressive = { sizes_px = [16, 24], shares = [0.5, 0.5] }
+label_smoothing = 0.2
+test_views = "flip"
+towers = 6
+batch = 48
+steps = 8
+optimizer = { kind = "muon", vector_scale = 100.0, matrix_scale = 1000.0 }
+lr = 0.2
+schedule = { kind = "triangle", start = 1.0, warmup = 0.0 }
+precision = "bfloat16"
+"""
+
+
+def test_what_makes_a_recipe_fast_keeps_its_bits(tmp_path):
+    """Growing images, whitening, Muon and two views: alike on 1 and 3 processes, and stopped between two sizes."""
+    random = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        records = random.integers(256, size=(10_000, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        (tmp_path / name).write_bytes(records.tobytes())
+    (tmp_path / "fast.toml").write_text(FAST)
+    wanted = make(tomllib.loads(FAST))
+    one, stop = here(tmp_path / "runs" / "one", wanted, data=tmp_path)
+    assert stop is None
+    assert here(tmp_path / "runs" / "halves", wanted, data=tmp_path, stop_after=3)[1] == signal.SIGTERM
+    halves = program(tmp_path, "runs/halves", "--resume", "--processes", 1, "--data", tmp_path)
+    three = program(tmp_path, "fast.toml", "--processes", 3, "--data", tmp_path, "--name", "three")
+    for result in (halves, three):
+        assert result["weights_sha256"] == one["weights_sha256"]
+        assert result["accuracy"] == one["accuracy"]
+        assert result["accuracy_one_view"] == one["accuracy_one_view"]

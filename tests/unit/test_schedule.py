@@ -1,9 +1,10 @@
 import pytest
 
+from lockstep.errors import LockstepError
 from lockstep.optim.ema import EMA
 from lockstep.overrides import make
 from lockstep.recipes import named
-from lockstep.schedule import Triangle
+from lockstep.schedule import Progressive, Triangle
 
 
 @pytest.mark.parametrize(("towers", "first"), [(1, 136_718), (2, 68_359), (3, 45_572), (4, 34_179), (8, 17_089)])
@@ -45,3 +46,23 @@ def test_average_forgets_early_weights(updates, decay):
 
 def test_average_without_warmup_has_one_decay():
     assert EMA(decay=0.98, warmup=False).decay_after(1) == 0.98
+
+
+def test_images_grow_after_their_shares_of_the_run():
+    growing = Progressive(sizes_px=(16, 24, 32), shares=(0.5, 0.25, 0.25))
+    assert [growing.size_px(step, 8) for step in range(8)] == [16, 16, 16, 16, 24, 24, 32, 32]
+    assert {growing.size_px(step, 7) for step in range(7)} == {16, 24, 32}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sizes_px": [16, 32], "shares": [1.0]},
+        {"sizes_px": [16, 32], "shares": [0.5, 0.6]},
+        {"sizes_px": [], "shares": []},
+        {"sizes_px": [0], "shares": [1.0]},
+    ],
+)
+def test_shares_that_do_not_add_up_are_refused(settings):
+    with pytest.raises(LockstepError, match="progressive"):
+        make(named("digits").model_dump(mode="json"), {f"progressive.{k}": v for k, v in settings.items()})

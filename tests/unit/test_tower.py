@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lockstep import rng
 from lockstep.data import Plain
-from lockstep.data.dataset import Dataset
+from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
 from lockstep.overrides import make
 from lockstep.recipes import named
@@ -224,3 +225,16 @@ def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is():
     _, _, metrics = tower.layout.split(reduced(recipe, tower, state, dataset))
     assert torch.isfinite(metrics.cross_entropy)
     assert metrics.broken.tolist() == [1, 1, 1, 1]
+
+
+def test_smoothed_labels_spread_a_part_of_each_target():
+    plain = make(named("digits").model_dump(mode="json"), {"label_smoothing": 0.0})
+    losses, shard = {}, Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
+    for smoothing in (0.0, 0.2):
+        recipe = plain.model_copy(update={"label_smoothing": smoothing})
+        tower, state, model = parts(recipe, (1, 8, 8))
+        losses[smoothing] = tower.layout.split(tower(state, shard, 0))[2].cross_entropy.item()
+    torch.manual_seed(rng.seed_for(plain.seed, "dropout", 0, 0))
+    logs = torch.log_softmax(model.train()(shard.images), 1)
+    expected = 0.8 * losses[0.0] - 0.2 * logs.mean(1).sum().item()
+    assert losses[0.2] == pytest.approx(expected, rel=1e-5)

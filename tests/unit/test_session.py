@@ -1,0 +1,48 @@
+"""What a session makes of a recipe and its data before the first step."""
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.data.dataset import Dataset
+from lockstep.errors import LockstepError
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.session import Session
+
+CPU = torch.device("cpu")
+
+
+def session(fields, side=32):
+    images = np.random.default_rng(0).integers(256, size=(40, side, side, 3), dtype=np.uint8)
+    data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
+    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), fields)
+    return Session(recipe, Placement(), Local(recipe.towers), CPU, {"train": data, "test": data})
+
+
+WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}
+SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
+
+
+def test_a_whitening_layer_is_made_of_the_training_images_in_state_and_network():
+    made = session(WHITENED)
+    assert not torch.equal(made.state.buffers["whitening"], torch.zeros(24, 3, 2, 2))
+    patches = torch.nn.functional.unfold(made.recipe.augmentation.test(made.splits["train"].images), 2)
+    flat = patches.transpose(1, 2).reshape(-1, 12) @ made.state.buffers["whitening"][:12].flatten(1).T
+    assert torch.allclose(flat.T @ flat / len(flat), torch.eye(12), atol=2e-2)
+    assert torch.equal(session(WHITENED).state.buffers["whitening"], made.state.buffers["whitening"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "side", "said"),
+    [
+        ({"progressive.sizes_px": [20], "progressive.shares": [1.0]}, 32, "takes images of one size"),
+        ({**WHITENED, **SIZES, "progressive.sizes_px": [12, 32]}, 32, "got 12: 16 to 32 is allowed"),
+        ({**WHITENED, **SIZES}, 28, "got 32: 16 to 28 is allowed"),
+    ],
+)
+def test_sizes_the_model_or_the_images_do_not_allow_are_refused(fields, side, said):
+    with pytest.raises(LockstepError, match=said):
+        session(fields, side)
