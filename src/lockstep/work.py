@@ -78,7 +78,7 @@ def _work(job: Job, asked: Asked) -> int:
     if job.command == "eval":
         _evaluate(job, reduction, device)
     elif job.command == "bench":
-        from lockstep.bench import bench
+        from lockstep.bench.measure import bench
 
         record = bench(
             job.recipe, job.placement, reduction, device, steps=job.steps, warmup=job.warmup, modes=job.modes

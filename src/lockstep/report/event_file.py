@@ -50,7 +50,7 @@ class EventFile:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tracing is deprecated, but nothing else makes TensorBoard's graphs
             # Traced here, as `graph` would check the trace, with half a second of imports, for what is only drawn.
-            trace = torch.jit.trace(module, example, check_trace=False)
+            trace = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
             traced, _ = graph(trace, example)  # type: ignore[no-untyped-call]
         self._write(Event(graph_def=traced.SerializeToString()))
 
