@@ -41,6 +41,9 @@ def bench(
     reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (with --set exact=false).")] = "tree",
     device: Device = "auto",
     data: Data = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="The table alone: no parts of a step, verdict and prediction.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw images/s and efficiency by processes.")
     ] = None,
@@ -94,7 +97,7 @@ def bench(
         records.append(measure(count, modes))
         if not json_output:
             _show(records)
-    rest = [("synthetic",), ("synthetic", "independent")][: 1 if most == 1 else 2] if not modes else []
+    rest = [] if modes or table else [("synthetic",), ("synthetic", "independent")][: 1 if most == 1 else 2]
     whole = report(records, [measure(most, left) for left in rest], reduction, Link(latency * 1e-6, link * 1e9))
     if plot is not None:
         _draw(plot, whole)
