@@ -15,8 +15,9 @@ lint: $(VENV)/ready
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
+# make bench ARGS=--quick for a first look; ARGS="--data DIR" where CIFAR-10 is
 bench: $(VENV)/ready
-	$(RUN)/python -m benchmarks.throughput
+	$(RUN)/python -m benchmarks.suite $(ARGS)
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)

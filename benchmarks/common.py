@@ -1,6 +1,7 @@
 """What the benchmarks share: running the real program, and a record of where and with what it ran."""
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -32,6 +33,44 @@ def train(*args: object, data: Path | None) -> dict[str, Any]:
 def spread(values: list[float]) -> dict[str, float]:
     """Number, median, least and most."""
     return {"n": len(values), "median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def bench(*args: object, data: Path | None) -> dict[str, Any]:
+    """Run `lockstep bench ... --only --table --json`: the loop of training alone; returns the one record."""
+    place = ["--data", str(data.absolute())] if data else []
+    command = [sys.executable, "-m", "lockstep", "bench", *map(str, args), *place, "--only", "--table", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    record: dict[str, Any] = json.loads(done.stdout)["records"][0]
+    return record
+
+
+def bare(data: Path | None, processes: int, steps: int) -> float:
+    """Run benchmarks/bare_loop.py; returns its images/s over all processes."""
+    place = ["--data", str(data)] if data else []
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+        "-m", "benchmarks.bare_loop", "--steps", str(steps), *place,
+    ]  # fmt: skip
+    environment = {**os.environ, **numerics.environment(1)}
+    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def figure(name: str, unit: str, values: list[float], target: float, *, at_least: bool) -> dict[str, Any]:
+    """A row of the table of `benchmarks.suite`: the median of `values` against its target."""
+    met = statistics.median(values) >= target if at_least else statistics.median(values) <= target
+    sign = ">=" if at_least else "<="
+    return {"figure": name, "unit": unit, **spread(values), "target": f"{sign} {target:g}", "met": met}
+
+
+def line(row: dict[str, Any]) -> str:
+    """The row as text."""
+    values = f"{row['median']:>8.4g}  {row['target']:>9}  {'yes' if row['met'] else 'NO':>3}"
+    return f"{row['figure']:<58} {row['unit']:<5} {values}  {row['n']:>2}  {row['min']:.4g} to {row['max']:.4g}"
+
+
+HEAD = f"{'figure':<58} {'unit':<5} {'median':>8}  {'target':>9}  {'met':>3}  {'n':>2}  spread"
 
 
 def save(name: str, record: dict[str, Any]) -> None:

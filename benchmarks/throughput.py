@@ -6,29 +6,15 @@ rounds; the ratios are of medians.
 """
 
 import argparse
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from benchmarks.common import save, spread, train
-from lockstep import numerics
+from benchmarks.common import bare, save, spread, train
 
 LOCKSTEP = {
     "tree": [],
     "central": ["--reduction", "central"],
     "allreduce": ["--reduction", "allreduce", "--set", "exact=false"],
 }
-
-
-def bare(data: Path | None, steps: int) -> float:
-    place = ["--data", str(data)] if data else []
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "benchmarks.bare_loop", "--steps", str(steps), *place,
-    ]  # fmt: skip
-    environment = {**os.environ, **numerics.environment(1)}
-    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
@@ -45,7 +31,7 @@ def main() -> None:
             record = train(*base, *extra, data=args.data)
             rates[name].append(record["images_per_s"])
             memory = max(memory, *record["peak_memory_bytes"])
-        rates["bare loop"].append(bare(args.data, args.steps))
+        rates["bare loop"].append(bare(args.data, 2, args.steps))
     figures = {name: spread(values) for name, values in rates.items()}
     for name, figure in figures.items():
         print(

@@ -16,7 +16,7 @@ LAYERS = [
     {"train", "evaluate", "report", "run", "environment", "session", "keeper", "profile", "fit", "bench", "watch"},
     {"signals", "request", "work", "launch", "cli", "__main__", "__init__"},
 ]
-DISTRIBUTED = {"reduce/process.py", "launch.py"}
+DISTRIBUTED = {"reduce/process.py"}
 TORCH_FREE = {
     "errors",
     "settings",

@@ -1,26 +1,31 @@
 """From a placement to processes: one for each GPU, or on CPU one for each share of the towers.
 
-A run on one process is computed right here. A run on several is started through torch elastic, each process running
-`lockstep.work` with the job in a file. Under an outer `torchrun` each process finds torchrun's variables and joins.
+A run on one process is computed right here. For a run on several, this program starts `lockstep.work` once for each
+with the job in a file, and waits; it has no need of torch, whose import would be a second before they start. Under an
+outer `torchrun` each process finds torchrun's variables and joins.
 """
 
 import json
-import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
 from lockstep import numerics
 from lockstep.data.fetch import ensure
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
-from lockstep.reduce import owned
+from lockstep.reduce import MEETING, owned
 from lockstep.signals import Forwarded, handled_by, leave
 from lockstep.work import Job, joins_outer_launch, work
+
+_LOOK_S = 0.02  # between looks at the processes
+_GRACE_S = 30.0  # for the others to end by themselves, after one has failed
+_DRIVERS = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA's, its boards', those under Windows, AMD's
 
 
 def launch(job: Job) -> int:
@@ -70,6 +75,8 @@ def places(recipe: Recipe, placement: Placement) -> int:
 
 
 def _gpus() -> int:
+    if sys.platform == "linux" and not any(found for name in _DRIVERS for found in Path("/dev").glob(name)):
+        return 0  # without torch, which takes a second to say the same
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -77,44 +84,59 @@ def _gpus() -> int:
 
 def _start(job: Job, processes: int) -> int:
     """Run `job` on `processes` processes of this host and wait for them; returns the exit code."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they report failures in screens of text; we in one line
-    # Under Gloo a restarted attempt would otherwise find the dead one's addresses in the shared store.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     signals = Forwarded()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder, handled_by(signals.forward):
         reports = Path(folder)
         told = job.model_copy(update={"parent": os.getpid(), "reports": reports})
         (reports / "job.json").write_text(told.model_dump_json())
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            logs_specs=DefaultLogsSpecs(log_dir=str(reports / "elastic")),
-            run_id=f"lockstep-{os.getpid()}",
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            rdzv_configs={"timeout": 60, "last_call_timeout": 1},
-            max_restarts=0,
-            monitor_interval=0.05,
-            local_addr="127.0.0.1",
-            signals_to_handle="SIGQUIT",  # the others are ours
-        )
-        ended: dict[int, Any] = {}
+        started: list[subprocess.Popen[bytes]] = []
         try:
-            elastic_launch(config, sys.executable)("-m", "lockstep.work", str(reports / "job.json"))
-        except ChildFailedError as error:
-            ended = error.failures
-        return _judge(job, processes, reports, ended, signals)
+            for number in range(processes):
+                started.append(_process(reports, number, processes))
+            failed = _first_failures(started)
+        finally:
+            _end(started)
+        return _judge(job, processes, reports, failed, signals)
 
 
-def _judge(job: Job, processes: int, reports: Path, ended: dict[int, Any], signals: Forwarded) -> int:
-    """The exit code, from how processes `ended` that did not end with 0. Raises: LockstepError with the first cause."""
-    codes = {failure.exitcode for failure in ended.values()}
+def _process(folder: Path, number: int, processes: int) -> "subprocess.Popen[bytes]":
+    """Start one process on the job in `folder`, with the variables torchrun would give it."""
+    places = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    meeting = f"{(folder / 'meeting').as_uri()}?rank={number}&world_size={processes}"  # a file: no port to be taken
+    return subprocess.Popen(
+        [sys.executable, "-m", "lockstep.work", str(folder / "job.json")],
+        env={**os.environ, **{name: str(value) for name, value in places.items()}, MEETING: meeting},
+        start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on
+    )
+
+
+def _first_failures(started: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
+    """Wait until all have ended well, or some have not: their exit codes by number."""
+    while True:
+        running = [process for process in started if process.poll() is None]
+        failed = {number: process.returncode for number, process in enumerate(started) if process.returncode}
+        if failed or not running:
+            return failed
+        time.sleep(_LOOK_S)
+
+
+def _end(started: "list[subprocess.Popen[bytes]]") -> None:
+    """Have the processes that are left end, and wait for them."""
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + _GRACE_S
+    for process in started:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _judge(job: Job, processes: int, reports: Path, failed: dict[int, int], signals: Forwarded) -> int:
+    """The exit code, from those of the processes that `failed` first. Raises: LockstepError with the first cause."""
+    codes = set(failed.values())
     if signals.killed:
         return SIGNAL_BASE + signal.SIGINT
     if not codes:
@@ -122,11 +144,11 @@ def _judge(job: Job, processes: int, reports: Path, ended: dict[int, Any], signa
     stopped = {SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM}
     if codes <= stopped | {-signal.SIGTERM}:  # the last: before it had begun, or in an evaluation
         return int(SIGNAL_BASE + (signals.sent or signal.SIGTERM))
-    _raise_first_cause(job, processes, reports, ended)
+    _raise_first_cause(job, processes, reports, failed)
     return CRASH
 
 
-def _raise_first_cause(job: Job, processes: int, reports: Path, ended: dict[int, Any]) -> None:
+def _raise_first_cause(job: Job, processes: int, reports: Path, failed: dict[int, int]) -> None:
     """Raise a LockstepError with the first cause of a failure, if there was one.
 
     Told by the processes' reports; then by the first that a signal killed; then by the reports of those that only lost
@@ -137,10 +159,10 @@ def _raise_first_cause(job: Job, processes: int, reports: Path, ended: dict[int,
     if found and not found[0]["secondary"]:
         raise LockstepError(found[0]["message"], found[0]["code"])
     go_on = f" Continue with: lockstep train {job.path} --resume" if job.command == "train" else ""
-    killed = [(failure.timestamp, rank) for rank, failure in ended.items() if failure.exitcode < 0]
+    killed = [number for number, code in failed.items() if code < 0]
     if killed:
-        rank = min(killed)[1]
-        name = signal.Signals(-ended[rank].exitcode).name
+        rank = killed[0]
+        name = signal.Signals(-failed[rank]).name
         hint = " Often that is the system, out of memory." if name == "SIGKILL" else ""
         towers = owned(job.recipe.towers, processes, rank)
         which = f"process {rank} of {processes} (towers {towers.start} to {towers.stop - 1})"

@@ -39,8 +39,7 @@ class Asked:
 class Forwarded:
     """The launcher's share: it passes SIGINT and SIGTERM on to the started processes, as SIGTERM.
 
-    They then stop in lockstep and end; a second, later Ctrl-C kills them. Torch elastic would pass signals on itself,
-    but kills whoever has not saved after a fixed time.
+    They then stop in lockstep and end, however long saving takes; a second, later Ctrl-C kills them.
 
     Attributes:
         sent: the signal the launcher got first, or None.

@@ -16,6 +16,7 @@ from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
+from lockstep.reduce import MEETING
 from lockstep.settings import Settings
 from lockstep.signals import Asked, end_at_once, handled_by, leave
 
@@ -53,8 +54,8 @@ class Job(Settings):
 
 
 def joins_outer_launch() -> bool:
-    """Whether this process was started by torchrun (or by us, through torch elastic)."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """Whether this process was started by torchrun, or by our launcher, as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or MEETING in os.environ
 
 
 def work(job: Job) -> int:
@@ -78,7 +79,7 @@ def _work(job: Job, asked: Asked) -> int:
     if job.command == "eval":
         _evaluate(job, reduction, device)
     elif job.command == "bench":
-        from lockstep.bench import bench
+        from lockstep.bench.measure import bench
 
         record = bench(
             job.recipe, job.placement, reduction, device, steps=job.steps, warmup=job.warmup, modes=job.modes

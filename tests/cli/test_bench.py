@@ -4,10 +4,13 @@ import json
 
 import pytest
 import torch
+import typer
 
-from lockstep.bench import MODES, bench
+from lockstep.bench.measure import MODES, bench
+from lockstep.cli import app
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
+from lockstep.errors import LockstepError
 from lockstep.overrides import make
 from lockstep.placement import Placement
 from lockstep.recipes import named
@@ -19,20 +22,53 @@ QUICK = ("--steps", 4, "--warmup", 2)
 
 
 def test_a_table_for_one_to_n_processes(program):
-    done = program("bench", "digits", "--processes", 2, *QUICK)
+    done = program("bench", "digits", "--processes", 2, *QUICK, "--synthetic")
     assert done.returncode == 0, done.stderr
     head, columns, *rows = done.stdout.splitlines()
-    assert head.startswith("digits, float32, 32 images a process; ")
+    assert head.startswith("digits, float32, 32 images a process, synthetic; ")
     assert columns.split()[:6] == ["processes", "images/s", "+/-", "jitter", "speed-up", "efficiency"]
     assert [row.split()[0] for row in rows] == ["1", "2"]
     assert rows[0].split()[4:6] == ["1.00", "100.0%"]
-    records = json.loads(program("bench", "digits", "--processes", 2, *QUICK, "--json").stdout)
-    for count, record in enumerate(records, start=1):
-        assert (record["processes"], record["towers"], record["batch"]) == (count, count, 32 * count)
-        assert record["images_per_s"] == pytest.approx(record["batch"] / record["s_per_step"])
-        assert set(record["split"]) == {"data", "compute", "communication", "report", "update"}
-        assert len(record["peak_memory_bytes"]) == count
-        assert min(record["images_per_s_error"], record["images_per_s_jitter"]) >= 0
+
+
+def test_one_record_of_it_all(program, tmp_path):
+    done = program("bench", "digits", "--processes", 1, *QUICK, "--json", "--plot", "speed.svg", "--link", 2)
+    assert done.returncode == 0, done.stderr
+    whole = json.loads(done.stdout)
+    assert set(whole) == {
+        "kind", "recipe", "modes", "precision", "threads", "device", "versions", "tower_batch",
+        "records", "analysis", "prediction", "assumptions",
+    }  # fmt: skip
+    (record,) = whole["records"]
+    assert (record["processes"], record["towers"], record["batch"]) == (1, 1, 32)
+    assert record["images_per_s"] == pytest.approx(record["batch"] / record["s_per_step"])
+    assert set(record["split"]) == {"data", "compute", "communication", "report", "update"}
+    assert len(record["peak_memory_bytes"]) == 1
+    assert min(record["images_per_s_error"], record["images_per_s_jitter"]) >= 0
+    assert record["flops_per_step"] > 1e6
+    assert record["fraction_of_peak"] > 0
+    assert not {"accuracy", "weights_sha256", "loss", "digest", "run"} & record.keys()
+    found = whole["analysis"]
+    assert sum(found["parts_s"].values()) == pytest.approx(found["s_per_step"])
+    assert found["processes"] == 1
+    assert "-bound" in found["verdict"]
+    assert [row["devices"] for row in whole["prediction"]] == [8, 64, 512]
+    assert any("2 GB/s" in text for text in whole["assumptions"])
+    assert [path.name for path in tmp_path.iterdir()] == ["speed.svg"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--plot", "speed.png"), "only SVG is drawn"),
+        (("--plot", "nowhere/speed.svg"), "there is no folder"),
+        (("--link", 0), "give GB/s above 0"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(options, words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LockstepError, match=words):
+        typer.main.get_command(app)(["bench", "digits", *map(str, options)], standalone_mode=False)
 
 
 def test_a_mode_takes_a_part_away(monkeypatch):
@@ -57,17 +93,19 @@ def test_a_mode_takes_a_part_away(monkeypatch):
         assert record["modes"] == list(modes)
         return len(made), len(exchanged), len(updated)
 
-    assert counts() == (8, 4, 4)
+    assert counts() == (9, 4, 4)  # 4 steps of 2 towers, and the pass whose operations are counted
     assert counts("synthetic") == (2, 4, 4)
-    assert counts("independent") == (8, 0, 4)
-    assert counts("forward-only") == (8, 0, 0)
+    assert counts("independent") == (9, 0, 4)
+    assert counts("forward-only") == (9, 0, 0)
     assert counts("synthetic", "independent") == (2, 0, 4)
 
 
 def test_synthetic_input_needs_no_files(program):
     done = program("bench", "cifar10-tutorial", "--synthetic", "--processes", 1, "--tower-batch", 4, *QUICK, "--json")
     assert done.returncode == 0, done.stderr
-    (record,) = json.loads(done.stdout)
+    whole = json.loads(done.stdout)
+    assert whole["analysis"] is None
+    (record,) = whole["records"]
     assert (record["recipe"], record["modes"], record["batch"]) == ("cifar10-tutorial", ["synthetic"], 4)
 
 
@@ -88,13 +126,13 @@ def test_synthetic_images_have_the_shape_of_the_real(name, request):
     assert len(real.classes) == classes
 
 
-@pytest.mark.parametrize("modes", [(), tuple(f"--{mode}" for mode in MODES)])
-def test_nothing_is_written(program, tmp_path, modes):
-    done = program("bench", "digits", "--processes", 1, *QUICK, "--json", *modes)
+def test_nothing_is_written(program, tmp_path):
+    done = program("bench", "digits", "--processes", 1, *QUICK, "--json", *(f"--{mode}" for mode in MODES))
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
-    (record,) = json.loads(done.stdout)
-    assert record["kind"] == "bench"
+    whole = json.loads(done.stdout)
+    assert whole["kind"] == "bench"
+    (record,) = whole["records"]
     assert not {"accuracy", "weights_sha256", "loss", "digest", "run"} & record.keys()
 
 

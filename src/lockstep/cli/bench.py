@@ -3,11 +3,15 @@
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.options import STARTED, Data, Device, Json
+
+if TYPE_CHECKING:
+    from lockstep.placement import Placement
+    from lockstep.recipe import Recipe
 
 
 def bench(
@@ -37,77 +41,124 @@ def bench(
     reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (with --set exact=false).")] = "tree",
     device: Device = "auto",
     data: Data = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="The table alone: no parts of a step, verdict and prediction.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw images/s and efficiency by processes.")
+    ] = None,
+    link: Annotated[float, typer.Option(help="Prediction: GB/s each way between devices; 12.5 is 100 Gbit/s.")] = 12.5,
+    latency: Annotated[float, typer.Option(min=0, help="Prediction: microseconds a message takes.")] = 10.0,
     json_output: Json = False,
 ) -> None:
-    """Measure training speed on 1 to N processes, each with one tower of the recipe's size.
+    """Measure training speed on 1 to N processes, each with one tower of the recipe's size, and say what limits it.
 
-    The columns after "ms a step" say where its time goes in process 0; the modes take it apart further. Nothing is
-    written: what a mode leaves is no trained network. Starts its own processes, so not for torchrun.
+    The columns after "ms a step" say where its time goes in process 0. Then the last number of processes is measured
+    again on constant input and without exchange: what that saves, and how far computing is from this machine's
+    matrix products, is the verdict. A latency-bandwidth model predicts 8, 64 and 512 devices. With a mode (--synthetic,
+    --forward-only, --independent) there is the table alone. No run is written: what a mode leaves is no trained
+    network. Starts its own processes, so not for torchrun.
 
     \b
     Examples:
-      lockstep bench cifar10-tutorial --precision bfloat16
-      lockstep bench cifar10-tutorial --synthetic                  without the cost of input
-      lockstep bench cifar10-tutorial --synthetic --independent    and without exchange
+      lockstep bench cifar10-tutorial --precision bfloat16 --plot speed.svg
+      lockstep bench cifar10-tutorial --synthetic                  the table without the cost of input
+      lockstep bench mnist --link 1.25 --latency 50                predict for a slower network
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep import overrides
+    from lockstep.bench.predict import Link
+    from lockstep.bench.report import report
     from lockstep.errors import LockstepError
-    from lockstep.launch import launch, places
+    from lockstep.launch import places
     from lockstep.placement import Placement
     from lockstep.recipe import validated
     from lockstep.request import recipe_of
-    from lockstep.work import Job, joins_outer_launch
+    from lockstep.work import joins_outer_launch
 
     if joins_outer_launch():
         raise LockstepError("lockstep bench starts its own processes: run it without torchrun, on one host")
-    modes = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
+    if link <= 0:
+        raise LockstepError(f"--link: got {link:g}: give GB/s above 0, as in 12.5 for 100 Gbit/s")
+    if plot is not None:
+        _check_plot(plot)
+    on = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
+    modes = tuple(name for name, chosen in on.items() if chosen)
     recipe, _ = recipe_of(what, overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision}))
     fields: dict[str, Any] = {"device": device, "reduction": reduction, "data": data.absolute() if data else None}
     most = processes or places(recipe, validated(Placement, fields))
-    records = []
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
-        for count in range(most if only else 1, most + 1):
-            job = Job(
-                command="bench",
-                recipe=overrides.make(recipe.model_dump(mode="json"), {"towers": count}),
-                placement=validated(Placement, {**fields, "processes": count}),
-                path=Path(folder) / f"{count}.json",
-                steps=steps,
-                warmup=warmup,
-                modes=tuple(name for name, on in modes.items() if on),
-                started=STARTED,
-            )
-            if code := launch(job):
-                raise typer.Exit(code)
-            records.append(json.loads(job.path.read_text()))
-            if not json_output:
-                _show(records)
+
+    def measure(count: int, modes: tuple[str, ...]) -> dict[str, Any]:
+        placement = validated(Placement, {**fields, "processes": count})
+        return _measure(recipe, placement, steps, warmup, modes)
+
+    records: list[dict[str, Any]] = []
+    for count in range(most if only else 1, most + 1):
+        records.append(measure(count, modes))
+        if not json_output:
+            _show(records)
+    rest = [] if modes or table else [("synthetic",), ("synthetic", "independent")][: 1 if most == 1 else 2]
+    whole = report(records, [measure(most, left) for left in rest], reduction, Link(latency * 1e-6, link * 1e9))
+    if plot is not None:
+        _draw(plot, whole)
     if json_output:
-        print(json.dumps(records))
+        print(json.dumps(whole))
+    elif rest:
+        from lockstep.bench.table import closing
+
+        print(*closing(whole), sep="\n")
+
+
+def _measure(
+    recipe: "Recipe", placement: "Placement", steps: int, warmup: int, modes: tuple[str, ...]
+) -> dict[str, Any]:
+    """One job, on processes of its own. Raises: typer.Exit if it fails or is stopped."""
+    from lockstep import overrides
+    from lockstep.launch import launch
+    from lockstep.work import Job
+
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
+        job = Job(
+            command="bench",
+            recipe=overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes}),
+            placement=placement,
+            path=Path(folder) / "record.json",
+            steps=steps,
+            warmup=warmup,
+            modes=modes,
+            started=STARTED,
+        )
+        if code := launch(job):
+            raise typer.Exit(code)
+        record: dict[str, Any] = json.loads(job.path.read_text())
+        return record
 
 
 def _show(records: list[dict[str, Any]]) -> None:
     """The table's next row; its head before the first."""
-    first, record = records[0], records[-1]
-    if len(records) == 1:
-        modes = f", {' and '.join(record['modes'])}" if record["modes"] else ""
-        per = record["batch"] // record["towers"]
-        print(f"{record['recipe']}, {record['precision']}, {per} images a process{modes}; {record['device']}")
-        print(
-            "processes  images/s    +/-  jitter  speed-up  efficiency     ms a step: data compute communication update"
-        )
-    speed_up = record["images_per_s"] / first["images_per_s"]
-    scaling = (
-        f"{speed_up:>9.2f} {speed_up / record['processes']:>11.1%}"
-        if first["processes"] == 1
-        else f"{'-':>9} {'-':>11}"
-    )
-    split = record["split"]
-    print(
-        f"{record['processes']:>9} {record['images_per_s']:>9,.0f} {record['images_per_s_error']:>6,.0f} "
-        f"{record['images_per_s_jitter']:>7,.0f} {scaling} "
-        f"{record['s_per_step'] * 1e3:>12.1f}: {split['data'] * 1e3:>4.1f} {split['compute'] * 1e3:>7.1f} "
-        f"{split['communication'] * 1e3:>13.1f} {split['report'] * 1e3:>6.1f} {split['update'] * 1e3:>6.1f}",
-        flush=True,
-    )
+    from lockstep.bench.report import with_ratios
+    from lockstep.bench.table import head, row
+
+    lines = head(records[0]) if len(records) == 1 else []
+    print(*lines, row(with_ratios(records[-1], records[0])), sep="\n", flush=True)
+
+
+def _check_plot(path: Path) -> None:
+    """Before anything is measured."""
+    from lockstep.errors import ENVIRONMENT, LockstepError
+
+    if path.suffix != ".svg":
+        raise LockstepError(f"--plot {path}: only SVG is drawn: give a name that ends in .svg")
+    if not path.absolute().parent.is_dir():
+        raise LockstepError(f"--plot {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
+
+
+def _draw(path: Path, whole: dict[str, Any]) -> None:
+    """Write the chart. Raises: LockstepError."""
+    from lockstep.bench.chart import chart
+    from lockstep.errors import ENVIRONMENT, LockstepError
+
+    try:
+        path.write_text(chart(whole["records"]))
+    except OSError as error:
+        raise LockstepError(f"--plot {path}: cannot be written: {error.strerror or error}", ENVIRONMENT) from None

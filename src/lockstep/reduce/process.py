@@ -1,9 +1,10 @@
-"""Reductions across processes. The only module, with launch.py, that imports torch.distributed.
+"""Reductions across processes. The only module that imports torch.distributed.
 
 The library is used to move bytes only, never to add them, so no choice it makes (ring or tree, buckets, channels)
 can change a bit. The additions are ours, binary and in the order of the canonical tree.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
@@ -29,7 +30,12 @@ R = TypeVar("R")
 def connect(kind: str, towers: int, device: torch.device) -> "Processes":
     """Join the run's other processes, as the launcher's environment variables say, for the reduction `kind`."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device if device.type == "cuda" else None)
+    dist.init_process_group(
+        backend,
+        init_method=os.environ.get(reduce.MEETING),  # None: torchrun's own variables
+        timeout=_TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
     return Processes(towers, kind, device)
 
 

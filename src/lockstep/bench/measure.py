@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from lockstep.bench import ceiling
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
@@ -132,12 +133,7 @@ def bench(
     warmup: int,
     modes: Sequence[Mode],
 ) -> dict[str, Any]:
-    """Time `steps` steps after `warmup` others, every process alike; returns the record, equal in every process.
-
-    images_per_s is batch / mean seconds a step, of the slowest process; images_per_s_error is its standard error and
-    images_per_s_jitter 1.4826 times the median absolute deviation of the steps' rates, in process 0, as
-    tf_cnn_benchmarks prints them. split: mean seconds a step by part, in process 0.
-    """
+    """Time `steps` steps after `warmup` others, every process alike; returns the record, equal in every process."""
     recipe = make(recipe.model_dump(mode="json"), {"steps": warmup + steps})
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
     session = Session(recipe, placement, reduction, device, splits)
@@ -153,11 +149,7 @@ def bench(
     log = Log(recipe, placement, len(dataset), [times], processes=reduction.processes, device=device)
     log.start([])
     train(recipe, dataset, Alone(reduction) if apart else reduction, tower, state, log)
-    timed = [event for event in times.events if event.step >= warmup]
-    seconds = [event.s_per_step for event in timed]
-    slowest = float(reduction.gather(torch.tensor([statistics.fmean(seconds)], dtype=torch.float64)).max())
-    rates = [recipe.batch / s for s in seconds]
-    middle = statistics.median(rates)
+    memory = session.peak_memory_bytes()
     return {
         "kind": "bench",
         "recipe": recipe.name,
@@ -166,12 +158,54 @@ def bench(
         "towers": recipe.towers,
         "batch": recipe.batch,
         "precision": recipe.precision,
+        "threads": recipe.threads_per_tower,
         "steps": steps,
-        "images_per_s": recipe.batch / slowest,
+        **_speed(recipe.batch, [event for event in times.events if event.step >= warmup], reduction),
+        "peak_memory_bytes": memory,
+        "vector_bytes": 4 * tower.layout.length,
+        **_ceiling(recipe, dataset, tower, state, reduction, device),
+        **{key: fingerprint(device)[key] for key in ("device", "versions")},
+    }
+
+
+def _speed(batch: int, timed: Sequence[StepEvent], reduction: Reduction) -> dict[str, Any]:
+    """images_per_s is batch / mean seconds a step, of the slowest process; images_per_s_error is its standard error
+    and images_per_s_jitter 1.4826 times the median absolute deviation of the steps' rates, in process 0, as
+    tf_cnn_benchmarks prints them. s_per_step_median and split, the mean seconds a step by part, are of process 0.
+    """
+    seconds = [event.s_per_step for event in timed]
+    slowest = float(reduction.gather(torch.tensor([statistics.fmean(seconds)], dtype=torch.float64)).max())
+    rates = [batch / s for s in seconds]
+    middle = statistics.median(rates)
+    return {
+        "images_per_s": batch / slowest,
         "images_per_s_error": statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0.0,
         "images_per_s_jitter": 1.4826 * statistics.median(abs(rate - middle) for rate in rates),
         "s_per_step": slowest,
+        "s_per_step_median": statistics.median(seconds),
         "split": {part: statistics.fmean(event.split[part] for event in timed) for part in PARTS},
-        "peak_memory_bytes": session.peak_memory_bytes(),
-        **{key: fingerprint(device)[key] for key in ("device", "versions")},
+    }
+
+
+def _ceiling(
+    recipe: Recipe, dataset: Any, tower: Tower, state: Any, reduction: Reduction, device: torch.device
+) -> dict[str, Any]:
+    """flops_per_step: of process 0's towers. peak_flops_per_s: of a process, the mean while all measure theirs."""
+    plan = Plan.at(
+        seed=recipe.seed,
+        step=0,
+        batch=recipe.batch,
+        towers=recipe.towers,
+        examples=len(dataset),
+        augmentation=recipe.augmentation,
+    )
+    shard = dataset.shard(plan, reduction.owned.start)
+    count = ceiling.flops(lambda: tower(state, shard, state.step))
+    reduction.gather(torch.zeros(1))  # all processes begin together
+    dtype = ceiling.product_dtype(recipe.precision, device)
+    own = torch.tensor([ceiling.peak(device, dtype)], dtype=torch.float64)
+    return {
+        "flops_per_step": count * len(reduction.owned),
+        "peak_flops_per_s": float(reduction.gather(own).mean()),
+        "peak_precision": str(dtype).removeprefix("torch."),
     }

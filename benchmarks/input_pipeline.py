@@ -1,0 +1,83 @@
+"""Whether input could hold training up: `python -m benchmarks.input_pipeline [RECIPE] [--quick] [--data DIR]`.
+
+Images/s of the input pipeline alone (which examples, gathering, augmentation) and of training on input that is there
+already, both on one thread of one process, in turn. On several processes each makes its own input: the ratio stays.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.common import HEAD, figure, line, save, spread
+from lockstep import numerics
+
+ROUND_S = 2.0  # each of the two, a round
+
+
+def rate(work: Callable[[int], None], images: int, seconds: float) -> float:
+    """Images/s of `work`, called with 0, 1, ... for so long."""
+    done, began = 0, time.perf_counter()
+    while (took := time.perf_counter() - began) < seconds:
+        work(done)
+        done += 1
+    return done * images / took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", nargs="?", default="cifar10-tutorial")
+    parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
+    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="2 rounds")
+    args = parser.parse_args()
+    numerics.prepare(1)  # before torch is imported
+    import torch
+
+    from lockstep.data.plan import Plan
+    from lockstep.overrides import make
+    from lockstep.placement import Placement
+    from lockstep.recipes import named
+    from lockstep.reduce.local import Local
+    from lockstep.session import Session
+    from lockstep.tower import Tower
+
+    start = named(args.recipe)
+    changes = {"precision": args.precision, "threads_per_tower": 1, "towers": 1, "batch": start.tower_batch}
+    recipe = make(start.model_dump(mode="json"), changes)
+    numerics.configure(1, recipe.exact)
+    session = Session(recipe, Placement(data=args.data), Local(1), torch.device("cpu"))
+    dataset, tower, state = session.split("train"), Tower(recipe, session.network), session.state
+
+    def plan(step: int) -> Plan:
+        return Plan.at(
+            seed=0, step=step, batch=recipe.batch, towers=1, examples=len(dataset), augmentation=recipe.augmentation
+        )
+
+    def make_input(step: int) -> None:
+        dataset.shard(plan(step), 0)
+
+    shard = dataset.shard(plan(0), 0)
+
+    def consume(step: int) -> None:
+        gradients, statistics, _ = tower.layout.split(tower(state, shard, state.step))
+        state.apply(gradients.div_(recipe.batch), statistics, 1e-6)
+
+    for work in (make_input, consume):
+        rate(work, recipe.batch, 1.0)
+    made, consumed = [], []
+    for _ in range(args.rounds or (2 if args.quick else 5)):
+        made.append(rate(make_input, recipe.batch, ROUND_S))
+        consumed.append(rate(consume, recipe.batch, ROUND_S))
+    ratios = [a / b for a, b in zip(made, consumed, strict=True)]
+    row = figure(f"input / what training consumes, {args.recipe}", "x", ratios, 20.0, at_least=True)
+    print(HEAD, line(row), sep="\n")
+    figures = {"input": spread(made), "training": spread(consumed)}
+    for name, found in figures.items():
+        print(f"{name:9} {found['median']:8.0f} images/s a core ({found['min']:.0f} to {found['max']:.0f})")
+    save(f"input-{args.recipe}-{args.precision}{'-quick' * args.quick}", {"rows": [row], "images_per_s": figures})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""From the start of the program to its first step: `python -m benchmarks.start [--quick] [--data DIR]`.
+
+`lockstep train cifar10-tutorial` until it prints the line of step 0, on one and on two processes, files in the page
+cache; beside it `import torch` alone, below which no program on torch can be. The run is then stopped and thrown away.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.common import HEAD, figure, line, save, spread
+
+
+def first_step_s(processes: int, data: Path | None) -> float:
+    place = ["--data", str(data.absolute())] if data else []
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "lockstep", "train", "cifar10-tutorial", "--precision", "bfloat16", *place,
+            "--towers", str(processes), "--processes", str(processes), "--log-every", "1", "--runs", folder,
+        ]  # fmt: skip
+        began = time.perf_counter()
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert program.stdout is not None
+        if not any(" step 0," in text for text in program.stdout):
+            raise SystemExit(f"no first step: {' '.join(command)}")
+        took = time.perf_counter() - began
+        program.send_signal(signal.SIGTERM)
+        program.communicate()
+    return took
+
+
+def torch_s() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="2 rounds")
+    args = parser.parse_args()
+    times: dict[str, list[float]] = {"one process": [], "two processes": [], "import torch": []}
+    first_step_s(1, args.data)  # files into the page cache
+    for _ in range(args.rounds or (2 if args.quick else 5)):
+        times["one process"].append(first_step_s(1, args.data))
+        times["two processes"].append(first_step_s(2, args.data))
+        times["import torch"].append(torch_s())
+    rows = [
+        figure(f"start to first step, {name}", "s", times[name], 4.0, at_least=False)
+        for name in ("one process", "two processes")
+    ]
+    print(HEAD, *map(line, rows), sep="\n")
+    floor = spread(times["import torch"])
+    print(f"import torch alone: {floor['median']:.2f} s ({floor['min']:.2f} to {floor['max']:.2f}, n {floor['n']})")
+    save(f"start{'-quick' * args.quick}", {"rows": rows, "import_torch_s": floor})
+
+
+if __name__ == "__main__":
+    main()

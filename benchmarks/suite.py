@@ -1,0 +1,48 @@
+"""All short benchmarks, one after the other, and one table: `make bench`, or `python -m benchmarks.suite [--quick]`.
+
+Each is a program of its own (`python -m benchmarks.NAME`), which leaves its record in benchmarks/results/. Figures that
+miss their target are printed as they are; the exit code is 1 only if a benchmark fails.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import HEAD, RESULTS, line
+
+# command -> the record it leaves; with --quick both have a `-quick` of their own
+BENCHMARKS = {
+    "exactness digits": "exactness-digits-float32",
+    "start": "start",
+    "input_pipeline cifar10-tutorial": "input-cifar10-tutorial-bfloat16",
+    "overhead": "overhead",
+}
+NEEDS_DATA = ("start", "input_pipeline", "overhead")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and steps, for a first look")
+    args = parser.parse_args()
+    rows, failed = [], []
+    for command, record in BENCHMARKS.items():
+        name, *words = command.split()
+        place = ["--data", str(args.data.absolute())] if args.data and name in NEEDS_DATA else []
+        more = [*words, *place, *["--quick"] * args.quick]
+        print(f"python -m benchmarks.{' '.join([name, *more])}", file=sys.stderr, flush=True)
+        if subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *more], stdout=sys.stderr, check=False
+        ).returncode:
+            failed.append(command)
+        else:
+            rows += json.loads((RESULTS / f"{record}{'-quick' * args.quick}.json").read_text())["rows"]
+    print(HEAD, *map(line, rows), sep="\n")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What `lockstep bench` makes of its measurements: parts of a step, verdict, prediction, diagram, lines."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+
+from lockstep.bench import ceiling
+from lockstep.bench.chart import chart
+from lockstep.bench.predict import Link, assumptions, exchange_s, predict
+from lockstep.bench.report import report
+from lockstep.bench.table import closing, head, row
+from lockstep.bench.verdict import Parts, parts, verdict
+from lockstep.models.layers import LocalResponseNorm
+from lockstep.report.svg import ticks
+
+CPU = torch.device("cpu")
+GIGA = 10**9
+
+
+def record(processes: int, step_s: float, **changes) -> dict:
+    return {
+        "kind": "bench",
+        "recipe": "digits",
+        "modes": [],
+        "processes": processes,
+        "towers": processes,
+        "batch": 100 * processes,
+        "precision": "float32",
+        "threads": 1,
+        "steps": 5,
+        "images_per_s": 100 * processes / step_s,
+        "images_per_s_error": 3.0,
+        "images_per_s_jitter": 4.0,
+        "s_per_step": step_s,
+        "s_per_step_median": step_s,
+        "split": {"data": 0.01, "compute": 0.06, "communication": 0.02, "report": 0.005, "update": 0.005},
+        "peak_memory_bytes": [300 * 2**20] * processes,
+        "vector_bytes": 4 * 2**20,
+        "flops_per_step": 5 * GIGA,
+        "peak_flops_per_s": 100.0 * GIGA,
+        "peak_precision": "float32",
+        "device": "a processor",
+        "versions": {"torch": "2"},
+        **changes,
+    }
+
+
+def test_parts_are_what_leaving_them_out_saves():
+    found = parts(whole=0.100, without_data=0.090, alone=0.070)
+    assert found == pytest.approx((0.010, 0.020, 0.070))
+    assert found.step == pytest.approx(0.100)
+    assert parts(0.100, 0.105, 0.110) == (0.0, 0.0, 0.100)  # noise: nothing is negative
+    assert parts(0.100, 0.120, 0.010) == pytest.approx((0.0, 0.100, 0.0))  # nor more than the step
+
+
+@pytest.mark.parametrize(
+    ("taken", "begins", "numbers"),
+    [
+        (Parts(0.030, 0.010, 0.060), "loader-bound", ("30.0 ms", "30%", "70.0 ms")),
+        (Parts(0.010, 0.030, 0.060), "communication-bound", ("30.0 ms", "30%")),
+        (Parts(0.005, 0.015, 0.080), "compute-bound", ("80%", "62 of 100 GFLOP/s", "62%")),
+        (Parts(0.000, 0.000, 0.500), "memory-bound, or bound by overhead", ("10 of 100 GFLOP/s", "10%")),
+        (Parts(0.100, 0.000, 0.000), "loader-bound", ("100%",)),
+    ],
+)
+def test_verdict_names_what_holds_a_step_up(taken, begins, numbers):
+    text = verdict(taken, flops=5 * GIGA, peak=100.0 * GIGA)
+    assert text.split(":")[0] == begins
+    assert all(number in text for number in numbers)
+    assert "\n" not in text
+
+
+def test_exchange_counts_messages_and_bytes():
+    slow, narrow = Link(1e-3, 1e18), Link(0.0, 1e6)
+    assert exchange_s("tree", 1, 1000, Link(1.0, 1.0)) == 0
+    assert exchange_s("tree", 8, 10**6, slow) == pytest.approx(14e-3)
+    assert exchange_s("tree", 8, 10**6, narrow) == pytest.approx(2 * 7 / 8)
+    assert exchange_s("allreduce", 8, 10**6, narrow) == pytest.approx(2 * 7 / 8)
+    assert exchange_s("central", 8, 10**6, narrow) == pytest.approx(7 + 3)
+    assert exchange_s("central", 8, 10**6, slow) == pytest.approx(10e-3)
+
+
+def test_prediction_is_of_one_step_and_its_exchange():
+    link = Link(1e-5, 1e9)
+    rows = predict(0.1, 128, 10**6, "tree", link)
+    assert [line["devices"] for line in rows] == [8, 64, 512]
+    for line in rows:
+        assert line["s_per_step"] == pytest.approx(0.1 + exchange_s("tree", line["devices"], 10**6, link))
+        assert line["images_per_s"] == pytest.approx(line["batch"] / line["s_per_step"])
+        assert line["efficiency"] == pytest.approx(0.1 / line["s_per_step"])
+        assert line["batch"] == 128 * line["devices"]
+    text = " ".join(assumptions(0.1, 2**20, "tree", link))
+    assert all(part in text for part in ("100.0 ms", "10 us", "1 GB/s", "1.0 MiB", "do not overlap"))
+
+
+def test_report_has_ratios_and_without_modes_an_analysis():
+    records = [record(1, 0.1), record(2, 0.125)]
+    whole = report(records, [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
+    assert [found["speed_up"] for found in whole["records"]] == pytest.approx([1, 1.6])
+    assert [found["efficiency"] for found in whole["records"]] == pytest.approx([1, 0.8])
+    assert [found["fraction_of_peak"] for found in whole["records"]] == pytest.approx([0.5, 0.4])
+    assert whole["analysis"]["parts_s"] == pytest.approx({"data": 0.01, "communication": 0.01, "compute": 0.105})
+    assert whole["analysis"]["verdict"].startswith("compute-bound: ")
+    assert whole["prediction"] == predict(0.1, 100, 4 * 2**20, "tree", Link(1e-5, 1e9))  # from one process's step
+    only = report(records[1:], [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
+    assert only["records"][0]["speed_up"] is None
+    assert only["prediction"][0]["s_per_step"] - only["prediction"][0]["exchange_s"] == pytest.approx(0.115)
+    assert report(records, [], "tree", Link(1e-5, 1e9))["analysis"] is None
+
+
+def test_lines_are_aligned_and_say_it_all():
+    whole = report([record(1, 0.1), record(2, 0.125)], [record(2, 0.115)] * 2, "tree", Link(1e-5, 1e9))
+    title, columns = head(whole["records"][0])
+    assert title == "digits, float32, 100 images a process; a processor"
+    rows = [row(found) for found in whole["records"]]
+    assert {len(line) for line in rows} == {len(columns)}
+    assert rows[1].split() == (
+        ["2", "1,600", "3", "4", "1.60", "80.0%", "40.0%", "300", "125.0:", "10.0", "60.0", "20.0", "5.0", "5.0"]
+    )
+    assert row(report([record(2, 0.125)], [], "tree", Link(0, 1))["records"][0]).split()[4:6] == ["-", "-"]
+    text = "\n".join(closing(whole))
+    assert whole["analysis"]["verdict"] in text
+    assert all(assumption in text for assumption in whole["assumptions"])
+    assert max(len(line) for line in [columns, *text.splitlines()]) < 140
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 2, 3], [2]])
+def test_chart_is_valid_svg_with_a_dot_for_each_measurement(counts):
+    image = ElementTree.fromstring(chart([record(count, 0.1) for count in counts]))
+    names = [element.tag.rpartition("}")[2] for element in image.iter()]
+    assert names.count("circle") == 2 * len(counts)
+    width, height = map(float, image.attrib["viewBox"].split()[2:])
+    for dot in (element for element in image.iter() if element.tag.endswith("circle")):
+        assert 0 < float(dot.attrib["cx"]) < width
+        assert 0 < float(dot.attrib["cy"]) < height
+
+
+@pytest.mark.parametrize("high", [0.03, 1, 7.3, 100, 3_789, 12_000])
+def test_ticks_are_round_and_reach_the_top(high):
+    found = ticks(high)
+    assert 2 <= len(found) <= 7
+    assert found[0] == 0
+    assert found[-2] < high <= found[-1] * (1 + 1e-9)
+
+
+def test_flops_are_counted_forward_and_backward_in_own_functions_too():
+    left, right = (torch.ones(8, 8, requires_grad=True) for _ in range(2))
+    assert ceiling.flops(lambda: left @ right) == 2 * 8**3
+    assert ceiling.flops(lambda: (left @ right).sum().backward()) == 3 * 2 * 8**3
+    norm, x = LocalResponseNorm(4, radius=1, alpha=1.0), torch.ones(1, 4, 2, 2, requires_grad=True)
+    assert ceiling.flops(lambda: norm(x)) in (0, 2 * 4 * 4 * 4)  # if its window is a convolution, that is work
+
+
+def test_peak_is_a_rate():
+    assert ceiling.peak(CPU, torch.float32, seconds=0.0) > 1e6
+    assert ceiling.product_dtype("float16", CPU) == torch.float32
+    assert ceiling.product_dtype("bfloat16", CPU) == torch.bfloat16
