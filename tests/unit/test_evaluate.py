@@ -100,7 +100,8 @@ def prepared(logits, labels, eval_batch=4):
     """The evaluation of a network that answers example i with `logits[i]`."""
     classes = tuple("abc")
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
-    recipe = SimpleNamespace(test_views="one", eval_batch=eval_batch, augmentation=SimpleNamespace(test=lambda images: images))
+    augmentation = SimpleNamespace(test=lambda images: images)
+    recipe = SimpleNamespace(test_views="one", eval_batch=eval_batch, augmentation=augmentation)
 
     class Prepared:
         module = torch.nn.Identity()

@@ -45,7 +45,8 @@ def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
     for name in ("a", "b"):
         start = before[name] * (8**0.5 / before[name].norm())
         moved = (start - named[name]) / 0.1
-        assert torch.allclose(moved, orthogonalised((1.5 * named[name].grad).flatten(1)[None])[0].view_as(moved), atol=1e-5)
+        direction = orthogonalised((1.5 * named[name].grad).flatten(1)[None])[0]
+        assert torch.allclose(moved, direction.view_as(moved), atol=1e-5)
 
 
 def test_the_rest_is_gradient_descent_with_nesterovs_momentum():

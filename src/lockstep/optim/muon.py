@@ -36,9 +36,8 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Apply the parameters' gradients, in place; no closure is called."""
+        """Apply the parameters' gradients, in place, under `torch.no_grad`; no closure is called."""
         assert closure is None
         for group in self.param_groups:
             if group["orthogonal"]:

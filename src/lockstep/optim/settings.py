@@ -90,4 +90,4 @@ class Muon(Settings):
             for group in groups
             for dimensions, momentum, scale in kinds
         ]
-        return Muon([group for group in divided if group["params"]])
+        return eager(Muon)([group for group in divided if group["params"]])
