@@ -37,6 +37,8 @@ class Recipe(Settings):
         steps, epochs: the length of the run; exactly one of them.
         optimizer, lr, schedule: the update rule, its base learning rate and what multiplies that at each step.
         weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
+        freeze: name of a layer or parameter -> the part of the run after which it is trained no more. The backward pass
+            ends before layers at the input that are frozen, which saves its time.
         ema: the average of the parameters, or None.
         precision: what towers compute in; weights, optimizer state, average and reduction are always float32. With
             float16 the loss is scaled, by a power of two that follows the gradients (optim/scale.py).
@@ -62,6 +64,7 @@ class Recipe(Settings):
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     ema: EMA | None = None
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     threads_per_tower: int = Field(1, ge=1)
@@ -98,6 +101,11 @@ class Recipe(Settings):
     def size_px(self, step: int, examples: int) -> int | None:
         """The side of the images of `step`, in pixels; None: the side they have."""
         return self.progressive.size_px(step, self.total_steps(examples)) if self.progressive else None
+
+    def frozen(self, step: int, examples: int) -> tuple[str, ...]:
+        """The names in `freeze` that are not trained at `step`."""
+        steps = self.total_steps(examples)
+        return tuple(name for name, share in self.freeze.items() if step >= round(share * steps))
 
     def rate(self, step: int, examples: int) -> float:
         """The learning rate of `step`."""

@@ -1,12 +1,13 @@
 """State: all a run needs to continue, and the one update. There is no process count in it."""
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.optim.groups import by_weight_decay
 from lockstep.optim.scale import LossScale
 from lockstep.recipe import Recipe
@@ -31,6 +32,9 @@ class State:
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = _named_views(self._average, self._shapes) if self._average is not None else None
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
+        self.frozen: frozenset[str] = frozenset()  # the parameters that are not trained at this step
+        self.freeze(tuple(recipe.freeze))  # refuses a name that means nothing
+        self.freeze(())
         self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
 
     @property
@@ -54,11 +58,22 @@ class State:
         self._scale.skipped()
         self.step += 1
 
+    def freeze(self, names: Sequence[str]) -> None:
+        """Train all parameters but those that have, or are in layers that have, one of `names`.
+
+        Raises: LockstepError for a name that nothing has.
+        """
+        inside = {name: [p for p in self.parameters if f"{p}.".startswith(f"{name}.")] for name in names}
+        for name, found in inside.items():
+            if not found:
+                raise LockstepError(unknown("layer or parameter in freeze", name, self.parameters))
+        self.frozen = frozenset(itertools.chain.from_iterable(inside.values()))
+
     @torch.no_grad()
     def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
         """One update, from mean gradients [parameters] and the mean change of the buffers [statistics], at `rate`."""
         for name, gradient in self.by_name(gradients).items():
-            self.parameters[name].grad = gradient
+            self.parameters[name].grad = None if name in self.frozen else gradient
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)
         self.optimizer.step()

@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +62,7 @@ class Network:
             elif not isinstance(part, _NORMS):
                 _cast(part, self.dtype)
         self.parameters = dict(self.module.named_parameters())
+        self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
         self.buffers = persistent_buffers(self.module)
 
     @torch.no_grad()
@@ -74,6 +75,11 @@ class Network:
         """Copy in buffers by name."""
         for name, buffer in self.buffers.items():
             buffer.copy_(buffers[name])
+
+    def freeze(self, names: Set[str]) -> None:
+        """Take the gradients of no parameters of these `names`, nor of those the model itself does not train."""
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in self._trained and name not in names)
 
     def __call__(self, images: Tensor) -> Tensor:
         """float32 [b, C, h, w] -> float32 logits [b, classes]."""
@@ -177,6 +183,7 @@ class Tower:
         network, recipe = self._network, self._recipe
         if first := self._loaded_step != step:  # the towers of a process share the copy
             network.load_parameters(state.parameters)
+            network.freeze(state.frozen)
             self._loaded_step = step
         network.load_buffers(state.buffers)  # which the tower before this one has moved on
         network.module.train()

@@ -47,6 +47,7 @@ def train(
             size_px=recipe.size_px(step, len(dataset)),
         )
         log.lap("data")
+        state.freeze(recipe.frozen(step, len(dataset)))
         total = reduction(_vectors(tower, state, dataset, plan, step, reduction.owned, asked, log))
         log.lap("communication")
         gradients, statistics, metrics = tower.layout.split(total)

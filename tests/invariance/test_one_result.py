@@ -171,6 +171,7 @@ model_options = { widths = [4, 8, 8] }
 augmentation = "flip-translate"
 progressive = { sizes_px = [16, 24], shares = [0.5, 0.5] }
 label_smoothing = 0.2
+freeze = { "groups.0" = 0.7 }
 test_views = "flip"
 towers = 6
 batch = 48
@@ -183,7 +184,7 @@ precision = "bfloat16"
 
 
 def test_what_makes_a_recipe_fast_keeps_its_bits(tmp_path):
-    """Growing images, whitening, Muon and two views: alike on 1 and 3 processes, and stopped between two sizes."""
+    """All of it together: alike on 1 and 3 processes, and stopped between two sizes."""
     random = np.random.default_rng(0)
     for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
         records = random.integers(256, size=(10_000, 3073), dtype=np.uint8)

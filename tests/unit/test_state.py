@@ -71,3 +71,24 @@ def test_another_models_checkpoint_is_refused():
 def test_unknown_parameter_in_weight_decay_is_refused():
     with pytest.raises(LockstepError, match=r"'conv1\.wieght': did you mean conv1"):
         state(**{"weight_decay.conv1.wieght": 0.1})
+
+
+def test_what_is_frozen_stays_with_its_slots_until_it_is_trained_again():
+    s = state(freeze={"conv1": 0.5, "logits.bias": 0.9})
+    advance(s, 1)
+    before = s.tensors()
+    s.freeze(("conv1", "logits.bias"))
+    advance(s, 1, first=1)
+    after = s.tensors()
+    same = {name.split("/")[-1] for name in before if name.startswith("parameter/") and before[name].equal(after[name])}
+    assert same == {name for name in s.parameters if name.startswith("conv1.")} | {"logits.bias"}
+    assert all(before[name].equal(after[name]) for name in before if name.startswith("optimizer/") and "conv1" in name)
+    s.freeze(())
+    advance(s, 1, first=2)
+    assert not s.tensors()["parameter/conv1.weight"].equal(after["parameter/conv1.weight"])
+
+
+@pytest.mark.parametrize("name", ["conv", "conv1.weigh", ""])
+def test_a_name_that_nothing_has_cannot_be_frozen(name):
+    with pytest.raises(LockstepError, match="layer or parameter in freeze"):
+        state(freeze={name: 0.5})

@@ -238,3 +238,18 @@ def test_smoothed_labels_spread_a_part_of_each_target():
     logs = torch.log_softmax(model.train()(shard.images), 1)
     expected = 0.8 * losses[0.0] - 0.2 * logs.mean(1).sum().item()
     assert losses[0.2] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_frozen_first_layer_ends_the_backward_pass():
+    recipe = make(named("digits").model_dump(mode="json"), {"freeze": {"conv1": 0.5}, "steps": 10})
+    assert [recipe.frozen(step, 100) for step in (0, 4, 5, 9)] == [(), (), ("conv1",), ("conv1",)]
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    shard = Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
+    whole = state.by_name(tower.layout.split(tower(state, shard, 0))[0].clone())
+    state.freeze(("conv1",))
+    frozen = state.by_name(tower.layout.split(tower(state, shard, 0))[0].clone())  # the step's weights are loaded
+    assert all(torch.equal(whole[name], frozen[name]) for name in whole)
+    tower, _, _ = parts(recipe, (1, 8, 8))
+    frozen = state.by_name(tower.layout.split(tower(state, shard, 0))[0])
+    for name, gradient in frozen.items():
+        assert torch.equal(gradient, torch.zeros_like(gradient) if name.startswith("conv1.") else whole[name]), name

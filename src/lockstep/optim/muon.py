@@ -40,22 +40,25 @@ class Muon(torch.optim.Optimizer):
         """Apply the parameters' gradients, in place, under `torch.no_grad`; no closure is called."""
         assert closure is None
         for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
             if group["orthogonal"]:
-                for alike in _by_shape(group["params"]):
+                for alike in _by_shape(trained):
                     self._rotate(alike, group["lr"], group["momentum"])
             else:
-                for parameter in group["params"]:
-                    gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
-                    parameter.sub_(self._nesterov(parameter, gradient, group["momentum"]), alpha=group["lr"])
+                for parameter in trained:
+                    direction = self._nesterov(parameter, group["momentum"], group["weight_decay"])
+                    parameter.sub_(direction, alpha=group["lr"])
 
     def _rotate(self, filters: list[Tensor], rate: float, momentum: float) -> None:
         """Move filters of one shape together: their matrix products are one."""
-        moved = torch.stack([self._nesterov(f, f.grad, momentum).flatten(1) for f in filters if f.grad is not None])
+        moved = torch.stack([self._nesterov(f, momentum).flatten(1) for f in filters])
         for filter_, direction in zip(filters, orthogonalised(moved), strict=True):
             filter_.mul_(len(filter_) ** 0.5 / filter_.norm())
             filter_.sub_(direction.view_as(filter_), alpha=rate)
 
-    def _nesterov(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+    def _nesterov(self, parameter: Tensor, momentum: float, decay: float = 0.0) -> Tensor:
+        assert parameter.grad is not None
+        gradient = parameter.grad.add(parameter, alpha=decay)
         slots = self.state[parameter]
         if "momentum_buffer" not in slots:
             slots["momentum_buffer"] = torch.zeros_like(parameter)
