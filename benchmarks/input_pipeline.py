@@ -1,7 +1,8 @@
 """Whether input could hold training up: `python -m benchmarks.input_pipeline [RECIPE] [--quick] [--data DIR]`.
 
-Images/s of the input pipeline alone (which examples, gathering, augmentation) and of training on input that is there
-already, both on one thread of one process, in turn. On several processes each makes its own input: the ratio stays.
+Images per second of CPU time of the input pipeline alone (which examples, gathering, augmentation) and of training on
+input that is there already, both on one thread of one process, in turn. On several processes each makes its own input:
+the ratio stays.
 """
 
 import argparse
@@ -16,9 +17,9 @@ ROUND_S = 2.0  # each of the two, a round
 
 
 def rate(work: Callable[[int], None], images: int, seconds: float) -> float:
-    """Images/s of `work`, called with 0, 1, ... for so long."""
-    done, began = 0, time.perf_counter()
-    while (took := time.perf_counter() - began) < seconds:
+    """Images per second of CPU time of `work`, called with 0, 1, ... for so long."""
+    done, began = 0, time.process_time()
+    while (took := time.process_time() - began) < seconds:
         work(done)
         done += 1
     return done * images / took

@@ -29,6 +29,8 @@ TORCH_FREE = {
     "run",
     "signals",
     "request",
+    "work",
+    "launch",
     "cli",
 }
 

@@ -1,6 +1,7 @@
 """lockstep bench: a table by number of processes, and modes that take a step apart and leave nothing behind."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +56,9 @@ def test_one_record_of_it_all(program, tmp_path):
     assert [row["devices"] for row in whole["prediction"]] == [8, 64, 512]
     assert any("2 GB/s" in text for text in whole["assumptions"])
     assert [path.name for path in tmp_path.iterdir()] == ["speed.svg"]
+    keys = [*whole, *record, *record["split"], *found, *found["parts_s"], *whole["prediction"][0]]
+    documented = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    assert [key for key in keys if f"`{key}`" not in documented] == []
 
 
 @pytest.mark.parametrize(

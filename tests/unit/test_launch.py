@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from lockstep import launch, numerics
@@ -55,3 +58,18 @@ def test_a_gpu_is_named_once():
         validated(Placement, {"device": "cuda:1,0,1"})
     assert Placement(device="cuda:2,0").gpus == [2, 0]
     assert Placement(device="cuda").gpus is None
+
+
+def test_where_no_driver_is_torch_is_not_asked_for_gpus(monkeypatch):
+    monkeypatch.setattr(launch, "_DRIVERS", ("no such device",))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert launch._gpus() == 0
+
+
+def test_the_first_to_fail_is_told_and_the_others_are_ended():
+    codes = ["pass", "import sys; sys.exit(3)", "import time; time.sleep(60)"]
+    started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
+    assert launch._first_failures(started) == {1: 3}
+    launch._end(started)
+    assert [process.returncode for process in started[1:]] == [3, -15]
