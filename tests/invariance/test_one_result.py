@@ -167,7 +167,7 @@ FAST = """
 name = "fast"
 dataset = "cifar10"
 model = "whitened"
-model_options = { widths = [4, 8, 8] }
+model_options = { widths = [4, 8, 8], depths = [2, 2, 3] }
 augmentation = "flip-translate"
 progressive = { sizes_px = [16, 24], shares = [0.5, 0.5] }
 label_smoothing = 0.2

@@ -9,6 +9,7 @@ from lockstep.data.augment import (
     alternating_flip,
     brightness_contrast,
     central_crop,
+    cutout,
     normalise,
     random_crop_flip,
     resize,
@@ -195,9 +196,21 @@ def test_resizing_is_antialiased_bilinear_interpolation(size):
     ("settings", "said"),
     [
         ({"means": (0.5,), "deviations": (0.2,)}, "1 channels, the images have 3"),
+        ({"cutout_px": 33}, "cutout_px 33 is larger than the images, 32x32"),
         ({"pixels": 32}, "not less than the images' side"),
     ],
 )
 def test_settings_that_do_not_fit_the_images_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         FlipTranslate(**settings).shape(32, 32, 3)
+
+
+def test_a_whole_square_is_cut_out_at_uniform_offsets():
+    images = torch.ones(4000, 3, 32, 32).to(memory_format=torch.channels_last)
+    cut = cutout(images, keys(4000), 12) == 0
+    assert (cut.sum((2, 3)) == 144).all()
+    rows, columns = cut[:, 0].any(2), cut[:, 0].any(1)
+    assert (rows.sum(1) == 12).all()
+    assert (columns.sum(1) == 12).all()
+    for offsets in (rows.int().argmax(1), columns.int().argmax(1)):
+        assert set(offsets.tolist()) == set(range(21))

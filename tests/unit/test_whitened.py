@@ -46,9 +46,9 @@ def test_patches_are_white_in_the_first_layer():
 
 
 @pytest.mark.parametrize("size", [16, 20, 24, 31, 32])
-@pytest.mark.parametrize("depth", [2, 3])
-def test_one_network_takes_many_sizes(size, depth):
-    model = network(widths=(8, 12, 16), depth=depth)
+@pytest.mark.parametrize("depths", [(2, 2, 2), (2, 2, 3), (3, 3, 3)])
+def test_one_network_takes_many_sizes(size, depths):
+    model = network(widths=(8, 12, 16), depths=depths)
     images = channels_last(2, 3, size, size, dtype=torch.float32)
     logits = model(images)
     assert logits.shape == (2, 10)
@@ -66,7 +66,8 @@ def test_a_convolution_starts_as_the_identity():
     [
         ({"widths": (8, 8)}, "widths: got"),
         ({"widths": (8, 8, 0)}, "widths: got"),
-        ({"depth": 4}, "depth: got 4: 2 or 3"),
+        ({"depths": (2, 2, 4)}, "depths: got \\(2, 2, 4\\): three times 2 or 3"),
+        ({"depths": (2, 2)}, "depths: got"),
         ({"activation": "tanh"}, "activation: got 'tanh': hardswish, gelu"),
     ],
 )

@@ -89,6 +89,19 @@ def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
 
+def cutout(images: Tensor, keys: Keys, size_px: int) -> Tensor:
+    """Zero a square of `size_px` a side that lies in the image at a uniform offset; float32 [b, C, H, W], in place."""
+    height, width = images.shape[2:]
+    tops, lefts = (
+        torch.from_numpy(rng.below(keys.words(stream), extent - size_px + 1)).to(images.device)[:, None]
+        for stream, extent in (("cutout_y", height), ("cutout_x", width))
+    )
+    rows, columns = (torch.arange(extent, device=images.device) for extent in (height, width))
+    down = (rows >= tops) & (rows < tops + size_px)  # [b, H]
+    across = (columns >= lefts) & (columns < lefts + size_px)  # [b, W]
+    return images.masked_fill_((down[:, :, None] & across[:, None])[:, None], 0.0)
+
+
 def resize(images: Tensor, size_px: int) -> Tensor:
     """Each image shrunk to `size_px` a side, bilinear with antialiasing; float32 [b, C, H, W], channels last.
 
@@ -150,11 +163,11 @@ def _crops(
 
 def _gathered(images: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Tensor:
     """[b, h, w, C]: of each image the pixels at its own `rows` [b, h] and `columns` [b, w]."""
-    first = np.arange(len(images)) * images.shape[1]
-    pixels = (first[:, None] + rows)[:, :, None] * images.shape[2] + columns[:, None]  # [b, h, w]
+    first = torch.arange(len(images), device=images.device)[:, None] * images.shape[1]
+    starts = (first + torch.from_numpy(rows).to(images.device)) * images.shape[2]  # of rows of pixels
+    pixels = starts[:, :, None] + torch.from_numpy(columns).to(images.device)[:, None]  # [b, h, w]
     # Whole pixels by one flat index: on a CPU a quarter of the time of indexing each byte by three.
-    found = images.reshape(-1, images.shape[3]).index_select(0, torch.from_numpy(pixels.reshape(-1)).to(images.device))
-    return found.view(*pixels.shape, -1)
+    return images.reshape(-1, images.shape[3]).index_select(0, pixels.view(-1)).view(*pixels.shape, -1)
 
 
 def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:

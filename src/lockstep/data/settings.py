@@ -106,14 +106,16 @@ class Distort(Settings):
 class FlipTranslate(Settings):
     """Each image mirrored in every other epoch and moved by up to `pixels` each way, its reflection moving in.
 
-    In training and testing each channel minus its mean, over its deviation; both of pixels / 255, for images of one or
-    three channels, over the training set.
+    With `cutout_px`, a square of so many pixels a side, somewhere in the image, is as grey as the mean (DeVries and
+    Taylor, 2017). In training and testing each channel minus its mean, over its deviation; both of pixels / 255, over
+    the training set.
     Source: Jordan 2024 (arXiv:2404.00498).
     """
 
     kind: Literal["flip-translate"] = "flip-translate"
     pixels: int = Field(2, ge=0)
     flip: bool = True
+    cutout_px: int = Field(0, ge=0)
     means: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
     deviations: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
 
@@ -129,6 +131,8 @@ class FlipTranslate(Settings):
             raise ValueError(f"augmentation.means are for {len(self.means)} channels, the images have {channels}")
         if self.pixels >= min(height, width):
             raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
+        if self.cutout_px > min(height, width):
+            raise ValueError(f"augmentation.cutout_px {self.cutout_px} is larger than the images, {height}x{width}")
         return channels, height, width
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
@@ -137,7 +141,8 @@ class FlipTranslate(Settings):
 
         flips = augment.alternating_flip(keys) & self.flip
         moved = augment.translate(images, keys, self.pixels, flips)
-        return augment.normalise(moved, self.means, self.deviations)
+        values = augment.normalise(moved, self.means, self.deviations)
+        return augment.cutout(values, keys, self.cutout_px) if self.cutout_px else values
 
     def test(self, images: "Tensor") -> "Tensor":
         """The images as they are, normalised."""

@@ -26,7 +26,7 @@ class Whitened(nn.Module):
     least_px = 16  # the side of the smallest images it takes
 
     def __init__(
-        self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depth: int, activation: str
+        self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depths: Sequence[int], activation: str
     ) -> None:
         super().__init__()
         directions = shape[0] * _PATCH_PX**2
@@ -36,7 +36,8 @@ class Whitened(nn.Module):
         kind = ACTIVATIONS[activation]
         self.activation = kind()
         inputs = [2 * directions, *widths]
-        self.groups = nn.ModuleList(_Group(a, b, depth, kind) for a, b in zip(inputs, widths, strict=False))
+        sizes = zip(inputs, widths, depths, strict=False)
+        self.groups = nn.ModuleList(_Group(before, width, depth, kind) for before, width, depth in sizes)
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         with torch.no_grad():
             self.logits.weight.div_(self.logits.weight.std())
@@ -66,7 +67,7 @@ class Whitened(nn.Module):
 class _Group(nn.Module):
     """A convolution, a 2x2 pool, and one or two more convolutions; norm and activation after each.
 
-    With a third convolution, the input of the second is added to its output.
+    With a third convolution, what the second one gets is added to what the third one gives.
     """
 
     def __init__(self, inputs: int, width: int, depth: int, activation: type[nn.Module]) -> None:
@@ -78,14 +79,10 @@ class _Group(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, inputs, H, W] -> [b, width, H // 2, W // 2]."""
         x = max_pool_2x2(self.convolutions[0](x))
-        x = self.activations[0](self.norms[0](x))
-        skipped = x if len(self.convolutions) == 3 else None
+        first = x = self.activations[0](self.norms[0](x))
         for i in range(1, len(self.convolutions)):
-            x = self.norms[i](self.convolutions[i](x))
-            if skipped is not None and i == 2:
-                x = x + skipped
-            x = self.activations[i](x)
-        return x
+            x = self.activations[i](self.norms[i](self.convolutions[i](x)))
+        return x + first if len(self.convolutions) == 3 else x
 
 
 def _convolution(inputs: int, width: int) -> nn.Conv2d:
@@ -107,19 +104,19 @@ def build(
     shape: tuple[int, int, int],
     classes: int,
     widths: Sequence[int] = (64, 256, 256),
-    depth: int = 2,
+    depths: Sequence[int] = (2, 2, 2),
     activation: str = "hardswish",
 ) -> nn.Module:
     """The network for images [C, H, W] of at least 16 pixels a side.
 
-    widths: the channels of the three groups. depth: convolutions in each, 2 or 3. activation: hardswish, gelu, relu
-    or silu.
+    widths, depths: the channels of the three groups, and the convolutions in each, 2 or 3. activation: hardswish, gelu,
+    relu or silu.
     """
     at_least(shape, Whitened.least_px, "whitened")
     if len(widths) != 3 or not all(isinstance(w, int) and w >= 1 for w in widths):
         raise LockstepError(f"model_options.widths: got {widths!r}: three whole numbers, 1 or more, are allowed")
-    if depth not in (2, 3):
-        raise LockstepError(f"model_options.depth: got {depth!r}: 2 or 3 is allowed")
+    if len(depths) != 3 or any(depth not in (2, 3) for depth in depths):
+        raise LockstepError(f"model_options.depths: got {depths!r}: three times 2 or 3 is allowed")
     if activation not in ACTIVATIONS:
         raise LockstepError(f"model_options.activation: got {activation!r}: {', '.join(ACTIVATIONS)} are allowed")
-    return Whitened(shape, classes, widths, depth, activation)
+    return Whitened(shape, classes, widths, depths, activation)

@@ -2,11 +2,19 @@
 
 from lockstep.errors import LockstepError, unknown
 from lockstep.recipe import Recipe
-from lockstep.recipes.cifar10 import cifar10_tutorial
+from lockstep.recipes.cifar10 import cifar10, cifar10_96, cifar10_tutorial
+from lockstep.recipes.cifar100 import cifar100
 from lockstep.recipes.digits import digits
 from lockstep.recipes.mnist import mnist
 
-RECIPES = {"digits": digits, "cifar10-tutorial": cifar10_tutorial, "mnist": mnist}
+RECIPES = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "cifar10-96": cifar10_96,
+    "cifar10-tutorial": cifar10_tutorial,
+    "cifar100": cifar100,
+    "mnist": mnist,
+}
 
 
 def named(name: str) -> Recipe:
