@@ -1,9 +1,12 @@
 """Accuracy and time of a recipe over seeds: `python -m benchmarks.seeds RECIPE [--data DIR] [--seeds N]`."""
 
 import argparse
+import statistics
 from pathlib import Path
 
 from benchmarks.common import save, spread, train
+
+TIMES = ("train_s", "total_s", "images_per_s")
 
 
 def main() -> None:
@@ -11,19 +14,34 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
     args = parser.parse_args()
-    figures: dict[str, list[float]] = {"accuracy": [], "train_s": [], "total_s": [], "images_per_s": []}
-    for seed in range(args.seeds):
-        record = train(args.recipe, "--seed", seed, "--precision", args.precision, data=args.data)
+    changes = [word for setting in args.set for word in ("--set", setting)]
+    runs = []
+    for seed in range(args.first, args.first + args.seeds):
+        record = train(args.recipe, "--seed", seed, *changes, data=args.data)
         accuracy = record["accuracy"]["ema"] or record["accuracy"]["raw"]
-        for name, values in figures.items():
-            values.append(accuracy if name == "accuracy" else record[name])
+        views = {name: record[name] for name in ("accuracy_one_view",) if name in record}
+        runs.append({"seed": seed, "accuracy": accuracy, **views, **{name: record[name] for name in TIMES}})
         print(f"seed {seed}: {accuracy:.2%}, {record['train_s']:.1f} s, {record['total_s']:.1f} s in all", flush=True)
-    table = {name: spread(values) for name, values in figures.items()}
-    for name, figure in table.items():
-        print(f"{name:12} median {figure['median']:.4g} ({figure['min']:.4g} to {figure['max']:.4g}, n {figure['n']})")
-    save(f"seeds-{args.recipe}-{args.precision}", {"figures": table, "every": figures})
+        figures = save_all(args.recipe, runs, record)  # after each, as a long series may be cut off
+    for name, f in figures.items():
+        values = f"mean {f['mean']:.4g}, median {f['median']:.4g} ({f['min']:.4g} to {f['max']:.4g}, n {f['n']})"
+        print(f"{name:18} {values}")
+
+
+def save_all(recipe: str, runs: list[dict[str, float]], last: dict[str, object]) -> dict[str, dict[str, float]]:
+    """Write the record of what there is by now; returns its figures."""
+    figures = {}
+    for name in runs[0]:
+        if name != "seed":
+            values = [run[name] for run in runs]
+            deviation = {"deviation": statistics.stdev(values)} if len(values) > 1 else {}
+            figures[name] = {**spread(values), "mean": statistics.mean(values), **deviation}
+    places = {name: last[name] for name in ("digest", "processes", "device")}
+    save(f"seeds-{recipe}", {**places, "figures": figures, "runs": runs})
+    return figures
 
 
 if __name__ == "__main__":
