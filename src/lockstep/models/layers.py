@@ -40,23 +40,24 @@ class _LocalResponse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor) -> Tensor:
+        ones = band.new_ones(len(band))
         if x.dtype == torch.float16:  # in which 256 squared is infinite
             small = x / _SMALLER
-            divisor = functional.conv2d(small * small, band * _SMALLER**2).add_(1.0)
+            divisor = functional.conv2d(small * small, band * _SMALLER**2, ones)
         else:
-            divisor = functional.conv2d(x * x, band).add_(1.0)
+            divisor = functional.conv2d(x * x, band, ones)
         root = divisor.rsqrt()
         scale = root.sqrt().mul_(root)  # d^-3/4
-        ctx.save_for_backward(x, divisor, scale, band)
-        return x * scale
+        y = x * scale
+        ctx.save_for_backward(x, scale, torch.div(y, divisor, out=divisor), band)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        x, divisor, scale, band = ctx.saved_tensors
-        direct = gradient * scale
-        shared = functional.conv2d((direct * x).div_(divisor), band)
-        return direct.sub_(shared.mul_(x), alpha=1.5), None
+        x, scale, ratio, band = ctx.saved_tensors
+        shared = functional.conv2d(gradient * ratio, band)
+        return (gradient * scale).addcmul_(x, shared, value=-1.5), None
 
 
 def truncated_normal(layer: nn.Conv2d | nn.Linear, std: float, bias: float) -> nn.Conv2d | nn.Linear:
