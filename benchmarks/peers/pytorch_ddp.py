@@ -65,6 +65,7 @@ class Network(nn.Module):
         self.pool = nn.MaxPool2d(3, 2, ceil_mode=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, 3, 24, 24] -> [b, 10] logits."""
         x = functional.local_response_norm(self.pool(functional.relu(self.conv1(x))), 9, 0.001, 0.75, 1.0)
         x = self.pool(functional.local_response_norm(functional.relu(self.conv2(x)), 9, 0.001, 0.75, 1.0))
         x = functional.relu(self.local4(functional.relu(self.local3(x.flatten(1)))))
@@ -96,15 +97,16 @@ def main() -> None:
     model = DistributedDataParallel(network)
     decayed = [network.local3.weight, network.local4.weight]
     rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
-    optimizer = torch.optim.SGD([{"params": decayed, "weight_decay": 0.004}, {"params": rest}], lr=0.1)
-    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9999))
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9999))  # type: ignore[no-untyped-call]
     source, rates, started = batches(args, args.channels_last), [], 0.0
     for step in range(args.steps * (args.intervals + 1)):
         images, labels = next(source)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bfloat16"):
             loss = functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         average.update_parameters(network)
         if (step + 1) % args.steps == 0:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report, tf
+from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report
 
 BATCH = 1024
 LAYERS = {
@@ -31,9 +32,8 @@ def idx(folder: str, name: str, header: int) -> np.ndarray:
     found = [path for path in sorted(Path(folder).rglob(f"{name}*")) if path.is_file()]
     if not found:
         raise SystemExit(f"{folder}: no file {name} found")
-    opened = gzip.open(found[0]) if found[0].suffix == ".gz" else found[0].open("rb")
-    with opened:
-        return np.frombuffer(opened.read(), np.uint8, offset=header)
+    content = found[0].read_bytes()
+    return np.frombuffer(gzip.decompress(content) if found[0].suffix == ".gz" else content, np.uint8, offset=header)
 
 
 def batches(folder: str) -> Any:

@@ -13,7 +13,9 @@ tensorflow-cpu`).
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report, tf
+import tensorflow as tf
+
+from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report
 
 BATCH, SIZE = 128, 24
 DECAYED = {"local3/weights": 0.004, "local4/weights": 0.004}

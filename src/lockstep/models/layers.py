@@ -1,6 +1,6 @@
 """Layers and initialisers that torch has not, or not as the originals define them."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional
 from lockstep.errors import LockstepError
 
 _SMALLER = 64.0
+_Layer = TypeVar("_Layer", nn.Conv2d, nn.Linear)
 
 
 class LocalResponseNorm(nn.Module):
@@ -60,7 +61,7 @@ class _LocalResponse(torch.autograd.Function):
         return (gradient * scale).addcmul_(x, shared, value=-1.5), None
 
 
-def truncated_normal(layer: nn.Conv2d | nn.Linear, std: float, bias: float) -> nn.Conv2d | nn.Linear:
+def truncated_normal(layer: _Layer, std: float, bias: float) -> _Layer:
     """Fill the weights from a normal distribution cut at two deviations (redrawn, not rescaled), the bias with `bias`.
 
     Source: tf.truncated_normal_initializer.
@@ -69,13 +70,13 @@ def truncated_normal(layer: nn.Conv2d | nn.Linear, std: float, bias: float) -> n
     return constant_bias(layer, bias)
 
 
-def glorot_uniform(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
+def glorot_uniform(layer: _Layer) -> _Layer:
     """Fill the weights as Glorot and Bengio (2010) do, the bias with 0. Source: the default of tf.layers."""
     nn.init.xavier_uniform_(layer.weight)
     return constant_bias(layer, 0.0)
 
 
-def constant_bias(layer: nn.Conv2d | nn.Linear, value: float) -> nn.Conv2d | nn.Linear:
+def constant_bias(layer: _Layer, value: float) -> _Layer:
     """Fill the bias."""
     assert layer.bias is not None
     nn.init.constant_(layer.bias, value)
