@@ -90,8 +90,8 @@ def main() -> None:
     ours = figures["lockstep bfloat16"]["median"]
     ratios = {name: ours / figure["median"] for name, figure in figures.items()}
     for name, figure in figures.items():
-        print(f"{name:22} {figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']}), "
-              f"lockstep bfloat16 is {ratios[name]:.2f} times that")  # fmt: skip
+        rate = f"{figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']})"
+        print(f"{name:22} {rate}: lockstep bfloat16 is {ratios[name]:.2f} times that")
     settings = {name: {key: found[-1][key] for key in ("settings", "versions")} for name, found in records.items()}
     save(f"peers-{args.model}", {"images_per_s": figures, "lockstep_bfloat16_over": ratios, "programs": settings})
 

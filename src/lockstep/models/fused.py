@@ -53,13 +53,12 @@ class _ConvRelu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, output, *places = ctx.saved_tensors
         convolution, inputs = ctx.convolution, []
-        for i, part in enumerate(
-            zip(*(torch.split(t, convolution.images) for t in (x, output, gradient)), strict=True)
-        ):
-            at = torch.ops.aten.threshold_backward(part[2], part[1], 0)
+        parts = (torch.split(t, convolution.images) for t in (x, output, gradient))
+        for i, (part, made, at) in enumerate(zip(*parts, strict=True)):
+            at = torch.ops.aten.threshold_backward(at, made, 0)
             if ctx.pool:
                 at = _unpooled(at, places[i], ctx.pool, convolution.shape)
-            inputs.append(convolution.backward(at, part[0], ctx.needs_input_grad[0]))
+            inputs.append(convolution.backward(at, part, ctx.needs_input_grad[0]))
         weight, bias = convolution.gradients()
         return torch.cat(inputs) if ctx.needs_input_grad[0] else None, weight, bias, None, None
 
