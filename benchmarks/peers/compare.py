@@ -1,27 +1,29 @@
-"""Lockstep beside its peers, in turn: `python -m benchmarks.peers.compare MODEL --data FOLDER --tensorflow PYTHON`.
+"""Lockstep beside its peers, in turn: `python -m benchmarks.peers.compare MODEL --tensorflow PYTHON`.
 
 MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and the DDP script as
 two processes of one thread, TensorFlow with two towers in one process with the threads it chooses. The settings are
 those found best for each peer, and are in the record; XLA is slower than none.
-A program's figure is its median over the rounds, a round's the median of its intervals.
+A program's figure is its median over the rounds, a round's the median of its intervals. With --more the rounds are
+added to those of the record, so that they can be spread over times when the machine is quiet.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import save, spread, train
+from benchmarks.common import RESULTS, save, spread, train
 
 Record = dict[str, Any]
 
 
 def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
     def run() -> Record:
-        steps = 12 if args.model == "mnist" else 150
+        steps = 10 if args.model == "mnist" else 100
         options = ["--towers", 2, "--processes", 2, "--precision", precision, "--steps", steps]
         record = train(args.model, *options, data=args.data)
         return {"rate": record["images_per_s"], "settings": {"options": " ".join(map(str, options))}, "versions": {}}
@@ -31,7 +33,7 @@ def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
 
 def other(command: list[str], args: argparse.Namespace) -> Callable[[], Record]:
     def run() -> Record:
-        intervals = ["--steps", "2", "--intervals", "4"] if args.model == "mnist" else ["--steps", "20"]
+        intervals = ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
         whole = [*command, "--data", str(args.data), *intervals]
         done = subprocess.run(whole, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -58,6 +60,17 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
     return found
 
 
+def earlier(args: argparse.Namespace, names: list[str]) -> list[dict[str, float]]:
+    """The rounds in the record, with --more and if they are of the same programs."""
+    file = RESULTS / f"peers-{args.model}.json"
+    if not args.more or not file.exists():
+        return []
+    rounds: list[dict[str, float]] = json.loads(file.read_text())["rounds"]
+    if any(sorted(one) != sorted(names) for one in rounds):
+        raise SystemExit(f"{file} holds rounds of other programs: remove it, or leave out --more")
+    return rounds
+
+
 def refuse_without(python: str) -> None:
     """End with what to do if `python` cannot import tensorflow."""
     try:
@@ -75,25 +88,30 @@ def refuse_without(python: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
+    parser.add_argument("--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA")
     parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="one that has tensorflow")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--more", action="store_true", help="add to the rounds in the record")
     args = parser.parse_args()
+    if args.data is None:
+        parser.error("where is the data set? Give --data FOLDER, or set LOCKSTEP_DATA")
     refuse_without(args.tensorflow)
     runs = programs(args)
-    records: dict[str, list[Record]] = {name: [] for name in runs}
+    rounds, programs_run = earlier(args, list(runs)), {}
     for _ in range(args.rounds):
+        rounds.append({})
         for name, run in runs.items():
-            records[name].append(run())
-            print(f"{name:22} {records[name][-1]['rate']:7.0f} images/s", flush=True)
-    figures = {name: spread([one["rate"] for one in found]) for name, found in records.items()}
+            record = run()
+            rounds[-1][name], programs_run[name] = record.pop("rate"), record
+            print(f"{name:22} {rounds[-1][name]:7.0f} images/s", flush=True)
+    figures = {name: spread([one[name] for one in rounds]) for name in runs}
     ours = figures["lockstep bfloat16"]["median"]
     ratios = {name: ours / figure["median"] for name, figure in figures.items()}
     for name, figure in figures.items():
         rate = f"{figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']})"
         print(f"{name:22} {rate}: lockstep bfloat16 is {ratios[name]:.2f} times that")
-    settings = {name: {key: found[-1][key] for key in ("settings", "versions")} for name, found in records.items()}
-    save(f"peers-{args.model}", {"images_per_s": figures, "lockstep_bfloat16_over": ratios, "programs": settings})
+    summary = {"images_per_s": figures, "lockstep_bfloat16_over": ratios, "rounds": rounds, "programs": programs_run}
+    save(f"peers-{args.model}", summary)
 
 
 if __name__ == "__main__":
