@@ -77,10 +77,11 @@ def save(name: str, record: dict[str, Any]) -> None:
     """Write `record`, with the machine and the versions, to benchmarks/results/<name>.json."""
     machine = {"cpu": numerics.processor(), "cores": numerics.cores(), "system": platform.platform()}
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__}
+    program = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(
         {
-            "command": " ".join(["python -m benchmarks." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
+            "command": " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *sys.argv[1:]]),
             "machine": machine,
             "versions": versions,
             **record,

@@ -140,9 +140,10 @@ def standardise(values: Tensor) -> Tensor:
     Source: tf.image.per_image_standardization.
     """
     flat = values.reshape(len(values), -1)
-    centred = flat - flat.mean(1, keepdim=True)
-    deviation = centred.square().mean(1, keepdim=True).sqrt_().clamp_min_(1.0 / math.sqrt(flat.shape[1]))
-    return centred.div_(deviation).view_as(values).permute(0, 3, 1, 2)
+    count = flat.shape[1]
+    centred = flat - flat.mean(dim=1, keepdim=True)
+    norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)  # sqrt(count) deviations; least 1 of them
+    return centred.mul_(math.sqrt(count) / norm.clamp_min_(1.0)).view_as(values).permute(0, 3, 1, 2)
 
 
 def _crops(

@@ -1,6 +1,6 @@
 """Layers and initialisers that torch has not, or not as the originals define them."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional
 from lockstep.errors import LockstepError
 
 _SMALLER = 64.0
+_Layer = TypeVar("_Layer", nn.Conv2d, nn.Linear)
 
 
 class LocalResponseNorm(nn.Module):
@@ -40,26 +41,27 @@ class _LocalResponse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor) -> Tensor:
+        ones = band.new_ones(len(band))
         if x.dtype == torch.float16:  # in which 256 squared is infinite
             small = x / _SMALLER
-            divisor = functional.conv2d(small * small, band * _SMALLER**2).add_(1.0)
+            divisor = functional.conv2d(small * small, band * _SMALLER**2, ones)
         else:
-            divisor = functional.conv2d(x * x, band).add_(1.0)
+            divisor = functional.conv2d(x * x, band, ones)
         root = divisor.rsqrt()
         scale = root.sqrt().mul_(root)  # d^-3/4
-        ctx.save_for_backward(x, divisor, scale, band)
-        return x * scale
+        y = x * scale
+        ctx.save_for_backward(x, scale, torch.div(y, divisor, out=divisor), band)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        x, divisor, scale, band = ctx.saved_tensors
-        direct = gradient * scale
-        shared = functional.conv2d((direct * x).div_(divisor), band)
-        return direct.sub_(shared.mul_(x), alpha=1.5), None
+        x, scale, ratio, band = ctx.saved_tensors
+        shared = functional.conv2d(gradient * ratio, band)
+        return (gradient * scale).addcmul_(x, shared, value=-1.5), None
 
 
-def truncated_normal(layer: nn.Conv2d | nn.Linear, std: float, bias: float) -> nn.Conv2d | nn.Linear:
+def truncated_normal(layer: _Layer, std: float, bias: float) -> _Layer:
     """Fill the weights from a normal distribution cut at two deviations (redrawn, not rescaled), the bias with `bias`.
 
     Source: tf.truncated_normal_initializer.
@@ -68,13 +70,13 @@ def truncated_normal(layer: nn.Conv2d | nn.Linear, std: float, bias: float) -> n
     return constant_bias(layer, bias)
 
 
-def glorot_uniform(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
+def glorot_uniform(layer: _Layer) -> _Layer:
     """Fill the weights as Glorot and Bengio (2010) do, the bias with 0. Source: the default of tf.layers."""
     nn.init.xavier_uniform_(layer.weight)
     return constant_bias(layer, 0.0)
 
 
-def constant_bias(layer: nn.Conv2d | nn.Linear, value: float) -> nn.Conv2d | nn.Linear:
+def constant_bias(layer: _Layer, value: float) -> _Layer:
     """Fill the bias."""
     assert layer.bias is not None
     nn.init.constant_(layer.bias, value)

@@ -1,9 +1,9 @@
 """The network of TensorFlow-Examples' multi-GPU MNIST notebook: 20 217 226 parameters for 28x28 grey, 10 classes."""
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lockstep.errors import LockstepError
+from lockstep.models.fused import conv_relu
 from lockstep.models.layers import at_least, flatten_hwc, glorot_uniform
 
 
@@ -33,9 +33,9 @@ class Mnist(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[b, C, H, W] images in [0, 1] -> [b, classes] logits."""
         activation = self.activations
-        x = functional.max_pool2d(activation["conv1"](self.conv1(images)), 2)
-        x = activation["conv3"](self.conv3(activation["conv2"](self.conv2(x))))
-        x = flatten_hwc(functional.max_pool2d(x, 2))
+        x = conv_relu(images, self.conv1, activation["conv1"], pool=(2, 2))
+        x = conv_relu(x, self.conv2, activation["conv2"])
+        x = flatten_hwc(conv_relu(x, self.conv3, activation["conv3"], pool=(2, 2)))
         x = self.dropout(activation["dense1"](self.dense1(x)))
         x = self.dropout(activation["dense2"](self.dense2(x)))
         return self.logits(x)  # type: ignore[no-any-return]

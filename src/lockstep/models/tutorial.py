@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lockstep.models.fused import conv_relu
 from lockstep.models.layers import LocalResponseNorm, flatten_hwc, truncated_normal
 
 
@@ -28,7 +29,7 @@ class Tutorial(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[b, C, H, W] standardised images -> [b, classes] logits."""
         relu = self.activations
-        x = self.norm(_pool(relu["conv1"](self.conv1(images))))
+        x = self.norm(conv_relu(images, self.conv1, relu["conv1"], pool=(3, 2)))
         x = _pool(self.norm(relu["conv2"](self.conv2(x))))
         x = relu["local3"](self.local3(flatten_hwc(x)))
         x = relu["local4"](self.local4(x))

@@ -22,15 +22,20 @@ class Probe:
     def __init__(self, module: nn.Module) -> None:
         self._armed = False
         self._found: list[Any] = []
+        self._handles: list[Any] = []
+        self._activations = {
+            name.removeprefix("activations."): part
+            for name, part in module.named_modules()
+            if type(part).__module__ == "torch.nn.modules.activation"
+        }
         module.register_forward_pre_hook(self._inputs)
-        for name, part in module.named_modules():
-            if type(part).__module__ == "torch.nn.modules.activation":
-                part.register_forward_hook(self._hook(name.removeprefix("activations.")))
         module.register_forward_hook(self._hook("logits", last=True))
 
     def arm(self) -> None:
-        """Look at the next forward pass."""
+        """Look at the next forward pass. Activations are hooked for it alone: fused layers compute them for hooks."""
         self._armed, self._found = True, []
+        if not self._handles:
+            self._handles = [part.register_forward_hook(self._hook(n)) for n, part in self._activations.items()]
 
     def take(self) -> list[Any]:
         """The summaries of the pass that was looked at."""
@@ -51,6 +56,9 @@ class Probe:
                 self._found.append(histogram(f"activations/{name}", some))
                 zeros = some.numel() - int(torch.count_nonzero(some))
                 self._found.append(scalar(f"sparsity/{name}", zeros / some.numel()))
-            self._armed = not last
+            if last:
+                self._armed = False
+                while self._handles:
+                    self._handles.pop().remove()
 
         return look

@@ -1,0 +1,118 @@
+"""Lockstep beside its peers, in turn: `python -m benchmarks.peers.compare MODEL --tensorflow PYTHON`.
+
+MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and the DDP script as
+two processes of one thread, TensorFlow with two towers in one process with the threads it chooses. The settings are
+those found best for each peer, and are in the record; XLA is slower than none.
+A program's figure is its median over the rounds, a round's the median of its intervals. With --more the rounds are
+added to those of the record, so that they can be spread over times when the machine is quiet.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, save, spread, train
+
+Record = dict[str, Any]
+
+
+def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
+    def run() -> Record:
+        steps = 10 if args.model == "mnist" else 100
+        options = ["--towers", 2, "--processes", 2, "--precision", precision, "--steps", steps]
+        record = train(args.model, *options, data=args.data)
+        return {"rate": record["images_per_s"], "settings": {"options": " ".join(map(str, options))}, "versions": {}}
+
+    return run
+
+
+def other(command: list[str], args: argparse.Namespace) -> Callable[[], Record]:
+    def run() -> Record:
+        intervals = ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
+        whole = [*command, "--data", str(args.data), *intervals]
+        done = subprocess.run(whole, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        record = json.loads(done.stdout.splitlines()[-1])
+        kept = {key: record[key] for key in ("settings", "versions")}
+        return {"rate": record["images_per_s"]["median"], **kept}
+
+    return run
+
+
+def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
+    module = {"mnist": "mnist", "cifar10-tutorial": "tutorial"}[args.model]
+    peer = [args.tensorflow, "-m", f"benchmarks.peers.tensorflow_{module}", "--towers", "2"]
+    ddp = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    ddp += ["benchmarks.peers.pytorch_ddp"]
+    found: dict[str, Callable[[], Record]] = {}
+    for precision in ("bfloat16", "float32"):
+        found[f"lockstep {precision}"] = lockstep(args, precision)
+        found[f"tensorflow {precision}"] = other([*peer, "--precision", precision], args)
+    if args.model == "cifar10-tutorial":
+        found["pytorch ddp float32"] = other(ddp, args)
+        found["pytorch ddp bfloat16"] = other([*ddp, "--channels-last", "--precision", "bfloat16"], args)
+    return found
+
+
+def earlier(args: argparse.Namespace, names: list[str]) -> list[dict[str, float]]:
+    """The rounds in the record, with --more and if they are of the same programs."""
+    file = RESULTS / f"peers-{args.model}.json"
+    if not args.more or not file.exists():
+        return []
+    rounds: list[dict[str, float]] = json.loads(file.read_text())["rounds"]
+    if any(sorted(one) != sorted(names) for one in rounds):
+        raise SystemExit(f"{file} holds rounds of other programs: remove it, or leave out --more")
+    return rounds
+
+
+def refuse_without(python: str) -> None:
+    """End with what to do if `python` cannot import tensorflow."""
+    try:
+        done = subprocess.run([python, "-c", "import tensorflow"], capture_output=True, text=True, check=False)
+        fault = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    except OSError as error:
+        fault = [str(error)]
+    if fault:
+        raise SystemExit(
+            f"--tensorflow {python}: {fault[0]}. Give a Python that has it: python3 -m venv DIR && "
+            "DIR/bin/pip install tensorflow-cpu, then --tensorflow DIR/bin/python"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
+    parser.add_argument("--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA")
+    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="one that has tensorflow")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--more", action="store_true", help="add to the rounds in the record")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("where is the data set? Give --data FOLDER, or set LOCKSTEP_DATA")
+    refuse_without(args.tensorflow)
+    runs = programs(args)
+    rounds, programs_run = earlier(args, list(runs)), {}
+    for _ in range(args.rounds):
+        rounds.append({})
+        for name, run in runs.items():
+            record = run()
+            rounds[-1][name], programs_run[name] = record.pop("rate"), record
+            print(f"{name:22} {rounds[-1][name]:7.0f} images/s", flush=True)
+    figures = {name: spread([one[name] for one in rounds]) for name in runs}
+    ours = figures["lockstep bfloat16"]["median"]
+    ratios = {name: ours / figure["median"] for name, figure in figures.items()}
+    for name, figure in figures.items():
+        rate = f"{figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']})"
+        print(f"{name:22} {rate}: lockstep bfloat16 is {ratios[name]:.2f} times that")
+    summary = {"images_per_s": figures, "lockstep_bfloat16_over": ratios, "rounds": rounds, "programs": programs_run}
+    save(f"peers-{args.model}", summary)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The tutorial's network with DistributedDataParallel, as an ordinary PyTorch user writes it: two processes, Gloo.
+
+`torchrun --standalone --nproc-per-node 2 -m benchmarks.peers.pytorch_ddp --data FOLDER`, with cifar-10-batches-bin in
+FOLDER. A Dataset that distorts one image at a time, a DataLoader, nn.Module, SGD, AveragedModel; float32 by default.
+Process 0 prints one line of JSON. Needs torch and numpy, nothing of Lockstep.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+BATCH = 128
+
+
+class Cifar(Dataset[tuple[Tensor, int]]):
+    """The 50 000 images, each distorted on its own when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        files = sorted(folder.rglob("data_batch_?.bin"))
+        if len(files) != 5:
+            raise SystemExit(f"{folder}: {len(files)} files data_batch_N.bin found, 5 are needed")
+        records = np.concatenate([np.fromfile(file, np.uint8).reshape(-1, 3073) for file in files])
+        self.images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
+        self.labels = records[:, 0].astype(int).tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        top, left = torch.randint(0, 9, (2,)).tolist()
+        image = self.images[index][:, top : top + 24, left : left + 24].float()
+        if torch.rand(()) < 0.5:
+            image = image.flip(2)
+        image = image + torch.empty(()).uniform_(-63, 63)
+        mean = image.mean((1, 2), keepdim=True)
+        image = (image - mean) * torch.empty(()).uniform_(0.2, 1.8) + mean
+        deviation = image.std(correction=0).clamp(min=image.numel() ** -0.5)
+        return (image - image.mean()) / deviation, self.labels[index]
+
+
+class Network(nn.Module):
+    """conv5x5-pool-norm, conv5x5-norm-pool, two dense layers and the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 64, 5, padding=2), nn.Conv2d(64, 64, 5, padding=2)
+        self.local3, self.local4, self.logits = nn.Linear(2304, 384), nn.Linear(384, 192), nn.Linear(192, 10)
+        for layer, deviation in ((self.conv1, 0.05), (self.conv2, 0.05), (self.local3, 0.04), (self.local4, 0.04)):
+            nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+            assert layer.bias is not None
+            nn.init.constant_(layer.bias, 0.0 if layer is self.conv1 else 0.1)
+        self.pool = nn.MaxPool2d(3, 2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, 3, 24, 24] -> [b, 10] logits."""
+        x = functional.local_response_norm(self.pool(functional.relu(self.conv1(x))), 9, 0.001, 0.75, 1.0)
+        x = self.pool(functional.local_response_norm(functional.relu(self.conv2(x)), 9, 0.001, 0.75, 1.0))
+        x = functional.relu(self.local4(functional.relu(self.local3(x.flatten(1)))))
+        return self.logits(x)  # type: ignore[no-any-return]
+
+
+def batches(args: argparse.Namespace, channels_last: bool) -> Any:
+    """An endless stream of this process's batches."""
+    dataset = Cifar(args.data)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=args.workers, drop_last=True)
+    for epoch in range(10**6):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            yield images.to(memory_format=torch.channels_last) if channels_last else images, labels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--intervals", type=int, default=5, help="timed, after one that is not")
+    parser.add_argument("--steps", type=int, default=20, help="of an interval")
+    parser.add_argument("--workers", type=int, default=0, help="of the DataLoader, for each process")
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    network = Network().to(memory_format=torch.channels_last if args.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+    model = DistributedDataParallel(network)
+    decayed = [network.local3.weight, network.local4.weight]
+    rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9999))  # type: ignore[no-untyped-call]
+    source, rates, started = batches(args, args.channels_last), [], 0.0
+    for step in range(args.steps * (args.intervals + 1)):
+        images, labels = next(source)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bfloat16"):
+            loss = functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        average.update_parameters(network)
+        if (step + 1) % args.steps == 0:
+            rates.append(BATCH * dist.get_world_size() * args.steps / (time.perf_counter() - started))
+            started = time.perf_counter()
+    if dist.get_rank() == 0:
+        report(args, rates[1:], float(loss))
+    dist.destroy_process_group()
+
+
+def report(args: argparse.Namespace, rates: list[float], loss: float) -> None:
+    """One line of JSON."""
+    settings = {key: value for key, value in vars(args).items() if key != "data"}
+    settings |= {"processes": dist.get_world_size(), "threads": torch.get_num_threads()}
+    figures = {"n": len(rates), "median": statistics.median(rates), "min": min(rates), "max": max(rates)}
+    record = {"program": "pytorch ddp", "model": "cifar10-tutorial", "images_per_s": figures, "last_loss": loss}
+    versions = {"torch": torch.__version__}
+    print(json.dumps({**record, "settings": settings, "versions": versions, "pid": os.getpid()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
