@@ -134,7 +134,8 @@ def bench(
     modes: Sequence[Mode],
 ) -> dict[str, Any]:
     """Time `steps` steps after `warmup` others, every process alike; returns the record, equal in every process."""
-    recipe = make(recipe.model_dump(mode="json"), {"steps": warmup + steps})
+    # One kind of step: images of full size, all layers trained.
+    recipe = make(recipe.model_dump(mode="json"), {"steps": warmup + steps, "progressive": None, "freeze": {}})
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
     session = Session(recipe, placement, reduction, device, splits)
     dataset: Any = session.split("train")
