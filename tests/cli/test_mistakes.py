@@ -27,7 +27,7 @@ def refused(done, code, *words):
     ("args", "code", "words"),
     [
         (["train", "digts"], USAGE, ["unknown recipe 'digts'", "digits"]),
-        (["train", "cifar10"], USAGE, ["cifar10-tutorial"]),
+        (["train", "cifar"], USAGE, ["did you mean cifar10"]),
         (["train", "--set", "optimiser.momentum=0.9"], USAGE, ["did you mean optimizer"]),
         (["train", "--set", "momentum"], USAGE, ["NAME=VALUE"]),
         (["train", "--lr", "-1"], USAGE, ["lr: got -1.0", "greater than 0"]),
