@@ -68,7 +68,7 @@ def test_a_convolution_starts_as_the_identity():
         ({"widths": (8, 8, 0)}, "widths: got"),
         ({"depths": (2, 2, 4)}, "depths: got \\(2, 2, 4\\): three times 2 or 3"),
         ({"depths": (2, 2)}, "depths: got"),
-        ({"activation": "tanh"}, "activation: got 'tanh': hardswish, gelu"),
+        ({"activation": "tanh"}, "activation: got 'tanh': gelu, hardswish"),
     ],
 )
 def test_options_are_checked(options, said):

@@ -12,7 +12,7 @@ from lockstep.models.pooling import max_pool_2x2
 
 _PATCH_PX = 2
 _EPSILON = 5e-4  # added to the variance of a direction before it is divided by
-ACTIVATIONS = {"hardswish": nn.Hardswish, "gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
+ACTIVATIONS = {"gelu": nn.GELU, "hardswish": nn.Hardswish, "relu": nn.ReLU, "silu": nn.SiLU}
 
 
 class Whitened(nn.Module):
@@ -105,11 +105,11 @@ def build(
     classes: int,
     widths: Sequence[int] = (64, 256, 256),
     depths: Sequence[int] = (2, 2, 2),
-    activation: str = "hardswish",
+    activation: str = "gelu",
 ) -> nn.Module:
     """The network for images [C, H, W] of at least 16 pixels a side.
 
-    widths, depths: the channels of the three groups, and the convolutions in each, 2 or 3. activation: hardswish, gelu,
+    widths, depths: the channels of the three groups, and the convolutions in each, 2 or 3. activation: gelu, hardswish,
     relu or silu.
     """
     at_least(shape, Whitened.least_px, "whitened")
