@@ -42,6 +42,8 @@ class Recipe(Settings):
         ema: the average of the parameters, or None.
         precision: what towers compute in; weights, optimizer state, average and reduction are always float32. With
             float16 the loss is scaled, by a power of two that follows the gradients (optim/scale.py).
+        compile: have torch compile the network, in every process at its start: for GPUs, where that takes a minute and
+            makes steps faster. On a CPU it takes as long and gains nothing. Needs a C compiler.
         threads_per_tower: CPU threads a tower computes on (a sum over two threads is another sum).
         eval_batch: images evaluated at a time.
         seed: decides initial weights, order, augmentation and dropout.
@@ -67,6 +69,7 @@ class Recipe(Settings):
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     ema: EMA | None = None
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile: bool = False
     threads_per_tower: int = Field(1, ge=1)
     eval_batch: int = Field(500, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)

@@ -45,10 +45,7 @@ class Session:
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
-        model = build_model(recipe, shape, len(train_set.classes))
-        _check_sizes(recipe, model, shape)
-        if callable(whiten := getattr(model, "whiten", None)):
-            whiten(recipe.augmentation.test(train_set.images[:_WHITENED]))
+        model = first_model(recipe, shape, train_set)
         self.state = State(recipe, model, persistent_buffers(model), device)  # copies; the network then casts
         self.network = Network(recipe, model, shape, device)
         self.parameters = sum(p.numel() for p in self.state.parameters.values())
@@ -137,6 +134,18 @@ class Session:
         """Evaluate every kind of weights the run has, the one that makes the classifier first."""
         kinds = ["ema", "raw"] if self.state.ema is not None else ["raw"]
         return {weights: self.evaluate(dataset, weights) for weights in kinds}
+
+
+def first_model(recipe: Recipe, shape: tuple[int, int, int], train_set: Dataset) -> nn.Module:
+    """The network before the first step, on the CPU: a function of the recipe's seed and the training images.
+
+    Raises: LockstepError if the model does not take every size of images that the recipe names.
+    """
+    model = build_model(recipe, shape, len(train_set.classes))
+    _check_sizes(recipe, model, shape)
+    if callable(whiten := getattr(model, "whiten", None)):
+        whiten(recipe.augmentation.test(train_set.images[:_WHITENED].cpu()))
+    return model
 
 
 def _check_sizes(recipe: Recipe, model: nn.Module, shape: tuple[int, int, int]) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lockstep import rng
 from lockstep.data.dataset import Shard
-from lockstep.errors import CRASH, LockstepError, unknown
+from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.numerics import memory_bytes
 from lockstep.recipe import Recipe
@@ -62,6 +62,8 @@ class Network:
             elif not isinstance(part, _NORMS):
                 _cast(part, self.dtype)
         self.parameters = dict(self.module.named_parameters())
+        # One graph for each size of images: no kernel is made for sizes that do not come.
+        self._forward = torch.compile(self.module, dynamic=False) if recipe.compile else self.module
         self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
         self.buffers = persistent_buffers(self.module)
 
@@ -83,7 +85,15 @@ class Network:
 
     def __call__(self, images: Tensor) -> Tensor:
         """float32 [b, C, h, w] -> float32 logits [b, classes]."""
-        logits: Tensor = self.module(images.to(self.dtype)).float()
+        try:
+            logits: Tensor = self._forward(images.to(self.dtype)).float()
+        except Exception as error:
+            if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                problem = str(error).strip().splitlines()[0]
+                raise LockstepError(
+                    f"torch cannot compile the network: {problem}. Set compile=false", ENVIRONMENT
+                ) from None
+            raise
         return logits
 
     def gradients(self, loss: Tensor) -> list[Tensor]:

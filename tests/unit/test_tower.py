@@ -12,6 +12,7 @@ from lockstep import rng
 from lockstep.data import Plain
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
+from lockstep.errors import LockstepError
 from lockstep.overrides import make
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
@@ -253,3 +254,30 @@ def test_a_frozen_first_layer_ends_the_backward_pass():
     frozen = state.by_name(tower.layout.split(tower(state, shard, 0))[0])
     for name, gradient in frozen.items():
         assert torch.equal(gradient, torch.zeros_like(gradient) if name.startswith("conv1.") else whole[name]), name
+
+
+def test_a_compiled_network_is_called_and_its_failure_is_one_message(monkeypatch):
+    recipe = make(named("digits").model_dump(mode="json"), {"compile": True})
+    asked = []
+
+    def compiled(module, dynamic):
+        asked.append((module, dynamic))
+        return lambda images: module(images) * 2
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = build_model(recipe, (1, 8, 8), 10)
+    network = Network(recipe, model, (1, 8, 8), CPU)
+    images = torch.rand(4, 1, 8, 8)
+    network.module.eval()
+    assert asked == [(network.module, False)]
+    assert torch.equal(network(images), network.module(images) * 2)
+
+    class CppCompileError(RuntimeError):
+        __module__ = "torch._inductor.exc"
+
+    def fails(images):
+        raise CppCompileError("C++ compile error\n\nmore")
+
+    network._forward = fails
+    with pytest.raises(LockstepError, match=r"cannot compile the network: C\+\+ compile error\. Set compile=false"):
+        network(images)

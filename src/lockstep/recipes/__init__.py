@@ -2,7 +2,7 @@
 
 from lockstep.errors import LockstepError, unknown
 from lockstep.recipe import Recipe
-from lockstep.recipes.cifar10 import cifar10, cifar10_96, cifar10_tutorial
+from lockstep.recipes.cifar10 import cifar10, cifar10_96, cifar10_record, cifar10_tutorial
 from lockstep.recipes.cifar100 import cifar100
 from lockstep.recipes.digits import digits
 from lockstep.recipes.mnist import mnist
@@ -11,6 +11,7 @@ RECIPES = {
     "digits": digits,
     "cifar10": cifar10,
     "cifar10-96": cifar10_96,
+    "cifar10-record": cifar10_record,
     "cifar10-tutorial": cifar10_tutorial,
     "cifar100": cifar100,
     "mnist": mnist,

@@ -33,6 +33,23 @@ def cifar10() -> Recipe:
     )
 
 
+def cifar10_record() -> Recipe:
+    """`cifar10` for one GPU and the stop-watch: one tower, its network compiled, images of full size.
+
+    Measured: not yet, for want of a GPU. `python -m benchmarks.record cifar10-record --runs 50`
+    """
+    whole = {
+        "name": "cifar10-record",
+        "model_options": {"widths": [64, 256, 256], "depths": [2, 2, 2]},
+        "weight_decay": _small_decay((2, 2, 2)),
+        "progressive": None,
+        "towers": 1,
+        "compile": True,
+        "eval_batch": 2000,
+    }
+    return cifar10().model_copy(update=whole)
+
+
 def cifar10_96() -> Recipe:
     """96 %: the network of `cifar10` about six times as large, squares cut out of the images, 35 epochs. For a GPU.
 

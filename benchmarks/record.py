@@ -1,0 +1,81 @@
+"""Seconds to train, by the speed records' rules: `python -m benchmarks.record RECIPE [--runs N] [--data DIR]`.
+
+One process on one device. The clock runs from the training set on the device to the accuracy on the test set: first
+weights, training, evaluation. It does not run while the program starts, reads its data and, in a first run that is not
+counted, compiles and warms up; how long those took is in the record, too.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import save, spread
+from lockstep import numerics
+from lockstep.data.fetch import ensure
+from lockstep.environment import fingerprint
+from lockstep.overrides import make, parse
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.report.log import Log
+from lockstep.session import Session, first_model
+from lockstep.state import State
+from lockstep.tower import Tower, persistent_buffers
+from lockstep.train import train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe")
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
+    args = parser.parse_args()
+    recipe = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {}))
+    device, placement = torch.device(args.device), Placement(data=args.data.absolute() if args.data else None)
+    ensure(recipe.dataset, placement.data)
+    numerics.configure(recipe.threads_per_tower, exact=recipe.exact)
+    session = Session(recipe, placement, Local(recipe.towers), device)
+    started = time.perf_counter()
+    run(recipe, session)
+    first_s = time.perf_counter() - started
+    print(f"warm-up run {first_s:.2f} s, not counted", flush=True)
+    runs = []
+    for seed in range(args.runs):
+        runs.append(run(recipe.model_copy(update={"seed": seed}), session))
+        print(f"seed {seed}: {runs[-1]['accuracy']:.2%} in {runs[-1]['seconds']:.3f} s", flush=True)
+    figures = {name: spread([one[name] for one in runs]) for name in runs[0]}
+    mean = sum(one["accuracy"] for one in runs) / len(runs)
+    print(f"mean accuracy {mean:.3%}, median {figures['seconds']['median']:.3f} s, n {len(runs)}")
+    facts = {"device": fingerprint(device)["device"], "digest": recipe.digest(), "warm_up_s": first_s}
+    save(f"record-{recipe.name}-{device.type}", {**facts, "mean_accuracy": mean, "figures": figures, "runs": runs})
+
+
+def run(recipe: Recipe, session: Session) -> dict[str, Any]:
+    """Train and evaluate once, from new first weights in the network that `session` has compiled."""
+    train_set, test_set = session.split("train"), session.split("test")
+    _wait(session.device)
+    started = time.perf_counter()
+    model = first_model(recipe, session.network.shape, train_set)
+    session.state = State(recipe, model, persistent_buffers(model), session.device)
+    log = Log(recipe, session.placement, len(train_set), [], processes=1, device=session.device)
+    log.start([])
+    train(recipe, train_set, session.reduction, Tower(recipe, session.network), session.state, log)
+    result = next(iter(session.evaluate_all(test_set).values()))
+    _wait(session.device)
+    one_view = result.summary().get("accuracy_one_view", result.accuracy)
+    return {"seconds": time.perf_counter() - started, "accuracy": result.accuracy, "accuracy_one_view": one_view}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()
