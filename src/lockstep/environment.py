@@ -87,6 +87,10 @@ def describe(
         ("run", f"{run}   (watch it: tail -f {run / 'log.txt'}"
                 f"{f', or tensorboard --logdir {run}' if placement.summary_every else ''})"),
     ]  # fmt: skip
+    if recipe.progressive:
+        lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
+    if recipe.test_views != "one":
+        lines.insert(-2, ("evaluation", f"each image in several views: {recipe.test_views}"))
     if device.type == "cpu" and placement.processes is None and (note := _idle(recipe, reduction.processes)):
         lines.append(("note", note))
     return lines

@@ -90,6 +90,11 @@ class Progressive(Settings):
         ends = (round(share * steps) for share in accumulate(self.shares))
         return next((size for size, end in zip(self.sizes_px, ends, strict=True) if step < end), self.sizes_px[-1])
 
+    def describe(self) -> str:
+        """The sizes in words, for the start-up block."""
+        parts = (f"{share:.0%} at {size} pixels" for size, share in zip(self.sizes_px, self.shares, strict=True))
+        return f"{', '.join(parts)} a side"
+
 
 # The registry: a new schedule is a class above and its name here.
 Schedule = Constant | Staircase | Triangle

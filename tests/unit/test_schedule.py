@@ -52,6 +52,7 @@ def test_images_grow_after_their_shares_of_the_run():
     growing = Progressive(sizes_px=(16, 24, 32), shares=(0.5, 0.25, 0.25))
     assert [growing.size_px(step, 8) for step in range(8)] == [16, 16, 16, 16, 24, 24, 32, 32]
     assert {growing.size_px(step, 7) for step in range(7)} == {16, 24, 32}
+    assert growing.describe() == "50% at 16 pixels, 25% at 24 pixels, 25% at 32 pixels a side"
 
 
 @pytest.mark.parametrize(
