@@ -31,7 +31,8 @@ class Recipe(Settings):
         progressive: the images' size in training, smaller at first; None: as they are.
         label_smoothing: the part of each target that is spread over all classes, in training.
         test_views: what of an image is classified in evaluation: it alone; with its mirror image; with both of them
-            moved by one pixel up left and down right, too. The logits are averaged.
+            moved by one pixel up left and down right, too; or moved so only if it is among the least sure quarter. The
+            logits are averaged.
         towers: logical replicas T; each sees batch / T examples a step.
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them.
@@ -57,7 +58,7 @@ class Recipe(Settings):
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    test_views: Literal["one", "flip", "flip-translate"] = "one"
+    test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
     towers: int = Field(1, ge=1)
     batch: int = Field(ge=1)
     steps: int | None = Field(None, ge=1)

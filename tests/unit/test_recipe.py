@@ -52,7 +52,7 @@ def test_towers_keep_their_batch():
         ({"tower_batch": 0}, "tower_batch: got 0"),
         ({"batch": "many", "towers": 2}, "batch: got 'many'"),
         ({"seed": True}, "seed: got True: true and false are for switches"),
-        ({"test_views": "two"}, "'one', 'flip' or 'flip-translate'"),
+        ({"test_views": "two"}, "'one', 'flip', 'flip-translate' or 'flip-translate-unsure'"),
         ({"label_smoothing": 1.0}, "label_smoothing: got 1.0"),
         ({"progressive.size": [16]}, "did you mean progressive.sizes_px"),
         ({"lr": False}, "lr: got False: true and false are for switches"),

@@ -20,7 +20,7 @@ def cifar10() -> Recipe:
         augmentation=FlipTranslate(pixels=2),
         progressive=Progressive(sizes_px=(20, 24, 32), shares=(0.375, 0.25, 0.375)),
         label_smoothing=0.2,
-        test_views="flip-translate",
+        test_views="flip-translate-unsure",
         towers=8,
         batch=1000,
         epochs=8,
