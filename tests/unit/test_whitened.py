@@ -25,6 +25,16 @@ def test_pool_is_torchs_with_its_gradient(shape, ties):
     assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 7, 7), (2, 3, 8, 5), (1, 3, 6, 6)])
+def test_outputs_that_a_pool_drops_are_not_computed(shape):
+    x, weight = channels_last(*shape).requires_grad_(), torch.randn(4, 3, 3, 3, dtype=torch.float64)
+    found, whole = functional.conv2d(whitened._padded(x), weight), functional.conv2d(x, weight, padding=1)
+    assert found.shape[2:] == tuple(extent // 2 * 2 for extent in shape[2:])
+    assert torch.allclose(found, whole[:, :, : found.shape[2], : found.shape[3]])
+    pooled, expected = max_pool_2x2(found).square().sum(), functional.max_pool2d(whole, 2).square().sum()
+    assert torch.allclose(*(torch.autograd.grad(loss, x)[0] for loss in (pooled, expected)))
+
+
 def network(**options):
     torch.manual_seed(1)
     return whitened.build((3, 32, 32), 10, **options)
@@ -58,7 +68,8 @@ def test_one_network_takes_many_sizes(size, depths):
 def test_a_convolution_starts_as_the_identity():
     model = network()
     x = channels_last(1, 64, 9, 9, dtype=torch.float32)
-    assert torch.allclose(model.groups[1].convolutions[0](x)[:, :64], x)
+    assert torch.allclose(model.groups[1].convolutions[0](x)[:, :64], x[:, :, 1:-1, 1:-1])
+    assert torch.allclose(model.groups[0].convolutions[1](x), x)
 
 
 @pytest.mark.parametrize(
