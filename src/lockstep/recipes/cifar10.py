@@ -10,8 +10,8 @@ from lockstep.schedule import Progressive, Staircase, Triangle
 def cifar10() -> Recipe:
     """In minutes on two CPU cores: small images first, a whitened first layer, Muon.
 
-    Measured: 93.5 % (92.7 by each image alone), one seed, in 594 s on 2 cores of an AMD EPYC (Zen 4, no AMX); 94 % in 500 s
-    is what its settings are still being searched for (benchmarks/lab-notes.md). `lockstep train cifar10`
+    Measured: 93.5 % (92.7 by each image alone), one seed, in 594 s on 2 cores of an AMD EPYC (Zen 4, no AMX). 94 % in
+    500 s is what its settings are still being searched for (benchmarks/lab-notes.md). `lockstep train cifar10`
     """
     return Recipe(
         name="cifar10",
