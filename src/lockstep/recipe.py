@@ -25,6 +25,8 @@ class Recipe(Settings):
     Attributes:
         name: what the recipe is called.
         dataset: a name in DATASETS.
+        held_out: training images that are left out of training and are the test split instead of the data set's own:
+            for choosing settings, so that the test images still judge what was chosen. The same ones for every seed.
         model: a name in MODELS, or package.module:function of your own.
         model_options: keyword arguments of the model's function; its docstring says which there are.
         augmentation: how images become network input.
@@ -53,6 +55,7 @@ class Recipe(Settings):
 
     name: str
     dataset: str
+    held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]

@@ -40,6 +40,8 @@ class Session:
             self.splits = splits or load_object(DATASETS[recipe.dataset])(placement.data)
         except (OSError, UnicodeDecodeError) as error:
             raise LockstepError(f"data set {recipe.dataset} cannot be read: {error}", DATA) from None
+        if recipe.held_out:
+            self.splits = _held_out(self.splits["train"], recipe.held_out)
         train_set = self.splits["train"]
         try:
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
@@ -134,6 +136,14 @@ class Session:
         """Evaluate every kind of weights the run has, the one that makes the classifier first."""
         kinds = ["ema", "raw"] if self.state.ema is not None else ["raw"]
         return {weights: self.evaluate(dataset, weights) for weights in kinds}
+
+
+def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
+    """The training set as two splits, the second of `count` examples."""
+    if count >= len(train_set):
+        raise LockstepError(f"held_out: got {count}: the training set has {len(train_set)}, so less is allowed")
+    kept, held = train_set.held_out(count)
+    return {"train": kept, "test": held}
 
 
 def first_model(recipe: Recipe, shape: tuple[int, int, int], train_set: Dataset) -> nn.Module:

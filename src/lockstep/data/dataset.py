@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep import rng
 from lockstep.data.augment import resize
 from lockstep.data.plan import Plan
 
@@ -58,6 +59,14 @@ class Dataset:
     def first(self, count: int) -> "Dataset":
         """The first `count` examples, in file order; of a data set on the CPU."""
         return Dataset.of(self.images[:count].numpy(), self.labels[:count].numpy(), self.classes)
+
+    def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
+        """Two data sets, without `count` examples and of those: a fixed random choice, in file order; on the CPU."""
+        chosen = np.zeros(len(self), bool)
+        chosen[rng.permutation(0, "held-out", 0, len(self))[:count]] = True
+        images, labels = self.images.numpy(), self.labels.numpy()
+        kept, held = (Dataset.of(images[rows], labels[rows], self.classes) for rows in (~chosen, chosen))
+        return kept, held
 
     def shard(self, plan: Plan, tower: int) -> Shard:
         """The examples `tower` sees under `plan`, augmented.

@@ -1,10 +1,11 @@
-"""Convolution, max-pool and ReLU as one operation that touches memory less: same values, gradient by hand.
+"""Convolution and what follows it as one operation that touches memory less: same values, gradient by hand.
 
-max(relu(x)) = relu(max(x)), so the ReLU works on a quarter of the values and the convolution's whole output is never
-kept. On a CPU it is made a few images at a time, so that it stays in the cache; how many is a constant, for it
-decides in which order the weights' gradient is added.
+A pool leaves a quarter of a convolution's output, and max(relu(x)) = relu(max(x)), so the ReLU works on that quarter
+and the whole output is never kept. On a CPU it is made a few images at a time, so that it stays in the cache; how many
+is a constant, for it decides in which order the weights' gradient is added.
 """
 
+from math import prod
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lockstep.models import winograd
+from lockstep.models.pooling import pooled, unpooled
+from lockstep.models.winograd import Padding, Winograd, applies
 
 _CHUNK_BYTES = 5 * 2**19  # of the convolution's output in bfloat16: about what a core's caches hold
 
@@ -27,18 +29,49 @@ def conv_relu(x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int]
     if relu._forward_hooks:
         with torch.no_grad():
             relu(conv(x))
-    padding, dtype = conv.padding, conv.weight.dtype
+    (above, left), dtype = conv.padding, conv.weight.dtype  # type: ignore[misc]
+    padding = left, left, above, above
     result: Tensor = _ConvRelu.apply(x.to(dtype), conv.weight, conv.bias, padding, pool)  # type: ignore[no-untyped-call]
     return result.to(x.dtype)
+
+
+def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Tensor:
+    """The convolution of `x` [b, C, H, W] by `weight`, with stride 1 and no bias; then `max_pool_2x2`, if `pool`."""
+    return _Conv.apply(x, weight, padding, pool)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, padding: Padding, pool: bool) -> Tensor:
+        ctx.pool, ctx.convolution = pool, _Convolution(x, weight, padding)
+        outputs, ctx.winners = [], []
+        for part in torch.split(x, ctx.convolution.images):
+            made = ctx.convolution.forward(part)
+            if pool:
+                made, winners = pooled(made)
+                ctx.winners.append(winners)
+            outputs.append(made)
+        ctx.save_for_backward(x)
+        return torch.cat(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), convolution, inputs = ctx.saved_tensors, ctx.convolution, []
+        for i, (part, at) in enumerate(zip(*(torch.split(t, convolution.images) for t in (x, gradient)), strict=True)):
+            if ctx.pool:
+                at = unpooled(at, ctx.winners[i], (len(at), *convolution.shape))
+            inputs.append(convolution.backward(at, part, ctx.needs_input_grad[0]))
+        return torch.cat(inputs) if ctx.needs_input_grad[0] else None, convolution.gradients()[0], None, None
 
 
 class _ConvRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: Any, pool: Any) -> Tensor:
         outputs, places = [], []
-        ctx.pool, ctx.convolution = pool, _Convolution(x, weight, padding)
+        ctx.pool, ctx.convolution = pool, _Convolution(x, weight, padding, bias)
         for part in torch.split(x, ctx.convolution.images):
-            made = ctx.convolution.forward(part, bias)
+            made = ctx.convolution.forward(part)
             if pool:
                 size, stride = pool
                 made, place = functional.max_pool2d(made, size, stride, ceil_mode=True, return_indices=True)
@@ -66,42 +99,47 @@ class _ConvRelu(torch.autograd.Function):
 class _Convolution:
     """A convolution of stride 1, some images at a time, and the sums of the gradients of its weight and bias."""
 
-    def __init__(self, x: Tensor, weight: Tensor, padding: Any) -> None:
-        sides = zip(x.shape[2:], padding, weight.shape[2:], strict=True)
-        self.shape = (len(weight), *(n + 2 * p - k + 1 for n, p, k in sides))
-        self._weight, self._padding = weight, padding
-        self._filters = winograd.filters(weight) if winograd.applies(x, weight, padding) else None
-        each = 2 * self.shape[0] * self.shape[1] * self.shape[2]
-        some = winograd.IMAGES if self._filters is not None else max(1, _CHUNK_BYTES // each)
+    def __init__(self, x: Tensor, weight: Tensor, padding: Padding, bias: Tensor | None = None) -> None:
+        left, right, above, below = padding
+        height, width = x.shape[2] + above + below, x.shape[3] + left + right
+        self.shape = len(weight), height - weight.shape[2] + 1, width - weight.shape[3] + 1
+        self._weight, self._padding, self._bias = weight, padding, bias
+        self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
+        some = self._winograd.images if self._winograd else max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
         self.images = some if x.device.type == "cpu" else len(x)
         self._sums: list[Tensor] = []
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        if self._filters is not None:
-            return winograd.forward(x, self._filters, bias)
-        return functional.conv2d(x, self._weight, bias, padding=self._padding)
+    def forward(self, x: Tensor) -> Tensor:
+        if self._winograd:
+            out = self._winograd.forward(x)
+            return out if self._bias is None else out.add_(self._bias[:, None, None])
+        return functional.conv2d(functional.pad(x, self._padding), self._weight, self._bias)
 
     def backward(self, gradient: Tensor, x: Tensor, input_too: bool) -> Tensor | None:
         """The gradient of `x`, if asked for; adds up the others, in float32 at least."""
-        found: list[Tensor]
-        if self._filters is not None:
-            at, of_filters = winograd.backward(gradient, x, self._filters, input_too)
-            found = [of_filters, gradient.sum((0, 2, 3))]
+        if self._winograd:
+            at, of_weight = self._winograd.backward(gradient, x, input_too)
+            found = [of_weight] if self._bias is None else [of_weight, gradient.sum((0, 2, 3))]
         else:
-            at, *found = torch.ops.aten.convolution_backward(
-                gradient, x, self._weight, [len(self._weight)], [1, 1], self._padding, [1, 1], False, [0, 0], 1,
-                [input_too, True, True],
-            )  # fmt: skip
+            at, *found = self._plain(gradient, functional.pad(x, self._padding), input_too)
         if not self._sums:
             self._sums = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in found]
         else:
             torch._foreach_add_(self._sums, found)
         return at
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """Of weight and bias, after all images."""
-        (weight, bias), self._sums, dtype = self._sums, [], self._weight.dtype
-        return (weight if self._filters is None else winograd.of_weight(weight)).to(dtype), bias.to(dtype)
+    def gradients(self) -> list[Tensor]:
+        """Of the weight, and of the bias if there is one, after all images."""
+        (weight, *others), self._sums = self._sums, []
+        weight = self._winograd.of_weight(weight) if self._winograd else weight
+        return [t.to(self._weight.dtype) for t in (weight, *others)]
+
+    def _plain(self, gradient: Tensor, padded: Tensor, input_too: bool) -> list[Tensor]:
+        bias, wanted = (None, [input_too, True, False]) if self._bias is None else ([len(self._weight)], [input_too, True, True])
+        at, *found = torch.ops.aten.convolution_backward(
+            gradient, padded, self._weight, bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted
+        )
+        return [functional.pad(at, [-n for n in self._padding]) if input_too else at, *(t for t in found if t is not None)]
 
 
 def _unpooled(gradient: Tensor, place: Tensor, pool: tuple[int, int], shape: tuple[int, ...]) -> Tensor:

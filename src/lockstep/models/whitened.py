@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.errors import LockstepError
+from lockstep.models.fused import conv
 from lockstep.models.layers import at_least
-from lockstep.models.pooling import max_pool_2x2
 
 _PATCH_PX = 2
 _EPSILON = 5e-4  # added to the variance of a direction before it is divided by
@@ -72,36 +72,36 @@ class _Group(nn.Module):
 
     def __init__(self, inputs: int, width: int, depth: int, activation: type[nn.Module]) -> None:
         super().__init__()
-        others = (_convolution(width, width, padding=1) for _ in range(depth - 1))
-        self.convolutions = nn.ModuleList([_convolution(inputs, width, padding=0), *others])
+        others = (_Convolution(width, width) for _ in range(depth - 1))
+        self.convolutions = nn.ModuleList([_Convolution(inputs, width, pool=True), *others])
         self.norms = nn.ModuleList(_norm(width) for _ in range(depth))
         self.activations = nn.ModuleList(activation() for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, inputs, H, W] -> [b, width, H // 2, W // 2]."""
-        x = max_pool_2x2(self.convolutions[0](_padded(x)))
-        first = x = self.activations[0](self.norms[0](x))
+        first = x = self.activations[0](self.norms[0](self.convolutions[0](x)))
         for i in range(1, len(self.convolutions)):
             x = self.activations[i](self.norms[i](self.convolutions[i](x)))
         return x + first if len(self.convolutions) == 3 else x
 
 
-def _padded(x: Tensor) -> Tensor:
-    """Put zeros around x [b, C, H, W], but none behind an odd extent.
+class _Convolution(nn.Conv2d):
+    """3x3; its first `inputs` filters start as the identity, so that what came before passes through.
 
-    So a 3x3 convolution does not compute the odd last row and column of its output that a 2x2 pool drops: of 7x7
-    outputs those are a quarter, of the whole network's arithmetic a tenth.
+    pool: a 2x2 pool follows. Of an odd-sized output it drops the last row and column, so those are not computed: of 7x7
+    outputs they are a quarter, of the whole network's arithmetic a tenth.
     """
-    below, right = (1 - extent % 2 for extent in x.shape[2:])
-    return functional.pad(x, (1, right, 1, below))
 
+    def __init__(self, inputs: int, width: int, pool: bool = False) -> None:
+        super().__init__(inputs, width, 3, bias=False)
+        self.pool = pool
+        with torch.no_grad():
+            nn.init.dirac_(self.weight[: min(inputs, width)])
 
-def _convolution(inputs: int, width: int, padding: int) -> nn.Conv2d:
-    """3x3; its first `inputs` filters start as the identity, so that what came before passes through."""
-    layer = nn.Conv2d(inputs, width, 3, padding=padding, bias=False)
-    with torch.no_grad():
-        nn.init.dirac_(layer.weight[: min(inputs, width)])
-    return layer
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, inputs, H, W] -> [b, width, H, W], or with the pool [b, width, H // 2, W // 2]."""
+        below, right = (1 - extent % 2 if self.pool else 1 for extent in x.shape[2:])
+        return conv(x, self.weight, (1, right, 1, below), self.pool)
 
 
 def _norm(width: int) -> nn.BatchNorm2d:
