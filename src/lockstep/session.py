@@ -141,7 +141,10 @@ class Session:
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
     """The training set as two splits, the second of `count` examples."""
     if count >= len(train_set):
-        raise LockstepError(f"held_out: got {count}: the training set has {len(train_set)}, so less is allowed")
+        most = len(train_set) - 1
+        raise LockstepError(
+            f"held_out: got {count}: the training set has {most + 1} images, so 0 to {most} are allowed"
+        )
     kept, held = train_set.held_out(count)
     return {"train": kept, "test": held}
 

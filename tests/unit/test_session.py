@@ -46,3 +46,21 @@ def test_a_whitening_layer_is_made_of_the_training_images_in_state_and_network()
 def test_sizes_the_model_or_the_images_do_not_allow_are_refused(fields, side, said):
     with pytest.raises(LockstepError, match=said):
         session(fields, side)
+
+
+def test_held_out_images_are_tested_on_and_not_trained_on():
+    made = session({**WHITENED, "held_out": 15})
+    train, test = made.splits["train"], made.splits["test"]
+    assert (len(train), len(test)) == (25, 15)
+    rows = {name: {image.numpy().tobytes() for image in split.images} for name, split in made.splits.items()}
+    whole = {image.numpy().tobytes() for image in session(WHITENED).splits["train"].images}
+    assert rows["train"] | rows["test"] == whole
+    assert not rows["train"] & rows["test"]
+    other_seed = session({**WHITENED, "held_out": 15, "seed": 7})
+    assert torch.equal(other_seed.splits["test"].images, test.images)
+    assert made.data_sha256 != session(WHITENED).data_sha256
+
+
+def test_holding_out_everything_is_refused():
+    with pytest.raises(LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"):
+        session({**WHITENED, "held_out": 40})

@@ -29,14 +29,18 @@ def conv_relu(x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int]
     if relu._forward_hooks:
         with torch.no_grad():
             relu(conv(x))
-    (above, left), dtype = conv.padding, conv.weight.dtype  # type: ignore[misc]
+    dtype = conv.weight.dtype
+    above, left = (int(n) for n in conv.padding)
     padding = left, left, above, above
     result: Tensor = _ConvRelu.apply(x.to(dtype), conv.weight, conv.bias, padding, pool)  # type: ignore[no-untyped-call]
     return result.to(x.dtype)
 
 
 def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Tensor:
-    """The convolution of `x` [b, C, H, W] by `weight`, with stride 1 and no bias; then `max_pool_2x2`, if `pool`."""
+    """The convolution of `x` [b, C, H, W] by `weight`, with stride 1 and no bias; then a 2x2 max-pool, if `pool`."""
+    if x.device.type != "cpu":
+        y = functional.conv2d(functional.pad(x, padding), weight)
+        return functional.max_pool2d(y, 2) if pool else y
     return _Conv.apply(x, weight, padding, pool)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -51,17 +55,16 @@ class _Conv(torch.autograd.Function):
                 made, winners = pooled(made)
                 ctx.winners.append(winners)
             outputs.append(made)
-        ctx.save_for_backward(x)
         return torch.cat(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), convolution, inputs = ctx.saved_tensors, ctx.convolution, []
-        for i, (part, at) in enumerate(zip(*(torch.split(t, convolution.images) for t in (x, gradient)), strict=True)):
+        convolution, inputs = ctx.convolution, []
+        for i, at in enumerate(torch.split(gradient, convolution.images)):
             if ctx.pool:
                 at = unpooled(at, ctx.winners[i], (len(at), *convolution.shape))
-            inputs.append(convolution.backward(at, part, ctx.needs_input_grad[0]))
+            inputs.append(convolution.backward(i, at, ctx.needs_input_grad[0]))
         return torch.cat(inputs) if ctx.needs_input_grad[0] else None, convolution.gradients()[0], None, None
 
 
@@ -78,20 +81,20 @@ class _ConvRelu(torch.autograd.Function):
                 places.append(place)
             outputs.append(made.relu_())
         output = torch.cat(outputs)
-        ctx.save_for_backward(x, output, *places)
+        ctx.save_for_backward(output, *places)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, output, *places = ctx.saved_tensors
+        output, *places = ctx.saved_tensors
         convolution, inputs = ctx.convolution, []
-        parts = (torch.split(t, convolution.images) for t in (x, output, gradient))
-        for i, (part, made, at) in enumerate(zip(*parts, strict=True)):
+        parts = (torch.split(t, convolution.images) for t in (output, gradient))
+        for i, (made, at) in enumerate(zip(*parts, strict=True)):
             at = torch.ops.aten.threshold_backward(at, made, 0)
             if ctx.pool:
                 at = _unpooled(at, places[i], ctx.pool, convolution.shape)
-            inputs.append(convolution.backward(at, part, ctx.needs_input_grad[0]))
+            inputs.append(convolution.backward(i, at, ctx.needs_input_grad[0]))
         weight, bias = convolution.gradients()
         return torch.cat(inputs) if ctx.needs_input_grad[0] else None, weight, bias, None, None
 
@@ -103,25 +106,31 @@ class _Convolution:
         left, right, above, below = padding
         height, width = x.shape[2] + above + below, x.shape[3] + left + right
         self.shape = len(weight), height - weight.shape[2] + 1, width - weight.shape[3] + 1
-        self._weight, self._padding, self._bias = weight, padding, bias
+        self._weight, self._bias = weight, bias
+        rows, columns = self._both = [min(above, below), min(left, right)]  # torch pads both sides alike
+        self._more = (left - columns, right - columns, above - rows, below - rows)
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
         some = self._winograd.images if self._winograd else max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
         self.images = some if x.device.type == "cpu" else len(x)
+        self._kept: list[Tensor] = []
         self._sums: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._winograd:
-            out = self._winograd.forward(x)
-            return out if self._bias is None else out.add_(self._bias[:, None, None])
-        return functional.conv2d(functional.pad(x, self._padding), self._weight, self._bias)
+        """The result for the next `self.images` images, [b, C, H, W]; keeps what `backward` needs of them."""
+        if not self._winograd:
+            self._kept.append(x)
+            return functional.conv2d(self._padded(x), self._weight, self._bias, padding=self._both)
+        out, tiles = self._winograd.forward(x)
+        self._kept.append(tiles)
+        return out if self._bias is None else out.add_(self._bias[:, None, None])
 
-    def backward(self, gradient: Tensor, x: Tensor, input_too: bool) -> Tensor | None:
-        """The gradient of `x`, if asked for; adds up the others, in float32 at least."""
+    def backward(self, i: int, gradient: Tensor, input_too: bool) -> Tensor | None:
+        """The gradient of the i-th call's x, if asked for; adds up the others, in float32 at least."""
         if self._winograd:
-            at, of_weight = self._winograd.backward(gradient, x, input_too)
+            at, of_weight = self._winograd.backward(gradient, self._kept[i], input_too)
             found = [of_weight] if self._bias is None else [of_weight, gradient.sum((0, 2, 3))]
         else:
-            at, *found = self._plain(gradient, functional.pad(x, self._padding), input_too)
+            at, *found = self._plain(gradient, self._padded(self._kept[i]), input_too)
         if not self._sums:
             self._sums = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in found]
         else:
@@ -134,12 +143,18 @@ class _Convolution:
         weight = self._winograd.of_weight(weight) if self._winograd else weight
         return [t.to(self._weight.dtype) for t in (weight, *others)]
 
+    def _padded(self, x: Tensor) -> Tensor:
+        return functional.pad(x, self._more) if any(self._more) else x
+
     def _plain(self, gradient: Tensor, padded: Tensor, input_too: bool) -> list[Tensor]:
-        bias, wanted = (None, [input_too, True, False]) if self._bias is None else ([len(self._weight)], [input_too, True, True])
+        """The gradients of x, if asked for, and of weight and bias."""
+        has_bias = self._bias is not None
         at, *found = torch.ops.aten.convolution_backward(
-            gradient, padded, self._weight, bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted
-        )
-        return [functional.pad(at, [-n for n in self._padding]) if input_too else at, *(t for t in found if t is not None)]
+            gradient, padded, self._weight, [len(self._weight)] if has_bias else None, [1, 1], self._both, [1, 1],
+            False, [0, 0], 1, [input_too, True, has_bias],
+        )  # fmt: skip
+        inside = functional.pad(at, [-n for n in self._more]) if input_too and any(self._more) else at
+        return [inside, *found] if has_bias else [inside, found[0]]
 
 
 def _unpooled(gradient: Tensor, place: Tensor, pool: tuple[int, int], shape: tuple[int, ...]) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor
 _POINTS = {2: (0.0, 1.0, -1.0), 3: (0.0, 0.5, -1.0, 1.75), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # and infinity
 _CHUNK_BYTES = 9 * 2**19  # of the larger of a layer's transformed tensors: about what a core's caches hold
 
-
 Padding = tuple[int, int, int, int]  # zeros to the left and right of each image, above and below it
 
 
@@ -42,8 +41,8 @@ def applies(x: Tensor, weight: Tensor) -> bool:
 class Winograd:
     """A convolution of stride 1, for images [b, C, H, W] of one size.
 
-    images: how many to give it at a time; a part of the recipe's arithmetic, for it decides how the weight's gradient
-    is added. wide: the dtype to add that in, float32 at least.
+    tile: m. images: how many to give it at a time; a part of the recipe's arithmetic, for it decides how the weight's
+    gradient is added.
     """
 
     def __init__(self, shape: torch.Size, weight: Tensor, padding: Padding) -> None:
@@ -52,7 +51,7 @@ class Winograd:
         self.wide = torch.promote_types(weight.dtype, torch.float32)
         self._size, self._offset = shape[2:], (top, left)
         self.out = (shape[2] + top + bottom - 2, shape[3] + left + right - 2)
-        self._m = m = min(_POINTS, key=lambda m: prod(-(-n // m) for n in self.out) * (m + 2) ** 2)
+        self.tile = m = min(_POINTS, key=lambda m: prod(-(-n // m) for n in self.out) * (m + 2) ** 2)
         self._tiles = tuple(-(-n // m) for n in self.out)
         self._t = m + 2
         self._of_input, self._of_output = (_constant(m, i, weight.dtype) for i in (0, 1))
@@ -62,65 +61,65 @@ class Winograd:
         flat = weight.permute(2, 3, 1, 0).reshape(9, -1)
         self._filters = (self._of_filters @ flat.to(self.wide)).to(weight.dtype).view(-1, *self._channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[b, C, H, W] -> [b, K, *out], channels last in memory."""
-        products = torch.bmm(self._transformed(x), self._filters)
-        values = self._of_output @ products.view(self._t**2, -1)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[b, C, H, W] -> [b, K, *out], channels last in memory, and what `backward` needs of `x`."""
+        tiles = self._transformed(x)
+        values = self._of_output @ torch.bmm(tiles, self._filters).view(self._t**2, -1)
         out = x.new_empty(len(x), *self.out, self._channels[1]).permute(0, 3, 1, 2)
         for here, there in self._parts(out, values):
             here.copy_(there)
-        return out
+        return out, tiles
 
-    def backward(self, gradient: Tensor, x: Tensor, input_too: bool) -> tuple[Tensor | None, Tensor]:
-        """(the gradient of `x`, that of the transformed filters [t * t, C, K]), from that of the output."""
+    def backward(self, gradient: Tensor, tiles: Tensor, input_too: bool) -> tuple[Tensor | None, Tensor]:
+        """(the gradient of x, that of the weight as [9, C * K]), from that of the output."""
         b, k = gradient.shape[:2]
-        whole = all(n % self._m == 0 for n in self.out)
-        values = (gradient.new_empty if whole else gradient.new_zeros)(self._m**2, b * prod(self._tiles) * k)
+        whole = all(n % self.tile == 0 for n in self.out)
+        values = (gradient.new_empty if whole else gradient.new_zeros)(self.tile**2, b * prod(self._tiles) * k)
         for here, there in self._parts(gradient, values):
             there.copy_(here)
         products = (self._of_output.t() @ values).view(self._t**2, -1, k)
-        of_filters = torch.bmm(self._transformed(x).transpose(1, 2), products)
+        of_filters = torch.bmm(tiles.transpose(1, 2), products)
+        of_weight = self._of_filters.t().to(self._dtype) @ of_filters.view(self._t**2, -1)
         if not input_too:
-            return None, of_filters
-        tiles = self._of_input.t() @ torch.bmm(products, self._filters.transpose(1, 2)).view(self._t**2, -1)
-        return self._assembled(tiles), of_filters
+            return None, of_weight
+        of_tiles = self._of_input.t() @ torch.bmm(products, self._filters.transpose(1, 2)).view(self._t**2, -1)
+        return self._assembled(of_tiles), of_weight
 
-    def of_weight(self, of_filters: Tensor) -> Tensor:
-        """The gradient of the transformed filters, `wide` [t * t, C, K] -> that of the weight, [K, C, 3, 3]."""
-        flat = self._of_filters.t() @ of_filters.view(self._t**2, -1)
-        return flat.view(3, 3, *self._channels).permute(3, 2, 0, 1).to(self._dtype)
+    def of_weight(self, flat: Tensor) -> Tensor:
+        """A sum of gradients as `backward` gives them -> the gradient of the weight, [K, C, 3, 3]."""
+        return flat.view(3, 3, *self._channels).permute(3, 2, 0, 1)
 
     def _parts(self, grid: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of equal shape, views of `grid` [b, K, *out] and of `values` [m * m, tiles * K], that cover `grid`.
 
         They are the whole tiles and those the last row and column cut.
         """
-        (n, m), side = self._tiles, self._m
+        (n, m), side = self._tiles, self.tile
         rows, columns = (_spans(extent, side) for extent in self.out)
         tiled = values.view(side, side, len(grid), n, m, -1)
         for (i, count_i, high), (j, count_j, wide) in product(rows, columns):
             y, x = i * side, j * side
             here = grid.permute(0, 2, 3, 1)[:, y : y + count_i * high, x : x + count_j * wide]
             there = tiled[:high, :wide, :, i : i + count_i, j : j + count_j].permute(2, 3, 0, 4, 1, 5)
-            yield here.unflatten(1, (count_i, high)).unflatten(3, (count_j, wide)), there
+            yield here.view(len(grid), count_i, high, count_j, wide, -1), there
 
     def _padded(self, b: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Zeros for `b` images that whole tiles cover [b, n * m + 2, ...], and the part of it the images are in."""
-        n, m = (count * self._m + 2 for count in self._tiles)
+        n, m = (count * self.tile + 2 for count in self._tiles)
         whole = like.new_zeros(b, n, m, self._channels[0])
         top, left = self._offset
         return whole, whole[:, top : top + self._size[0], left : left + self._size[1]]
 
     def _cut(self, whole: Tensor, y: int, x: int, high: int, wide: int) -> Tensor:
         """The `high` x `wide` values from (y, x) on of every tile of `whole`: a view [high, wide, b, n, m, C]."""
-        (n, m), side, (b, row, column, channel) = self._tiles, self._m, whole.stride()
+        (n, m), side, (b, row, column, channel) = self._tiles, self.tile, whole.stride()
         shape, stride = (high, wide, len(whole), n, m, whole.shape[-1]), (row, column, b, side * row, side * column)
         return whole.as_strided(shape, (*stride, channel), whole.storage_offset() + y * row + x * column)
 
     def _transformed(self, x: Tensor) -> Tensor:
         """B' x B of every tile: [t * t, tiles, C], tiles in the order image, row, column."""
         whole, inside = self._padded(len(x), x)
-        inside.copy_(x.permute(0, 2, 3, 1)[:, : inside.shape[1], : inside.shape[2]])
+        inside.copy_(x.permute(0, 2, 3, 1))
         tiles = self._cut(whole, 0, 0, self._t, self._t).reshape(self._t**2, -1)
         return (self._of_input @ tiles).view(self._t**2, -1, self._channels[0])
 
@@ -129,7 +128,7 @@ class Winograd:
         b = tiles.shape[1] // prod(self._tiles) // self._channels[0]
         whole, inside = self._padded(b, tiles)
         parts = tiles.view(self._t, self._t, b, *self._tiles, -1)
-        m, over = self._m, 2
+        m, over = self.tile, 2
         self._cut(whole, 0, 0, m, m).copy_(parts[:m, :m])
         self._cut(whole, 0, m, m, over).add_(parts[:m, m:])
         self._cut(whole, m, 0, over, m).add_(parts[m:, :m])

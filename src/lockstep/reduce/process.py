@@ -20,9 +20,6 @@ from lockstep.reduce.tree import add_leaves, add_nodes, cover
 
 _TIMEOUT = timedelta(minutes=10)  # how long a process may be busy (say, saving) while the others wait
 
-# torch 2.13 renamed it, and warns of the old name.
-_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -87,7 +84,7 @@ class Processes:
         """Every process's `table`, stacked."""
         table = table.to(self._device).contiguous()
         out = table.new_empty((self.processes, *table.shape))
-        _all_gather(out.view(-1), table.view(-1))
+        dist.all_gather_single(out.view(-1), table.view(-1))
         return out
 
     @_peers
