@@ -1,10 +1,16 @@
 """Accuracy and time of a recipe over seeds: `python -m benchmarks.seeds RECIPE [--data DIR] [--seeds N]`."""
 
 import argparse
+import json
 import statistics
 from pathlib import Path
 
-from benchmarks.common import save, spread, train
+import torch
+
+from benchmarks.common import RESULTS, save, spread, train
+from lockstep import numerics
+from lockstep.overrides import make, parse
+from lockstep.recipes import named
 
 TIMES = ("train_s", "total_s", "images_per_s")
 
@@ -16,22 +22,39 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
+    parser.add_argument("--more", action="store_true", help="keep the runs the record has, for a series in parts")
     args = parser.parse_args()
     changes = [word for setting in args.set for word in ("--set", setting)]
-    runs = []
+    digest = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {"seed": 0})).digest()
+    runs = recorded(args.recipe, digest) if args.more else []
     for seed in range(args.first, args.first + args.seeds):
         record = train(args.recipe, "--seed", seed, *changes, data=args.data)
         accuracy = record["accuracy"]["ema"] or record["accuracy"]["raw"]
         views = {name: record[name] for name in ("accuracy_one_view",) if name in record}
         runs.append({"seed": seed, "accuracy": accuracy, **views, **{name: record[name] for name in TIMES}})
         print(f"seed {seed}: {accuracy:.2%}, {record['train_s']:.1f} s, {record['total_s']:.1f} s in all", flush=True)
-        figures = save_all(args.recipe, runs, record)  # after each, as a long series may be cut off
+        figures = save_all(args.recipe, digest, runs, record)  # after each, as a long series may be cut off
     for name, f in figures.items():
         values = f"mean {f['mean']:.4g}, median {f['median']:.4g} ({f['min']:.4g} to {f['max']:.4g}, n {f['n']})"
         print(f"{name:18} {values}")
 
 
-def save_all(recipe: str, runs: list[dict[str, float]], last: dict[str, object]) -> dict[str, dict[str, float]]:
+def recorded(recipe: str, digest: str) -> list[dict[str, float]]:
+    """The runs in the record, if they are of the same recipe, machine and torch."""
+    file = RESULTS / f"seeds-{recipe}.json"
+    if not file.exists():
+        return []
+    found = json.loads(file.read_text())
+    theirs = found["digest"], found["machine"]["cpu"], found["machine"]["cores"], found["versions"]["torch"]
+    if theirs != (digest, numerics.processor(), numerics.cores(), torch.__version__):
+        raise SystemExit(f"{file} holds runs of another recipe, machine or torch: remove it, or leave out --more")
+    runs: list[dict[str, float]] = found["runs"]
+    return runs
+
+
+def save_all(
+    recipe: str, digest: str, runs: list[dict[str, float]], last: dict[str, object]
+) -> dict[str, dict[str, float]]:
     """Write the record of what there is by now; returns its figures."""
     figures = {}
     for name in runs[0]:
@@ -39,8 +62,8 @@ def save_all(recipe: str, runs: list[dict[str, float]], last: dict[str, object])
             values = [run[name] for run in runs]
             deviation = {"deviation": statistics.stdev(values)} if len(values) > 1 else {}
             figures[name] = {**spread(values), "mean": statistics.mean(values), **deviation}
-    places = {name: last[name] for name in ("digest", "processes", "device")}
-    save(f"seeds-{recipe}", {**places, "figures": figures, "runs": runs})
+    places = {name: last[name] for name in ("processes", "device")}
+    save(f"seeds-{recipe}", {"digest": digest, **places, "figures": figures, "runs": runs})
     return figures
 
 

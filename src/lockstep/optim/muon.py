@@ -1,5 +1,6 @@
 """Muon: filters move by orthogonalised momentum, everything else by gradient descent."""
 
+import functools
 from typing import Any
 
 import torch
@@ -10,19 +11,29 @@ _ITERATIONS = 3
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """float32 [n, rows, columns] with the singular values of each matrix brought near 1, roughly: to about 0.5 to 1.5.
+    """float32 [n, rows, columns] with the larger singular values of each matrix brought near 1, roughly.
 
-    Three Newton-Schulz iterations of fifth order, in bfloat16; only directions matter to the step that is taken.
-    Source: Jordan et al. 2024, Muon (kellerjordan.github.io/posts/muon), for iteration and coefficients.
+    Those above a tenth of the largest come to about 0.5 to 1.5; much smaller ones grow about 30-fold.
+    Three Newton-Schulz iterations of fifth order, in bfloat16; only directions matter to the step that is taken. Two
+    products with the matrix itself instead of six, as the iterations are followed in the space of its rows (or columns,
+    if they are fewer). Source: Jordan et al. 2024, Muon (kellerjordan.github.io/posts/muon), for iteration and
+    coefficients.
     """
     a, b, c = _COEFFICIENTS
     x = matrices.bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)  # so that no singular value is above 1
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
+    # Each iteration multiplies x by a polynomial of x x'. They all commute, so only their small product is followed.
+    square = x @ x.mT
+    factors = []
     for _ in range(_ITERATIONS):
-        square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        square = factor @ square @ factor
+        factors.append(factor)
+    product: Tensor = functools.reduce(torch.matmul, reversed(factors))
+    x = product @ x
     return (x.mT if tall else x).float()
 
 
