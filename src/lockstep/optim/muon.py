@@ -33,7 +33,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
         square = factor @ square @ factor
         factors.append(factor)
     product: Tensor = functools.reduce(torch.matmul, reversed(factors))
-    x = product @ x
+    x = torch.matmul(product, x)
     return (x.mT if tall else x).float()
 
 
