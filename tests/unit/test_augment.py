@@ -10,6 +10,7 @@ from lockstep.data.augment import (
     brightness_contrast,
     central_crop,
     cutout,
+    jitter,
     normalise,
     random_crop_flip,
     resize,
@@ -203,6 +204,22 @@ def test_resizing_is_antialiased_bilinear_interpolation(size):
 def test_settings_that_do_not_fit_the_images_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         FlipTranslate(**settings).shape(32, 32, 3)
+
+
+def test_jitter_adds_then_multiplies_by_draws_of_each_image():
+    images = torch.tensor([0.0, 1.0]).repeat(4000, 3, 1).view(4000, 3, 1, 2)
+    changed = jitter(images.clone(), keys(4000), 0.2, 0.1)
+    assert torch.equal(changed, changed[:, :1].expand_as(changed))  # alike in all channels
+    low, high = changed[:, 0, 0].unbind(1)
+    factors = high - low
+    added = low / factors
+    for draws, least, most in ((factors, 0.9, 1.1), (added, -0.2, 0.2)):
+        assert least - 1e-6 <= draws.min() < least + 0.002
+        assert most - 0.002 < draws.max() <= most + 1e-6
+        assert abs(draws.mean() - (least + most) / 2) < 0.01
+    assert abs(torch.corrcoef(torch.stack((factors, added)))[0, 1]) < 0.05
+    later = Keys(0, np.zeros(2, np.int64), np.arange(7, 9))
+    assert torch.equal(jitter(images[7:9].clone(), later, 0.2, 0.1), changed[7:9])
 
 
 def test_a_whole_square_is_cut_out_at_uniform_offsets():

@@ -89,6 +89,16 @@ def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
 
+def jitter(images: Tensor, keys: Keys, brightness: float, contrast: float) -> Tensor:
+    """Add a value of U[-brightness, brightness) to each image, then multiply by one of U[1 - contrast, 1 + contrast).
+
+    float32 [b, C, H, W], in place.
+    """
+    added = _per_image(rng.uniform(keys.words("brightness"), -brightness, brightness), images.device)
+    factor = _per_image(rng.uniform(keys.words("contrast"), 1.0 - contrast, 1.0 + contrast), images.device)
+    return images.add_(added).mul_(factor)
+
+
 def cutout(images: Tensor, keys: Keys, size_px: int) -> Tensor:
     """Zero a square of `size_px` a side that lies in the image at a uniform offset; float32 [b, C, H, W], in place."""
     height, width = images.shape[2:]

@@ -107,8 +107,9 @@ class FlipTranslate(Settings):
     """Each image mirrored in every other epoch and moved by up to `pixels` each way, its reflection moving in.
 
     With `cutout_px`, a square of so many pixels a side, somewhere in the image, is as grey as the mean (DeVries and
-    Taylor, 2017). In training and testing each channel minus its mean, over its deviation; both of pixels / 255, over
-    the training set.
+    Taylor, 2017). To each normalised image a value from [-brightness, brightness) is added, then it is multiplied by
+    one from [1 - contrast, 1 + contrast) (Hiverge 2025). In training and testing each channel minus its mean, over its
+    deviation; both of pixels / 255, over the training set.
     Source: Jordan 2024 (arXiv:2404.00498).
     """
 
@@ -116,6 +117,8 @@ class FlipTranslate(Settings):
     pixels: int = Field(2, ge=0)
     flip: bool = True
     cutout_px: int = Field(0, ge=0)
+    brightness: float = Field(0.0, ge=0)
+    contrast: float = Field(0.0, ge=0, lt=1)
     means: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
     deviations: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
 
@@ -136,12 +139,14 @@ class FlipTranslate(Settings):
         return channels, height, width
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
-        """The images, each mirrored or not and moved, normalised."""
+        """The images, each mirrored or not and moved, normalised, then changed in brightness and contrast and cut."""
         from lockstep.data import augment
 
         flips = augment.alternating_flip(keys) & self.flip
         moved = augment.translate(images, keys, self.pixels, flips)
         values = augment.normalise(moved, self.means, self.deviations)
+        if self.brightness or self.contrast:
+            augment.jitter(values, keys, self.brightness, self.contrast)
         return augment.cutout(values, keys, self.cutout_px) if self.cutout_px else values
 
     def test(self, images: "Tensor") -> "Tensor":

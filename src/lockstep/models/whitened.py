@@ -33,6 +33,8 @@ class Whitened(nn.Module):
         # A constant, and so no parameter; part of the state, as `whiten` makes it of the training images.
         filters = torch.eye(directions).view(directions, shape[0], _PATCH_PX, _PATCH_PX)
         self.register_buffer("whitening", torch.cat((filters, -filters)))
+        reach = directions**-0.5
+        self.whitening_bias = nn.Parameter(torch.empty(2 * directions).uniform_(-reach, reach))
         kind = ACTIVATIONS[activation]
         self.activation = kind()
         inputs = [2 * directions, *widths]
@@ -57,7 +59,7 @@ class Whitened(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[b, C, H, W] standardised images -> [b, classes] logits."""
         filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
-        x = self.activation(functional.conv2d(images, filters))
+        x = self.activation(functional.conv2d(images, filters, self.whitening_bias))
         for group in self.groups:
             x = group(x)
         x = x.amax((2, 3))
