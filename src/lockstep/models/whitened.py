@@ -23,6 +23,7 @@ class Whitened(nn.Module):
     """
 
     whitening: Tensor
+    whitening_bias: Tensor
     least_px = 16  # the side of the smallest images it takes
 
     def __init__(
@@ -30,11 +31,12 @@ class Whitened(nn.Module):
     ) -> None:
         super().__init__()
         directions = shape[0] * _PATCH_PX**2
-        # A constant, and so no parameter; part of the state, as `whiten` makes it of the training images.
+        # Constants, and so no parameters; part of the state. `whiten` makes the filters of the training images, and the
+        # bias stays as it is drawn: each filter then meets the activation elsewhere, for no gradient at all.
         filters = torch.eye(directions).view(directions, shape[0], _PATCH_PX, _PATCH_PX)
         self.register_buffer("whitening", torch.cat((filters, -filters)))
         reach = directions**-0.5
-        self.whitening_bias = nn.Parameter(torch.empty(2 * directions).uniform_(-reach, reach))
+        self.register_buffer("whitening_bias", torch.empty(2 * directions).uniform_(-reach, reach))
         kind = ACTIVATIONS[activation]
         self.activation = kind()
         inputs = [2 * directions, *widths]
@@ -59,7 +61,7 @@ class Whitened(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[b, C, H, W] standardised images -> [b, classes] logits."""
         filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
-        x = self.activation(functional.conv2d(images, filters, self.whitening_bias))
+        x = self.activation(functional.conv2d(images, filters, self.whitening_bias.to(images.dtype)))
         for group in self.groups:
             x = group(x)
         x = x.amax((2, 3))
