@@ -1,6 +1,5 @@
 """CIFAR-100."""
 
-from lockstep.data import FlipTranslate
 from lockstep.recipe import Recipe
 from lockstep.recipes.cifar10 import cifar10
 
@@ -11,5 +10,6 @@ def cifar100() -> Recipe:
     Measured: not yet.
     """
     moments = {"means": (0.5071, 0.4865, 0.4409), "deviations": (0.2673, 0.2564, 0.2762)}
-    changes = {"name": "cifar100", "dataset": "cifar100", "augmentation": FlipTranslate(**moments), "epochs": 16.0}
+    augmentation = cifar10().augmentation.model_copy(update=moments)
+    changes = {"name": "cifar100", "dataset": "cifar100", "augmentation": augmentation, "epochs": 16.0}
     return cifar10().model_copy(update=changes)
