@@ -29,7 +29,7 @@ def environment(threads: int) -> dict[str, str]:
         "MKL_CBWR": _mkl_branch(),
         # cuBLAS is deterministic only with a fixed workspace, fixed before its first call.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # Large tensors in pages of 2 MiB, where the system has them: about 4 % of the time of `cifar10`, and no bit.
+        # Large tensors in pages of 2 MiB, where the system has them: some 5 % of the time of `cifar10`, and no bit.
         "THP_MEM_ALLOC_ENABLE": "1",
     }
 

@@ -44,7 +44,7 @@ def check(got, expected, inputs):
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("padding", [(1, 1, 1, 1), (1, 0, 1, 0), (0, 0, 0, 0)])
 @pytest.mark.parametrize(
-    ("shape", "filters"), [((5, 3, 8, 9), 4), ((5, 64, 3, 3), 64), ((5, 64, 16, 11), 65), ((1, 64, 6, 4), 70)]
+    ("shape", "filters"), [((5, 3, 8, 9), 4), ((5, 64, 4, 4), 64), ((5, 64, 16, 11), 65), ((1, 64, 6, 4), 70)]
 )
 def test_convolution_and_pool_are_the_plain_ones(monkeypatch, shape, filters, padding, pool):
     few_at_a_time(monkeypatch, shape[2])
@@ -52,8 +52,6 @@ def test_convolution_and_pool_are_the_plain_ones(monkeypatch, shape, filters, pa
     x = torch.randn(shape, dtype=torch.double).to(memory_format=torch.channels_last).requires_grad_()
     weight = torch.randn(filters, shape[1], 3, 3, dtype=torch.double, requires_grad=True)
     expected = functional.conv2d(functional.pad(x, padding), weight)
-    if pool and min(expected.shape[2:]) < 2:
-        pytest.skip("too small for a pool")
     check(conv(x, weight, padding, pool), functional.max_pool2d(expected, 2) if pool else expected, [x, weight])
 
 

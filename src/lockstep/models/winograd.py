@@ -48,24 +48,24 @@ class Winograd:
     def __init__(self, shape: torch.Size, weight: Tensor, padding: Padding) -> None:
         left, right, top, bottom = padding
         self._channels, self._dtype = weight.shape[1::-1], weight.dtype
-        self.wide = torch.promote_types(weight.dtype, torch.float32)
+        self._wide = torch.promote_types(weight.dtype, torch.float32)
         self._size, self._offset = shape[2:], (top, left)
-        self.out = (shape[2] + top + bottom - 2, shape[3] + left + right - 2)
-        self.tile = m = min(_POINTS, key=lambda m: prod(-(-n // m) for n in self.out) * (m + 2) ** 2)
-        self._tiles = tuple(-(-n // m) for n in self.out)
+        self._out = (shape[2] + top + bottom - 2, shape[3] + left + right - 2)
+        self.tile = m = min(_POINTS, key=lambda m: prod(-(-n // m) for n in self._out) * (m + 2) ** 2)
+        self._tiles = tuple(-(-n // m) for n in self._out)
         self._t = m + 2
         self._of_input, self._of_output = (_constant(m, i, weight.dtype) for i in (0, 1))
-        self._of_filters = _constant(m, 2, self.wide)
+        self._of_filters = _constant(m, 2, self._wide)
         per_image = 2 * self._t**2 * prod(self._tiles) * max(self._channels)
         self.images = max(1, _CHUNK_BYTES // per_image)
         flat = weight.permute(2, 3, 1, 0).reshape(9, -1)
-        self._filters = (self._of_filters @ flat.to(self.wide)).to(weight.dtype).view(-1, *self._channels)
+        self._filters = (self._of_filters @ flat.to(self._wide)).to(weight.dtype).view(-1, *self._channels)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[b, C, H, W] -> [b, K, *out], channels last in memory, and what `backward` needs of `x`."""
         tiles = self._transformed(x)
         values = self._of_output @ torch.bmm(tiles, self._filters).view(self._t**2, -1)
-        out = x.new_empty(len(x), *self.out, self._channels[1]).permute(0, 3, 1, 2)
+        out = x.new_empty(len(x), *self._out, self._channels[1]).permute(0, 3, 1, 2)
         for here, there in self._parts(out, values):
             here.copy_(there)
         return out, tiles
@@ -73,7 +73,7 @@ class Winograd:
     def backward(self, gradient: Tensor, tiles: Tensor, input_too: bool) -> tuple[Tensor | None, Tensor]:
         """(the gradient of x, that of the weight as [9, C * K]), from that of the output."""
         b, k = gradient.shape[:2]
-        whole = all(n % self.tile == 0 for n in self.out)
+        whole = all(n % self.tile == 0 for n in self._out)
         values = (gradient.new_empty if whole else gradient.new_zeros)(self.tile**2, b * prod(self._tiles) * k)
         for here, there in self._parts(gradient, values):
             there.copy_(here)
@@ -95,7 +95,7 @@ class Winograd:
         They are the whole tiles and those the last row and column cut.
         """
         (n, m), side = self._tiles, self.tile
-        rows, columns = (_spans(extent, side) for extent in self.out)
+        rows, columns = (_spans(extent, side) for extent in self._out)
         tiled = values.view(side, side, len(grid), n, m, -1)
         for (i, count_i, high), (j, count_j, wide) in product(rows, columns):
             y, x = i * side, j * side
