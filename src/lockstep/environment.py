@@ -75,7 +75,7 @@ def describe(
     epochs = steps * recipe.batch / images[0]
     lines = [
         ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
-        ("data", f"{recipe.dataset}: {images[0]} training and {images[1]} test images, "
+        ("data", f"{recipe.dataset}: {images[0]} training and {images[1]} {recipe.tested_on} images, "
                  f"{'x'.join(map(str, shape))}, {classes} classes"),
         ("model", f"{recipe.model}: {parameters:,} parameters, computed in {recipe.precision}"),
         ("batch", f"{recipe.batch} images a step (global) = {recipe.towers} {_plural('tower', recipe.towers)} "

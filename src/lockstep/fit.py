@@ -138,6 +138,6 @@ class _AfterStep:
         with self._log.untimed():
             if evaluate:
                 self.evaluated.update(self._session.evaluate_all(self._test_set))
-                self._log.evaluation(state.step, "test", self.evaluated)
+                self._log.evaluation(state.step, self._session.recipe.tested_on, self.evaluated)
             if self._keeper:
                 self._keeper.save(self._log, self.evaluated, required=last)

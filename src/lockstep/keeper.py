@@ -171,7 +171,7 @@ class Keeper:
         ema += f"; {views['accuracy_one_view']:.2%} without test_views" if views else ""
         log.end(
             [
-                ("accuracy", f"{best.accuracy:.2%} ({best.correct} of {best.examples} test images){ema}"),
+                ("accuracy", f"{best.accuracy:.2%} ({best.correct} of {best.examples} {recipe.tested_on} images){ema}"),
                 ("weights", str(self.run.model)),
                 (
                     "speed",

@@ -98,6 +98,11 @@ class Recipe(Settings):
         """Examples a tower sees in a step."""
         return self.batch // self.towers
 
+    @property
+    def tested_on(self) -> str:
+        """What the images of the test split are: "test", the data set's own, or "held-out"."""
+        return "held-out" if self.held_out else "test"
+
     def total_steps(self, examples: int) -> int:
         """The number of steps of the whole run, for a training set of `examples` examples."""
         if self.steps is not None:

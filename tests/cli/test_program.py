@@ -106,6 +106,14 @@ def test_idle_cores_are_pointed_out(program):
     assert (f"--towers {cores} or --set threads_per_tower={cores}" in out) == (cores > 1)
 
 
+def test_images_held_out_are_not_called_test_images(program):
+    done = program("train", "--set", "held_out=42", "--steps", 2)
+    assert done.returncode == 0, done.stderr
+    for words in ("1400 training and 42 held-out images", "accuracy on 42 held-out images", "of 42 held-out images)"):
+        assert words in done.stdout
+    assert "test images" not in done.stdout
+
+
 def test_a_model_of_ones_own(program, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"

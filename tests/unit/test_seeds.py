@@ -1,0 +1,48 @@
+"""A series of seeds in parts: what a record holds, and what may be added to it."""
+
+import json
+
+import pytest
+from benchmarks import common, seeds
+
+
+@pytest.fixture
+def results(monkeypatch, tmp_path):
+    for module in (common, seeds):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", [seeds.__file__, "toy"])
+    return tmp_path
+
+
+def runs(*accuracies):
+    return [
+        {"seed": i, "accuracy": a, "train_s": 2.0, "total_s": 3.0, "images_per_s": 4.0}
+        for i, a in enumerate(accuracies)
+    ]
+
+
+def test_a_record_has_every_run_and_their_mean_and_deviation(results):
+    figures = seeds.save_all("toy", "digest", runs(0.5, 0.7), {"processes": 2, "device": "cpu"})
+    assert figures["accuracy"] == pytest.approx(
+        {"n": 2, "median": 0.6, "min": 0.5, "max": 0.7, "mean": 0.6, "deviation": 0.02**0.5}
+    )
+    record = json.loads((results / "seeds-toy.json").read_text())
+    assert record["figures"]["accuracy"] == figures["accuracy"]
+    assert (record["runs"], record["processes"], record["digest"]) == (runs(0.5, 0.7), 2, "digest")
+
+
+def test_a_series_goes_on_where_it_was_left(results):
+    assert seeds.recorded("toy", "digest") == []
+    seeds.save_all("toy", "digest", runs(0.5), {"processes": 2, "device": "cpu"})
+    assert seeds.recorded("toy", "digest") == runs(0.5)
+
+
+@pytest.mark.parametrize("other", [{"digest": "another"}, {"machine": {"cpu": "another", "cores": 2}}])
+def test_runs_of_another_recipe_or_machine_are_not_added_to(results, other):
+    seeds.save_all("toy", "digest", runs(0.5), {"processes": 2, "device": "cpu"})
+    file = results / "seeds-toy.json"
+    before = json.dumps({**json.loads(file.read_text()), **other})
+    file.write_text(before)
+    with pytest.raises(SystemExit, match="another recipe, machine or torch"):
+        seeds.recorded("toy", "digest")
+    assert file.read_text() == before
