@@ -32,8 +32,8 @@ def conv_relu(x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int]
     dtype = conv.weight.dtype
     above, left = (int(n) for n in conv.padding)
     padding = left, left, above, above
-    result: Tensor = _ConvRelu.apply(x.to(dtype), conv.weight, conv.bias, padding, pool)  # type: ignore[no-untyped-call]
-    return result.to(x.dtype)
+    result = _Chunks.apply(x.to(dtype), conv.weight, conv.bias, padding, _PoolRelu(pool))  # type: ignore[no-untyped-call]
+    return result.to(x.dtype)  # type: ignore[no-any-return]
 
 
 def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Tensor:
@@ -41,20 +41,20 @@ def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Ten
     if x.device.type != "cpu":
         y = functional.conv2d(functional.pad(x, padding), weight)
         return functional.max_pool2d(y, 2) if pool else y
-    return _Conv.apply(x, weight, padding, pool)  # type: ignore[no-untyped-call, no-any-return]
+    return _Chunks.apply(x, weight, None, padding, _Pool() if pool else _End())  # type: ignore[no-untyped-call, no-any-return]
 
 
-class _Conv(torch.autograd.Function):
+class _Chunks(torch.autograd.Function):
+    """A convolution and what ends it, some images at a time."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, padding: Padding, pool: bool) -> Tensor:
-        ctx.pool, ctx.convolution = pool, _Convolution(x, weight, padding)
-        outputs, ctx.winners = [], []
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, end: "_End") -> Tensor:
+        ctx.end, ctx.convolution = end, _Convolution(x, weight, padding, bias)
+        outputs, ctx.kept = [], []
         for part in torch.split(x, ctx.convolution.images):
-            made = ctx.convolution.forward(part)
-            if pool:
-                made, winners = pooled(made)
-                ctx.winners.append(winners)
+            made, kept = end.forward(ctx.convolution.forward(part))
             outputs.append(made)
+            ctx.kept.append(kept)
         return torch.cat(outputs)
 
     @staticmethod
@@ -62,41 +62,59 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         convolution, inputs = ctx.convolution, []
         for i, at in enumerate(torch.split(gradient, convolution.images)):
-            if ctx.pool:
-                at = unpooled(at, ctx.winners[i], (len(at), *convolution.shape))
+            at = ctx.end.backward(at, ctx.kept[i], (len(at), *convolution.shape))
             inputs.append(convolution.backward(i, at, ctx.needs_input_grad[0]))
-        return torch.cat(inputs) if ctx.needs_input_grad[0] else None, convolution.gradients()[0], None, None
+        weight, *bias = convolution.gradients()
+        return torch.cat(inputs) if ctx.needs_input_grad[0] else None, weight, bias[0] if bias else None, None, None
 
 
-class _ConvRelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: Any, pool: Any) -> Tensor:
-        outputs, places = [], []
-        ctx.pool, ctx.convolution = pool, _Convolution(x, weight, padding, bias)
-        for part in torch.split(x, ctx.convolution.images):
-            made = ctx.convolution.forward(part)
-            if pool:
-                size, stride = pool
-                made, place = functional.max_pool2d(made, size, stride, ceil_mode=True, return_indices=True)
-                places.append(place)
-            outputs.append(made.relu_())
-        output = torch.cat(outputs)
-        ctx.save_for_backward(output, *places)
-        return output
+class _End:
+    """What comes after a convolution: here, nothing."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        output, *places = ctx.saved_tensors
-        convolution, inputs = ctx.convolution, []
-        parts = (torch.split(t, convolution.images) for t in (output, gradient))
-        for i, (made, at) in enumerate(zip(*parts, strict=True)):
-            at = torch.ops.aten.threshold_backward(at, made, 0)
-            if ctx.pool:
-                at = _unpooled(at, places[i], ctx.pool, convolution.shape)
-            inputs.append(convolution.backward(i, at, ctx.needs_input_grad[0]))
-        weight, bias = convolution.gradients()
-        return torch.cat(inputs) if ctx.needs_input_grad[0] else None, weight, bias, None, None
+    def forward(self, made: Tensor) -> tuple[Tensor, Any]:
+        """The result for the convolution's output, [b, C, H, W], and what `backward` needs of it."""
+        return made, None
+
+    def backward(self, gradient: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
+        """The gradient of the convolution's output, of `shape`."""
+        return gradient
+
+
+class _Pool(_End):
+    """A 2x2 max-pool."""
+
+    def forward(self, made: Tensor) -> tuple[Tensor, Any]:
+        return pooled(made)
+
+    def backward(self, gradient: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
+        return unpooled(gradient, kept, shape)
+
+
+class _PoolRelu(_End):
+    """Torch's max-pool of (size, stride), if there is one, and a ReLU."""
+
+    def __init__(self, pool: tuple[int, int] | None) -> None:
+        self._pool = pool
+
+    def forward(self, made: Tensor) -> tuple[Tensor, Any]:
+        place = None
+        if self._pool:
+            made, place = functional.max_pool2d(made, *self._pool, ceil_mode=True, return_indices=True)
+        return made.relu_(), (made, place)
+
+    def backward(self, gradient: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
+        made, place = kept
+        gradient = torch.ops.aten.threshold_backward(gradient, made, 0)
+        if self._pool is None:
+            return gradient
+        # Torch's backward wants the pooled tensor, and reads but its shape and memory format.
+        like = torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
+        size, stride = ([n, n] for n in self._pool)
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        result: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient, like, size, stride, [0, 0], [1, 1], True, place
+        )
+        return result
 
 
 class _Convolution:
@@ -155,15 +173,3 @@ class _Convolution:
         )  # fmt: skip
         inside = functional.pad(at, [-n for n in self._more]) if input_too and any(self._more) else at
         return [inside, *found] if has_bias else [inside, found[0]]
-
-
-def _unpooled(gradient: Tensor, place: Tensor, pool: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
-    # Torch's backward wants the pooled tensor, and reads but its shape and memory format.
-    like = torch.empty(
-        (len(gradient), *shape), dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
-    )
-    size, stride = ([n, n] for n in pool)
-    result: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-        gradient.contiguous(memory_format=torch.channels_last), like, size, stride, [0, 0], [1, 1], True, place
-    )
-    return result
