@@ -9,7 +9,11 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
+from lockstep.data import fetch
 from lockstep.data.catalog import Archive, Source
+from lockstep.errors import LockstepError
 
 Answer = bytes | int | Callable[["Handler"], None]
 
@@ -116,3 +120,20 @@ def blank_mnist() -> dict[str, bytes]:
         files[f"{part}-images-idx3-ubyte.gz"] = gzip.compress(images, 1)
         files[f"{part}-labels-idx1-ubyte.gz"] = gzip.compress(labels, 1)
     return files
+
+
+def listing(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def refused(source, place, code, *words, timeout_s=5.0):
+    """fetch fails with all of `words` and with what to do, and leaves everything as it was."""
+    before = listing(place.parent)
+    with pytest.raises(LockstepError) as caught:
+        fetch.fetch(source, place, timeout_s)
+    assert caught.value.code == code
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in (*words, source.archives[0].name, str(place), "By hand", "recipe 'digits'"):
+        assert word in message
+    assert listing(place.parent) == before
