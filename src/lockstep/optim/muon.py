@@ -26,11 +26,11 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     x = x.mT if tall else x
     # Each iteration multiplies x by a polynomial of x x'. They all commute, so only their small product is followed.
     square = x @ x.mT
-    factors = []
+    factors: list[Tensor] = []
     for _ in range(_ITERATIONS):
+        square = factors[-1] @ square @ factors[-1] if factors else square
         factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
         factor.diagonal(dim1=1, dim2=2).add_(a)
-        square = factor @ square @ factor
         factors.append(factor)
     product: Tensor = functools.reduce(torch.matmul, reversed(factors))
     x = torch.matmul(product, x)
