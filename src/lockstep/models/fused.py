@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lockstep.models.pooling import pooled, unpooled
+from lockstep.models.pooling import pool, unpooled
 from lockstep.models.winograd import Padding, Winograd, applies
 
 _CHUNK_BYTES = 5 * 2**19  # of the convolution's output in bfloat16: about what a core's caches hold
@@ -50,19 +50,19 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, end: "_End") -> Tensor:
         ctx.end, ctx.convolution = end, _Convolution(x, weight, padding, bias)
-        outputs, ctx.kept = [], []
-        for part in torch.split(x, ctx.convolution.images):
-            made, kept = end.forward(ctx.convolution.forward(part))
-            outputs.append(made)
-            ctx.kept.append(kept)
-        return torch.cat(outputs)
+        images, out = ctx.convolution.images, _empty(x, end.shape(*ctx.convolution.shape))
+        parts = zip(torch.split(x, images), torch.split(out, images), strict=True)
+        ctx.kept = [end.forward(ctx.convolution, part, into) for part, into in parts]
+        ctx.save_for_backward(out)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         convolution, inputs = ctx.convolution, []
-        for i, at in enumerate(torch.split(gradient, convolution.images)):
-            at = ctx.end.backward(at, ctx.kept[i], (len(at), *convolution.shape))
+        parts = (torch.split(whole, convolution.images) for whole in (gradient, *ctx.saved_tensors))
+        for i, (at, out) in enumerate(zip(*parts, strict=True)):
+            at = ctx.end.backward(at, out, ctx.kept[i], convolution.shape)
             inputs.append(convolution.backward(i, at, ctx.needs_input_grad[0]))
         weight, *bias = convolution.gradients()
         return torch.cat(inputs) if ctx.needs_input_grad[0] else None, weight, bias[0] if bias else None, None, None
@@ -71,23 +71,30 @@ class _Chunks(torch.autograd.Function):
 class _End:
     """What comes after a convolution: here, nothing."""
 
-    def forward(self, made: Tensor) -> tuple[Tensor, Any]:
-        """The result for the convolution's output, [b, C, H, W], and what `backward` needs of it."""
-        return made, None
+    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+        """Of one image's result, from that of the convolution's."""
+        return channels, height, width
 
-    def backward(self, gradient: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
-        """The gradient of the convolution's output, of `shape`."""
+    def forward(self, convolution: "_Convolution", x: Tensor, out: Tensor) -> Any:
+        """Write the result for the images `x` to `out`, [b, C, H, W]. Returns what `backward` needs besides it."""
+        convolution.forward(x, out)
+
+    def backward(self, gradient: Tensor, out: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
+        """The gradient of the convolution's output, `shape` for each image."""
         return gradient
 
 
 class _Pool(_End):
     """A 2x2 max-pool."""
 
-    def forward(self, made: Tensor) -> tuple[Tensor, Any]:
-        return pooled(made)
+    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+        return channels, height // 2, width // 2
 
-    def backward(self, gradient: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
-        return unpooled(gradient, kept, shape)
+    def forward(self, convolution: "_Convolution", x: Tensor, out: Tensor) -> Any:
+        return pool(convolution.forward(x), out)
+
+    def backward(self, gradient: Tensor, out: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
+        return unpooled(gradient, kept, (len(gradient), *shape))
 
 
 class _PoolRelu(_End):
@@ -96,23 +103,33 @@ class _PoolRelu(_End):
     def __init__(self, pool: tuple[int, int] | None) -> None:
         self._pool = pool
 
-    def forward(self, made: Tensor) -> tuple[Tensor, Any]:
-        place = None
-        if self._pool:
-            made, place = functional.max_pool2d(made, *self._pool, ceil_mode=True, return_indices=True)
-        return made.relu_(), (made, place)
+    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+        if not self._pool:
+            return channels, height, width
+        size, stride = self._pool
+        rows, columns = (min(-(-(n - size) // stride) + 1, -(-n // stride)) for n in (height, width))
+        return channels, rows, columns
 
-    def backward(self, gradient: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
-        made, place = kept
-        gradient = torch.ops.aten.threshold_backward(gradient, made, 0)
+    def forward(self, convolution: "_Convolution", x: Tensor, out: Tensor) -> Any:
+        if not self._pool:
+            convolution.forward(x, out).relu_()
+            return None
+        made, place = functional.max_pool2d(
+            convolution.forward(x), *self._pool, ceil_mode=True, return_indices=True
+        )
+        torch.clamp_min(made, 0, out=out)
+        return place
+
+    def backward(self, gradient: Tensor, out: Tensor, kept: Any, shape: tuple[int, ...]) -> Tensor:
+        gradient = torch.ops.aten.threshold_backward(gradient, out, 0)
         if self._pool is None:
             return gradient
         # Torch's backward wants the pooled tensor, and reads but its shape and memory format.
-        like = torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
+        like = _empty(gradient, shape)
         size, stride = ([n, n] for n in self._pool)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         result: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            gradient, like, size, stride, [0, 0], [1, 1], True, place
+            gradient, like, size, stride, [0, 0], [1, 1], True, kept
         )
         return result
 
@@ -133,13 +150,15 @@ class _Convolution:
         self._kept: list[Tensor] = []
         self._sums: list[Tensor] = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The result for the next `self.images` images, [b, C, H, W]; keeps what `backward` needs of them."""
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The result for the next `self.images` images, [b, C, H, W], in `out` if given; keeps what `backward` needs."""
         if not self._winograd:
             self._kept.append(x)
-            return functional.conv2d(self._padded(x), self._weight, self._bias, padding=self._both)
-        out, tiles = self._winograd.forward(x)
-        self._kept.append(tiles)
+            made = functional.conv2d(self._padded(x), self._weight, self._bias, padding=self._both)
+            return made if out is None else out.copy_(made)
+        if out is None:
+            out = _empty(x, self.shape)
+        self._kept.append(self._winograd.forward(x, out))
         return out if self._bias is None else out.add_(self._bias[:, None, None])
 
     def backward(self, i: int, gradient: Tensor, input_too: bool) -> Tensor | None:
@@ -173,3 +192,8 @@ class _Convolution:
         )  # fmt: skip
         inside = functional.pad(at, [-n for n in self._more]) if input_too and any(self._more) else at
         return [inside, *found] if has_bias else [inside, found[0]]
+
+
+def _empty(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Room for something of `shape` for each of the images `x`, channels last in memory."""
+    return torch.empty((len(x), *shape), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)

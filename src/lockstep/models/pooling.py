@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 
-def pooled(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The largest value of each square of [b, C, H, W], and who won, for `unpooled`.
+def pool(x: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+    """Write the largest value of each square of `x` [b, C, H, W] to `out` [b, C, H // 2, W // 2].
 
-    The result is [b, C, H // 2, W // 2], channels last in memory: an odd last row or column is left out.
+    An odd last row or column is left out. Returns who won, for `unpooled`.
     """
     upper_left, upper_right, lower_left, lower_right = _corners(x.permute(0, 2, 3, 1))
     upper, lower = torch.maximum(upper_left, upper_right), torch.maximum(lower_left, lower_right)
+    torch.maximum(upper, lower, out=out.permute(0, 2, 3, 1))
     pairs = (upper_left, upper_right), (lower_left, lower_right), (upper, lower)
-    return torch.maximum(upper, lower).permute(0, 3, 1, 2), tuple(_at_least(*pair) for pair in pairs)
+    return tuple(_at_least(*pair) for pair in pairs)
 
 
 def unpooled(gradient: Tensor, winners: Sequence[Tensor], shape: Sequence[int]) -> Tensor:

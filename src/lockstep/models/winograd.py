@@ -53,6 +53,7 @@ class Winograd:
         self._out = (shape[2] + top + bottom - 2, shape[3] + left + right - 2)
         self.tile = m = min(_POINTS, key=lambda m: prod(-(-n // m) for n in self._out) * (m + 2) ** 2)
         self._tiles = tuple(-(-n // m) for n in self._out)
+        self._spans = list(product(*(_spans(extent, m) for extent in self._out)))
         self._t = m + 2
         self._of_input, self._of_output = (_constant(m, i, weight.dtype) for i in (0, 1))
         self._of_filters = _constant(m, 2, self._wide)
@@ -61,14 +62,13 @@ class Winograd:
         flat = weight.permute(2, 3, 1, 0).reshape(9, -1)
         self._filters = (self._of_filters @ flat.to(self._wide)).to(weight.dtype).view(-1, *self._channels)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[b, C, H, W] -> [b, K, *out], channels last in memory, and what `backward` needs of `x`."""
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        """[b, C, H, W] -> [b, K, *out], written to `out`. Returns what `backward` needs of `x`."""
         tiles = self._transformed(x)
         values = self._of_output @ torch.bmm(tiles, self._filters).view(self._t**2, -1)
-        out = x.new_empty(len(x), *self._out, self._channels[1]).permute(0, 3, 1, 2)
         for here, there in self._parts(out, values):
             here.copy_(there)
-        return out, tiles
+        return tiles
 
     def backward(self, gradient: Tensor, tiles: Tensor, input_too: bool) -> tuple[Tensor | None, Tensor]:
         """(the gradient of x, that of the weight as [9, C * K]), from that of the output."""
@@ -94,21 +94,21 @@ class Winograd:
 
         They are the whole tiles and those the last row and column cut.
         """
-        (n, m), side = self._tiles, self.tile
-        rows, columns = (_spans(extent, side) for extent in self._out)
-        tiled = values.view(side, side, len(grid), n, m, -1)
-        for (i, count_i, high), (j, count_j, wide) in product(rows, columns):
-            y, x = i * side, j * side
-            here = grid.permute(0, 2, 3, 1)[:, y : y + count_i * high, x : x + count_j * wide]
-            there = tiled[:high, :wide, :, i : i + count_i, j : j + count_j].permute(2, 3, 0, 4, 1, 5)
-            yield here.view(len(grid), count_i, high, count_j, wide, -1), there
+        (n, m), side, (b, k) = self._tiles, self.tile, grid.shape[:2]
+        image, channel, row, column = grid.stride()
+        strides = image, side * row, row, side * column, column, channel
+        one = b * n * m * k  # from one of a tile's values to the next
+        for (i, count_i, high), (j, count_j, wide) in self._spans:
+            shape = b, count_i, high, count_j, wide, k
+            here = grid.as_strided(shape, strides, grid.storage_offset() + side * (i * row + j * column))
+            there = (n * m * k, m * k, side * one, k, one, 1), values.storage_offset() + (i * m + j) * k
+            yield here, values.as_strided(shape, *there)
 
     def _padded(self, b: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Zeros for `b` images that whole tiles cover [b, n * m + 2, ...], and the part of it the images are in."""
-        n, m = (count * self.tile + 2 for count in self._tiles)
-        whole = like.new_zeros(b, n, m, self._channels[0])
-        top, left = self._offset
-        return whole, whole[:, top : top + self._size[0], left : left + self._size[1]]
+        """Room for `b` images that whole tiles cover [b, n * m + 2, ...], and the part of it the images are in."""
+        whole = like.new_empty(b, *(count * self.tile + 2 for count in self._tiles), self._channels[0])
+        (top, left), (height, width) = self._offset, self._size
+        return whole, whole[:, top : top + height, left : left + width]
 
     def _cut(self, whole: Tensor, y: int, x: int, high: int, wide: int) -> Tensor:
         """The `high` x `wide` values from (y, x) on of every tile of `whole`: a view [high, wide, b, n, m, C]."""
@@ -119,6 +119,9 @@ class Winograd:
     def _transformed(self, x: Tensor) -> Tensor:
         """B' x B of every tile: [t * t, tiles, C], tiles in the order image, row, column."""
         whole, inside = self._padded(len(x), x)
+        (top, left), (height, width) = self._offset, self._size
+        for border in whole[:, :top], whole[:, top + height :], whole[:, :, :left], whole[:, :, left + width :]:
+            border.zero_()
         inside.copy_(x.permute(0, 2, 3, 1))
         tiles = self._cut(whole, 0, 0, self._t, self._t).reshape(self._t**2, -1)
         return (self._of_input @ tiles).view(self._t**2, -1, self._channels[0])
@@ -129,6 +132,8 @@ class Winograd:
         whole, inside = self._padded(b, tiles)
         parts = tiles.view(self._t, self._t, b, *self._tiles, -1)
         m, over = self.tile, 2
+        whole[:, -over:].zero_()
+        whole[:, :, -over:].zero_()
         self._cut(whole, 0, 0, m, m).copy_(parts[:m, :m])
         self._cut(whole, 0, m, m, over).add_(parts[:m, m:])
         self._cut(whole, m, 0, over, m).add_(parts[m:, :m])
