@@ -114,9 +114,7 @@ class _PoolRelu(_End):
         if not self._pool:
             convolution.forward(x, out).relu_()
             return None
-        made, place = functional.max_pool2d(
-            convolution.forward(x), *self._pool, ceil_mode=True, return_indices=True
-        )
+        made, place = functional.max_pool2d(convolution.forward(x), *self._pool, ceil_mode=True, return_indices=True)
         torch.clamp_min(made, 0, out=out)
         return place
 
@@ -151,7 +149,7 @@ class _Convolution:
         self._sums: list[Tensor] = []
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The result for the next `self.images` images, [b, C, H, W], in `out` if given; keeps what `backward` needs."""
+        """The result for the next `images` images, [b, C, H, W], in `out` if given; keeps what `backward` takes."""
         if not self._winograd:
             self._kept.append(x)
             made = functional.conv2d(self._padded(x), self._weight, self._bias, padding=self._both)
