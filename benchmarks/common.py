@@ -7,11 +7,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import numpy
-import torch
 
 from lockstep import numerics
 
@@ -76,7 +74,7 @@ HEAD = f"{'figure':<58} {'unit':<5} {'median':>8}  {'target':>9}  {'met':>3}  {'
 def save(name: str, record: dict[str, Any]) -> None:
     """Write `record`, with the machine and the versions, to benchmarks/results/<name>.json."""
     machine = {"cpu": numerics.processor(), "cores": numerics.cores(), "system": platform.platform()}
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__}
+    versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}}
     program = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="2 rounds")
     args = parser.parse_args()
-    numerics.prepare(1)  # before torch is imported
+    numerics.prepare(1)  # before anything imports torch
     import torch
 
     from lockstep.data.plan import Plan

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
     args = parser.parse_args()
     recipe = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {}))
+    numerics.prepare(recipe.threads_per_tower)  # cuBLAS asks for its part of it before its first product
     device, placement = torch.device(args.device), Placement(data=args.data.absolute() if args.data else None)
     ensure(recipe.dataset, placement.data)
     numerics.configure(recipe.threads_per_tower, exact=recipe.exact)
@@ -58,7 +59,7 @@ def main() -> None:
 
 def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     """Train and evaluate once, from new first weights in the network that `session` has compiled."""
-    train_set, test_set = session.split("train"), session.split("test")
+    train_set, test_set = session.split("train"), session.split(recipe.tested_on)
     _wait(session.device)
     started = time.perf_counter()
     model = first_model(recipe, session.network.shape, train_set)

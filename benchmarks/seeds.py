@@ -1,11 +1,13 @@
-"""Accuracy and time of a recipe over seeds: `python -m benchmarks.seeds RECIPE [--data DIR] [--seeds N]`."""
+"""Accuracy and time of a recipe over seeds: `python -m benchmarks.seeds RECIPE [--data DIR] [--seeds N]`.
+
+With --more the seeds that the record lacks are added to it, so that a series can be made in parts.
+"""
 
 import argparse
 import json
 import statistics
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 from benchmarks.common import RESULTS, save, spread, train
 from lockstep import numerics
@@ -20,14 +22,14 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
-    parser.add_argument("--more", action="store_true", help="keep the runs the record has, for a series in parts")
+    parser.add_argument("--more", action="store_true", help="add the seeds that the record lacks")
     args = parser.parse_args()
     changes = [word for setting in args.set for word in ("--set", setting)]
     digest = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {"seed": 0})).digest()
-    runs = recorded(args.recipe, digest) if args.more else []
-    for seed in range(args.first, args.first + args.seeds):
+    runs = recorded(args.recipe, digest, more=args.more)
+    figures = {}
+    for seed in sorted({*range(args.seeds)} - {run["seed"] for run in runs}):
         record = train(args.recipe, "--seed", seed, *changes, data=args.data)
         accuracy = record["accuracy"]["ema"] or record["accuracy"]["raw"]
         views = {name: record[name] for name in ("accuracy_one_view",) if name in record}
@@ -39,15 +41,22 @@ def main() -> None:
         print(f"{name:18} {values}")
 
 
-def recorded(recipe: str, digest: str) -> list[dict[str, float]]:
-    """The runs in the record, if they are of the same recipe, machine and torch."""
+def recorded(recipe: str, digest: str, *, more: bool) -> list[dict[str, float]]:
+    """The runs in the record, if `more` are to be added to it. Raises: SystemExit if they would be of two kinds.
+
+    Nor is a record replaced by one of another recipe, as --set makes it.
+    """
     file = RESULTS / f"seeds-{recipe}.json"
     if not file.exists():
         return []
     found = json.loads(file.read_text())
-    theirs = found["digest"], found["machine"]["cpu"], found["machine"]["cores"], found["versions"]["torch"]
-    if theirs != (digest, numerics.processor(), numerics.cores(), torch.__version__):
-        raise SystemExit(f"{file} holds runs of another recipe, machine or torch: remove it, or leave out --more")
+    if found["digest"] != digest:
+        raise SystemExit(f"{file} holds runs of another recipe: move it away")
+    if not more:
+        return []
+    theirs = found["machine"]["cpu"], found["machine"]["cores"], found["versions"]["torch"]
+    if theirs != (numerics.processor(), numerics.cores(), version("torch")):
+        raise SystemExit(f"{file} holds runs of another machine or torch: move it away, or leave out --more")
     runs: list[dict[str, float]] = found["runs"]
     return runs
 

@@ -3,8 +3,9 @@
 MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and the DDP script as
 two processes of one thread, TensorFlow with two towers in one process with the threads it chooses. The settings are
 the best of those tried once for each peer, and are in the record; XLA was slower than none.
-A program's figure is its median over the rounds, a round's the median of its intervals. With --more the rounds are
-added to those of the record, so that they can be spread over times when the machine is quiet.
+A program's figure is its median over the rounds; a round's is the median of its intervals, for Lockstep the mean rate
+of the run without its first five steps. With --more the rounds are added to those of the record, so that they can be
+spread over times when the machine is quiet.
 """
 
 import argparse

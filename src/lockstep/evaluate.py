@@ -76,10 +76,10 @@ def evaluate(
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
-        logits, one_view = _logits(network, recipe.augmentation.test(dataset.images[index]), recipe.test_views)
-        counts[classes, 0] += (one_view.argmax(1) == labels)[counted].sum().cpu()
-        predicted = logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
-        cells = (labels * (classes + 1) + predicted)[counted].cpu()
+        images = recipe.augmentation.test(dataset.images[index])
+        logits, one_view = _logits(network, images, recipe.test_views, counted)
+        counts[classes, 0] += (_predicted(one_view, classes) == labels)[counted].sum().cpu()
+        cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
         losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
     every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
@@ -97,11 +97,17 @@ def evaluate(
     )
 
 
-def _logits(network: Network, images: Tensor, views: str) -> tuple[Tensor, Tensor]:
+def _predicted(logits: Tensor, classes: int) -> Tensor:
+    """The class of each row of `logits`, int64 [b]; `classes`, which is none, for outputs beyond and if not finite."""
+    return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
+
+
+def _logits(network: Network, images: Tensor, views: str, counted: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [b, classes] each: by the mean over `views` of the images [b, C, H, W], and by the images alone.
 
     Half the weight is the image's where it is, half its two neighbours'; the mirror images count alike. With "unsure"
-    in `views` only those images are moved for which the two best classes are nearest to each other: a quarter.
+    in `views` only those images are moved for which the two best classes are nearest to each other: a quarter of the
+    `counted` (bool [b]).
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
     """
     one_view = network(images)
@@ -110,7 +116,7 @@ def _logits(network: Network, images: Tensor, views: str) -> tuple[Tensor, Tenso
     here = (one_view + network(images.flip(-1))) / 2
     if views == "flip":
         return here, one_view
-    chosen = _unsure(here) if "unsure" in views else torch.arange(len(images), device=images.device)
+    chosen = _unsure(here, counted) if "unsure" in views else torch.arange(len(images), device=images.device)
     height, width = images.shape[2:]
     padded = functional.pad(images[chosen], (1, 1, 1, 1), mode="reflect")
     moved = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
@@ -118,7 +124,11 @@ def _logits(network: Network, images: Tensor, views: str) -> tuple[Tensor, Tenso
     return here.index_copy(0, chosen, (here[chosen] + there) / 2), one_view
 
 
-def _unsure(logits: Tensor) -> Tensor:
-    """The rows of `logits` [b, classes] in which the two largest are nearest: int64 [a quarter of b, at least 1]."""
+def _unsure(logits: Tensor, counted: Tensor) -> Tensor:
+    """The `counted` rows of `logits` [b, classes] in which the two largest are nearest: int64 [b // 4, at least 1].
+
+    Filled up by others where fewer are counted: the network is always given as many.
+    """
     first, second = logits.softmax(1).topk(2).values.unbind(1)
-    return (first - second).argsort(stable=True)[: max(1, len(logits) // 4)]
+    margins = (first - second).masked_fill(~counted, torch.inf)
+    return margins.argsort(stable=True)[: max(1, len(logits) // 4)]

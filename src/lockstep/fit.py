@@ -62,7 +62,7 @@ def _fit(
     """`fit` in one process; process 0 has a `keeper`."""
     recipe, placement, reduction = session.recipe, session.placement, session.reduction
     session.restore(keeper.found if keeper else None)
-    train_set, test_set = session.split("train"), session.split("test")
+    train_set, test_set = session.split("train"), session.split(session.recipe.tested_on)
     steps = recipe.total_steps(len(train_set))
     check_profile(placement, session.state.step, steps)
     listeners = keeper.listeners if keeper else []

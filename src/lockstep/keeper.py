@@ -54,6 +54,7 @@ class Keeper:
                 session.network.shape,
                 note=self.tell,
                 dtype=session.network.dtype,
+                compiled=session.recipe.compile,
                 resumed=int(self.found.manifest["step"]) if self.found else None,
                 evaluations=self.run.evaluations,
             )

@@ -102,7 +102,7 @@ def _start(job: Job, processes: int) -> int:
 def _process(folder: Path, number: int, processes: int) -> "subprocess.Popen[bytes]":
     """Start one process on the job in `folder`, with the variables torchrun would give it."""
     places = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    meeting = f"{(folder / 'meeting').as_uri()}?rank={number}&world_size={processes}"  # a file: no port to be taken
+    meeting = str(folder / "meeting")  # a file: no port to be taken
     return subprocess.Popen(
         [sys.executable, "-m", "lockstep.work", str(folder / "job.json")],
         env={**os.environ, **{name: str(value) for name, value in places.items()}, MEETING: meeting},

@@ -60,6 +60,20 @@ def configure(threads: int, exact: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
+def configure_compiler(exact: bool) -> None:
+    """Set the flags of torch.compile: in exact mode no choice by a measured time, and an error where it would give up.
+
+    It imports the compiler, which takes a second.
+    """
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    inductor.deterministic = exact
+    # After so many graphs it would go on without compiling, and silently: with other bits, and in a resumed run later.
+    dynamo.recompile_limit = 64
+    dynamo.fail_on_recompile_limit_hit = True
+
+
 def cores() -> int:
     """CPU cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

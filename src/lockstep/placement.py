@@ -75,6 +75,11 @@ class Placement(Settings):
         numbers = self.device.partition(":")[2]
         return [int(number) for number in numbers.split(",")] if numbers else None
 
+    def on(self, processes: int) -> "Placement":
+        """The same on so many processes, and on the first of the GPUs that are named."""
+        device = self.device if self.gpus is None else f"cuda:{','.join(map(str, self.gpus[:processes]))}"
+        return self.model_copy(update={"processes": processes, "device": device})
+
 
 def check(recipe: Recipe, placement: Placement) -> None:
     """Raise a LockstepError if `placement` cannot serve `recipe`."""

@@ -25,16 +25,17 @@ class Recipe(Settings):
     Attributes:
         name: what the recipe is called.
         dataset: a name in DATASETS.
-        held_out: training images that are left out of training and are the test split instead of the data set's own:
-            for choosing settings, so that the test images still judge what was chosen. The same ones for every seed.
+        held_out: training images that are left out of training, which is evaluated on them instead of the test images:
+            for choosing settings, so that the test images (`lockstep eval RUN --split test`) still judge what was
+            chosen. The same ones for every seed.
         model: a name in MODELS, or package.module:function of your own.
         model_options: keyword arguments of the model's function; its docstring says which there are.
         augmentation: how images become network input.
         progressive: the images' size in training, smaller at first; None: as they are.
         label_smoothing: the part of each target that is spread over all classes, in training.
         test_views: what of an image is classified in evaluation: it alone; with its mirror image; with both of them
-            moved by one pixel up left and down right, too; or moved so only if it is among the least sure quarter. The
-            logits are averaged.
+            moved by one pixel up left and down right, too; or moved so only if it is among the least sure quarter of
+            the `eval_batch` it is evaluated with. The logits are averaged.
         towers: logical replicas T; each sees batch / T examples a step.
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them.
@@ -100,7 +101,7 @@ class Recipe(Settings):
 
     @property
     def tested_on(self) -> str:
-        """What the images of the test split are: "test", the data set's own, or "held-out"."""
+        """The split that training evaluates: "test", or "held-out" where some of the training images are."""
         return "held-out" if self.held_out else "test"
 
     def total_steps(self, examples: int) -> int:

@@ -41,7 +41,7 @@ class Session:
         except (OSError, UnicodeDecodeError) as error:
             raise LockstepError(f"data set {recipe.dataset} cannot be read: {error}", DATA) from None
         if recipe.held_out:
-            self.splits = _held_out(self.splits["train"], recipe.held_out)
+            self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
         try:
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
@@ -146,7 +146,7 @@ def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
             f"held_out: got {count}: the training set has {most + 1} images, so 0 to {most} are allowed"
         )
     kept, held = train_set.held_out(count)
-    return {"train": kept, "test": held}
+    return {"train": kept, "held-out": held}
 
 
 def first_model(recipe: Recipe, shape: tuple[int, int, int], train_set: Dataset) -> nn.Module:

@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from lockstep import rng
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
-from lockstep.numerics import memory_bytes
+from lockstep.numerics import configure_compiler, memory_bytes
 from lockstep.recipe import Recipe
 from lockstep.settings import load_object
 from lockstep.state import State, views
@@ -62,8 +62,11 @@ class Network:
             elif not isinstance(part, _NORMS):
                 _cast(part, self.dtype)
         self.parameters = dict(self.module.named_parameters())
-        # One graph for each size of images: no kernel is made for sizes that do not come.
-        self._forward = torch.compile(self.module, dynamic=False) if recipe.compile else self.module
+        self._forward: Callable[[Tensor], Tensor] = self.module
+        if recipe.compile:
+            configure_compiler(recipe.exact)
+            # One graph for each size of images: no kernel is made for sizes that do not come.
+            self._forward = torch.compile(self.module, dynamic=False)
         self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
         self.buffers = persistent_buffers(self.module)
 
@@ -99,7 +102,7 @@ class Network:
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """The derivative of `loss` by every parameter; zeros for one that is frozen or has no part in the loss."""
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
         by_name = dict(zip(trained, found, strict=True))
         return [by_name[name] if name in by_name else torch.zeros_like(p) for name, p in self.parameters.items()]
 

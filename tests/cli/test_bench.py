@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
 
-from lockstep.bench.measure import MODES, bench
+from lockstep.bench.measure import MODES, Times, bench
 from lockstep.cli import app
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
@@ -22,8 +23,23 @@ from lockstep.state import State
 QUICK = ("--steps", 4, "--warmup", 2)
 
 
+@pytest.mark.parametrize(
+    ("device", "warmup", "steps"),
+    [("cpu", 3, [1] * 20), ("cpu", 0, [1] * 23), ("cuda", 3, [8, 10, 2]), ("cuda", 0, [1, 10, 10, 2])],
+)
+def test_no_step_of_the_warm_up_is_timed(device, warmup, steps):
+    times = Times(torch.device(device), warmup)
+    for step in range(23):
+        if step % times.every == 0 or step == 22:
+            times.step(SimpleNamespace(step=step), None)
+    events, found = times.timed()
+    assert found == steps
+    assert events[-1].step == 22
+    assert sum(found) == 23 - warmup
+
+
 def test_a_table_for_one_to_n_processes(program):
-    done = program("bench", "digits", "--processes", 2, *QUICK, "--synthetic")
+    done = program("bench", "digits", "--processes", 2, *QUICK, "--synthetic", "--set", "held_out=1000")
     assert done.returncode == 0, done.stderr
     head, columns, *rows = done.stdout.splitlines()
     assert head.startswith("digits, float32, 32 images a process, synthetic; ")

@@ -4,8 +4,9 @@ import json
 import re
 
 
-def test_log_placement_says_what_is_where(program):
-    silent = program("train", "--steps", 2, "--processes", 2)
+def test_log_placement_says_what_is_where(program, tmp_path):
+    (tmp_path / "a b é").mkdir()
+    silent = program("train", "--steps", 2, "--processes", 2, TMPDIR=str(tmp_path / "a b é"))  # where processes meet
     assert "process 0" not in silent.stdout
     done = program("train", "--steps", 2, "--processes", 2, "--log-placement", "--reduction", "central")
     assert done.returncode == 0, done.stderr

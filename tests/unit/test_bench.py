@@ -127,9 +127,10 @@ def test_lines_are_aligned_and_say_it_all():
 
 @pytest.mark.parametrize("counts", [[1], [1, 2, 3], [2]])
 def test_chart_is_valid_svg_with_a_dot_for_each_measurement(counts):
-    image = ElementTree.fromstring(chart([record(count, 0.1) for count in counts]))
+    records = [{**record(count, 0.1), "recipe": "mine & <yours>"} for count in counts]
+    image = ElementTree.fromstring(chart(records))
     names = [element.tag.rpartition("}")[2] for element in image.iter()]
-    assert names.count("circle") == 2 * len(counts)
+    assert names.count("circle") == len(counts) * (2 if 1 in counts else 1)  # efficiency is against one process
     width, height = map(float, image.attrib["viewBox"].split()[2:])
     for dot in (element for element in image.iter() if element.tag.endswith("circle")):
         assert 0 < float(dot.attrib["cx"]) < width

@@ -60,6 +60,11 @@ def test_a_gpu_is_named_once():
     assert Placement(device="cuda").gpus is None
 
 
+def test_fewer_processes_take_the_first_of_the_gpus_named():
+    assert Placement(device="cuda:2,0,1").on(2) == Placement(device="cuda:2,0", processes=2)
+    assert Placement(device="cuda", processes=4).on(2) == Placement(device="cuda", processes=2)
+
+
 def test_where_no_driver_is_torch_is_not_asked_for_gpus(monkeypatch):
     monkeypatch.setattr(launch, "_DRIVERS", ("no such device",))
     monkeypatch.setattr(sys, "platform", "linux")

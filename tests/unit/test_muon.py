@@ -49,6 +49,16 @@ def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
         assert torch.allclose(moved, direction.view_as(moved), atol=1e-5)
 
 
+def test_a_filter_of_zeros_has_no_norm_to_keep_and_moves():
+    named = parameters()
+    named["a"].zero_()
+    other = named["b"].clone()
+    built(named, momentum=0.5).step()
+    assert named["a"].norm() > 0.1
+    assert all(p.isfinite().all() for p in named.values())
+    assert not named["b"].equal(other)
+
+
 def test_the_rest_is_gradient_descent_with_nesterovs_momentum():
     ours, theirs = parameters(), parameters()
     optimizer = built(ours, {"dense": 0.3}, vector_scale=2.0, matrix_scale=0.5, other_momentum=0.8)

@@ -32,9 +32,10 @@ def test_a_record_has_every_run_and_their_mean_and_deviation(results):
 
 
 def test_a_series_goes_on_where_it_was_left(results):
-    assert seeds.recorded("toy", "digest") == []
+    assert seeds.recorded("toy", "digest", more=True) == []
     seeds.save_all("toy", "digest", runs(0.5), {"processes": 2, "device": "cpu"})
-    assert seeds.recorded("toy", "digest") == runs(0.5)
+    assert seeds.recorded("toy", "digest", more=True) == runs(0.5)
+    assert seeds.recorded("toy", "digest", more=False) == []
 
 
 @pytest.mark.parametrize("other", [{"digest": "another"}, {"machine": {"cpu": "another", "cores": 2}}])
@@ -43,6 +44,12 @@ def test_runs_of_another_recipe_or_machine_are_not_added_to(results, other):
     file = results / "seeds-toy.json"
     before = json.dumps({**json.loads(file.read_text()), **other})
     file.write_text(before)
-    with pytest.raises(SystemExit, match="another recipe, machine or torch"):
-        seeds.recorded("toy", "digest")
+    with pytest.raises(SystemExit, match="of another"):
+        seeds.recorded("toy", "digest", more=True)
     assert file.read_text() == before
+
+
+def test_a_record_is_not_replaced_by_that_of_another_recipe(results):
+    seeds.save_all("toy", "digest", runs(0.5), {"processes": 2, "device": "cpu"})
+    with pytest.raises(SystemExit, match="another recipe: move it away"):
+        seeds.recorded("toy", "changed by --set", more=False)

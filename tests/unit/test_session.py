@@ -50,14 +50,13 @@ def test_sizes_the_model_or_the_images_do_not_allow_are_refused(fields, side, sa
 
 def test_held_out_images_are_tested_on_and_not_trained_on():
     made = session({**WHITENED, "held_out": 15})
-    train, test = made.splits["train"], made.splits["test"]
-    assert (len(train), len(test)) == (25, 15)
+    assert {name: len(split) for name, split in made.splits.items()} == {"train": 25, "test": 40, "held-out": 15}
     rows = {name: {image.numpy().tobytes() for image in split.images} for name, split in made.splits.items()}
     whole = {image.numpy().tobytes() for image in session(WHITENED).splits["train"].images}
-    assert rows["train"] | rows["test"] == whole
-    assert not rows["train"] & rows["test"]
+    assert rows["train"] | rows["held-out"] == whole
+    assert not rows["train"] & rows["held-out"]
     other_seed = session({**WHITENED, "held_out": 15, "seed": 7})
-    assert torch.equal(other_seed.splits["test"].images, test.images)
+    assert torch.equal(other_seed.splits["held-out"].images, made.splits["held-out"].images)
     assert made.data_sha256 != session(WHITENED).data_sha256
 
 

@@ -219,6 +219,16 @@ def test_image_scaling():
     assert pixels(torch.rand(3, 5, 4)).shape == (5, 4)
 
 
+def test_a_compiled_network_is_looked_at_from_outside():
+    module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    probe = Probe(module, compiled=True)
+    probe.arm()
+    assert not any(part._forward_hooks for part in module)
+    module(torch.ones(1, 1, 2, 2))
+    found = {value.tag for part in probe.take() for value in part.value}
+    assert found == {"images/0", "activations/logits", "sparsity/logits"}
+
+
 def test_probe_looks_once_and_counts_zeros():
     module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
     probe = Probe(module)

@@ -254,6 +254,9 @@ def test_a_frozen_first_layer_ends_the_backward_pass():
     frozen = state.by_name(tower.layout.split(tower(state, shard, 0))[0])
     for name, gradient in frozen.items():
         assert torch.equal(gradient, torch.zeros_like(gradient) if name.startswith("conv1.") else whole[name]), name
+    state.freeze(tuple(state.parameters))
+    tower, _, _ = parts(recipe, (1, 8, 8))
+    assert not tower.layout.split(tower(state, shard, 0))[0].any()
 
 
 def test_a_compiled_network_is_called_and_its_failure_is_one_message(monkeypatch):

@@ -94,11 +94,23 @@ class Still:
 
 
 class Times:
-    """A listener that keeps what steps took. On a GPU every tenth tells: to hear of a step is to wait for it there."""
+    """A listener that keeps what steps took.
 
-    def __init__(self, device: torch.device) -> None:
-        self.every: int | None = 10 if device.type == "cuda" else 1
-        self.events: list[StepEvent] = []
+    To hear of a step is to wait for a GPU: there, after the `warmup` steps, it hears of every tenth.
+    """
+
+    def __init__(self, device: torch.device, warmup: int) -> None:
+        self.every: int | None = 1
+        self._later = 10 if device.type == "cuda" else 1
+        self._warmup = warmup
+        self._events: list[StepEvent] = []
+
+    def timed(self) -> tuple[list[StepEvent], list[int]]:
+        """The events after the warm-up, and of how many steps each tells."""
+        before = [-1, *(event.step for event in self._events)]
+        pairs = zip(before, self._events, strict=False)
+        spans = [(event, event.step - last) for last, event in pairs if event.step >= self._warmup]
+        return [event for event, _ in spans], [steps for _, steps in spans]
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
         """Nothing."""
@@ -108,7 +120,9 @@ class Times:
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Keep it."""
-        self.events.append(event)
+        self._events.append(event)
+        if event.step + 1 >= self._warmup:
+            self.every = self._later
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Nothing."""
@@ -135,7 +149,9 @@ def bench(
 ) -> dict[str, Any]:
     """Time `steps` steps after `warmup` others, every process alike; returns the record, equal in every process."""
     # One kind of step: images of full size, all layers trained.
-    recipe = make(recipe.model_dump(mode="json"), {"steps": warmup + steps, "progressive": None, "freeze": {}})
+    recipe = make(
+        recipe.model_dump(mode="json"), {"steps": warmup + steps, "progressive": None, "freeze": {}, "held_out": 0}
+    )
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
     session = Session(recipe, placement, reduction, device, splits)
     dataset: Any = session.split("train")
@@ -146,7 +162,7 @@ def bench(
     if "forward-only" in modes:
         tower, state = Forward(recipe, session.network), Still(state)
     apart = "independent" in modes or "forward-only" in modes  # without gradients there is nothing to exchange
-    times = Times(device)
+    times = Times(device, warmup)
     log = Log(recipe, placement, len(dataset), [times], processes=reduction.processes, device=device)
     log.start([])
     train(recipe, dataset, Alone(reduction) if apart else reduction, tower, state, log)
@@ -161,7 +177,7 @@ def bench(
         "precision": recipe.precision,
         "threads": recipe.threads_per_tower,
         "steps": steps,
-        **_speed(recipe.batch, [event for event in times.events if event.step >= warmup], reduction),
+        **_speed(recipe.batch, *times.timed(), reduction),
         "peak_memory_bytes": memory,
         "vector_bytes": 4 * tower.layout.length,
         **_ceiling(recipe, dataset, tower, state, reduction, device),
@@ -169,13 +185,15 @@ def bench(
     }
 
 
-def _speed(batch: int, timed: Sequence[StepEvent], reduction: Reduction) -> dict[str, Any]:
-    """images_per_s is batch / mean seconds a step, of the slowest process; images_per_s_error is its standard error
-    and images_per_s_jitter 1.4826 times the median absolute deviation of the steps' rates, in process 0, as
+def _speed(batch: int, timed: Sequence[StepEvent], steps: Sequence[int], reduction: Reduction) -> dict[str, Any]:
+    """From events, and of how many steps each tells: on a GPU ten, elsewhere one.
+
+    images_per_s is batch / mean seconds a step, of the slowest process; images_per_s_error is its standard error
+    and images_per_s_jitter 1.4826 times the median absolute deviation of the events' rates, in process 0, as
     tf_cnn_benchmarks prints them. s_per_step_median and split, the mean seconds a step by part, are of process 0.
     """
     seconds = [event.s_per_step for event in timed]
-    slowest = float(reduction.gather(torch.tensor([statistics.fmean(seconds)], dtype=torch.float64)).max())
+    slowest = float(reduction.gather(torch.tensor([statistics.fmean(seconds, steps)], dtype=torch.float64)).max())
     rates = [batch / s for s in seconds]
     middle = statistics.median(rates)
     return {

@@ -86,11 +86,11 @@ def bench(
     modes = tuple(name for name, chosen in on.items() if chosen)
     recipe, _ = recipe_of(what, overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision}))
     fields: dict[str, Any] = {"device": device, "reduction": reduction, "data": data.absolute() if data else None}
-    most = processes or places(recipe, validated(Placement, fields))
+    placement = validated(Placement, {**fields, "processes": processes})
+    most = processes or places(recipe, placement)
 
     def measure(count: int, modes: tuple[str, ...]) -> dict[str, Any]:
-        placement = validated(Placement, {**fields, "processes": count})
-        return _measure(recipe, placement, steps, warmup, modes)
+        return _measure(recipe, placement.on(count), steps, warmup, modes)
 
     records: list[dict[str, Any]] = []
     for count in range(most if only else 1, most + 1):

@@ -15,7 +15,10 @@ def evaluate(
     weights: Annotated[
         Literal["ema", "raw"] | None, typer.Option(help="Default: ema if the run keeps an average, else raw.")
     ] = None,
-    split: Annotated[str, typer.Option(help="test or train (undistorted), or another the data set has.")] = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(help="train (undistorted), test, or another there is. Default: test, or held-out if images are."),
+    ] = None,
     examples: Annotated[
         int | None, typer.Option(metavar="N", help="Only the first N of the split. Default: all.")
     ] = None,
@@ -74,7 +77,7 @@ def evaluate(
     fields = {"device": device, "processes": processes, "data": data.absolute() if data else None}
     job = Job(
         command="eval", recipe=recipe, placement=validated(Placement, fields), path=run,
-        weights=weights, split=split, examples=examples, watch=watch, interval=interval, once=once,
+        weights=weights, split=split or recipe.tested_on, examples=examples, watch=watch, interval=interval, once=once,
         json_output=json_output, started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))

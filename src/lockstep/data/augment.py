@@ -83,9 +83,7 @@ def translate(images: Tensor, keys: Keys, pixels: int, flips: NDArray[np.bool_])
 
 def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Tensor:
     """(pixel / 255 - mean) / deviation of each channel; uint8 [b, H, W, C] -> float32 [b, C, H, W], channels last."""
-    scales = 1.0 / (255.0 * torch.tensor(deviations, dtype=torch.float64))
-    offsets = -torch.tensor(means, dtype=torch.float64) / torch.tensor(deviations, dtype=torch.float64)
-    scales, offsets = (values.float().to(images.device) for values in (scales, offsets))
+    scales, offsets = _affine(tuple(means), tuple(deviations), images.device)
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
 
@@ -120,8 +118,8 @@ def resize(images: Tensor, size_px: int) -> Tensor:
     batch, channels, height, width = images.shape
     if (height, width) == (size_px, size_px):
         return images
-    across = torch.kron(_weights(width, size_px), torch.eye(channels)).to(images.device)  # [s C, W C]
-    down = _weights(height, size_px).to(images.device)  # [s, H]
+    across = _weights(width, size_px, channels, images.device)  # [s C, W C]
+    down = _weights(height, size_px, 1, images.device)  # [s, H]
     rows = images.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
     shrunk = torch.matmul(down, torch.matmul(rows, across.T))
     return shrunk.view(batch, size_px, size_px, channels).permute(0, 3, 1, 2)
@@ -187,12 +185,19 @@ def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:
     return np.where(index >= extent, 2 * (extent - 1) - index, index)
 
 
+@cache  # as what follows: a constant made anew is another copy to a GPU, and waits for it
+def _affine(means: tuple[float, ...], deviations: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(factor, summand), float32 [C] each, that take a pixel to what `normalise` makes of it."""
+    wide, centres = (torch.tensor(values, dtype=torch.float64) for values in (deviations, means))
+    return (1.0 / (255.0 * wide)).float().to(device), (-centres / wide).float().to(device)
+
+
 @cache
-def _weights(extent: int, size: int) -> Tensor:
-    """float32 [size, extent]: how much of each old row is in each new one."""
+def _weights(extent: int, size: int, channels: int, device: torch.device) -> Tensor:
+    """float32 [size C, extent C]: how much of each old row of `channels` values is in each new one."""
     identity = torch.eye(extent).view(1, 1, extent, extent)
     shrunk = torch.nn.functional.interpolate(identity, (size, extent), mode="bilinear", antialias=True)
-    return shrunk.view(size, extent)
+    return torch.kron(shrunk.view(size, extent), torch.eye(channels)).to(device)
 
 
 def _per_image(values: NDArray[np.floating[Any]], device: torch.device) -> Tensor:

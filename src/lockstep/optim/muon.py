@@ -8,6 +8,7 @@ from torch import Tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 3
+_LEAST_NORM = 1e-12  # a filter that starts as zeros has none
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class Muon(torch.optim.Optimizer):
         """Move filters of one shape together: their matrix products are one."""
         moved = torch.stack([self._nesterov(f, momentum).flatten(1) for f in filters])
         for filter_, direction in zip(filters, orthogonalised(moved), strict=True):
-            filter_.mul_(len(filter_) ** 0.5 / filter_.norm())
+            filter_.mul_(len(filter_) ** 0.5 / filter_.norm().clamp_(min=_LEAST_NORM))
             filter_.sub_(direction.view_as(filter_), alpha=rate)
 
     def _nesterov(self, parameter: Tensor, momentum: float, decay: float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,12 +27,13 @@ R = TypeVar("R")
 def connect(kind: str, towers: int, device: torch.device) -> "Processes":
     """Join the run's other processes, as the launcher's environment variables say, for the reduction `kind`."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        init_method=os.environ.get(reduce.MEETING),  # None: torchrun's own variables
-        timeout=_TIMEOUT,
-        device_id=device if device.type == "cuda" else None,
-    )
+    where: dict[str, Any] = {}  # none: torchrun's own variables
+    if meeting := os.environ.get(reduce.MEETING):
+        rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = dist.FileStore(meeting, processes)  # type: ignore[attr-defined]
+        where = {"store": store, "rank": rank, "world_size": processes}
+    gpu = device if device.type == "cuda" else None
+    dist.init_process_group(backend, timeout=_TIMEOUT, device_id=gpu, **where)
     return Processes(towers, kind, device)
 
 

@@ -16,17 +16,18 @@ class Probe:
 
     Of the first tower of process 0, from the very pass that gives the step its gradient. Activations are the outputs
     of the modules of `torch.nn.modules.activation` (by name, without a leading "activations.") and of `module` itself
-    ("logits"): of the tower's first images, as many as hold 2^20 values.
+    ("logits"): of the tower's first images, as many as hold 2^20 values. compiled: leave the inner ones alone, whose
+    hooks would become part of what is compiled, and so another computation.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, compiled: bool = False) -> None:
         self._armed = False
         self._found: list[Any] = []
         self._handles: list[Any] = []
         self._activations = {
             name.removeprefix("activations."): part
             for name, part in module.named_modules()
-            if type(part).__module__ == "torch.nn.modules.activation"
+            if type(part).__module__ == "torch.nn.modules.activation" and not compiled
         }
         module.register_forward_pre_hook(self._inputs)
         module.register_forward_hook(self._hook("logits", last=True))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, LEFT, TOP = 420, 280, 52, 26
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
@@ -17,7 +18,7 @@ class Panel:
         self, number: int, title: str, x: tuple[float, float], y: tuple[float, float], x_ticks: Ticks, y_ticks: Ticks
     ) -> None:
         self._left, self._x, self._y = number * (WIDTH + LEFT + 20) + LEFT, x, y
-        self.parts = [f'<text x="{self._left}" y="16" font-weight="bold">{title}</text>']
+        self.parts = [f'<text x="{self._left}" y="16" font-weight="bold">{escape(title)}</text>']
         for value, text in y_ticks:
             at = self._at(x[0], value)[1]
             self.parts.append(f'<path d="M{self._left} {at:.1f}h{WIDTH}" stroke="#ddd"/>')
@@ -49,7 +50,7 @@ class Panel:
             x, y = self._left + WIDTH - 190, TOP + low * HEIGHT + 17 * i
             dash = ' stroke-dasharray="5 4"' if dashed else ""
             self.parts.append(f'<path d="M{x} {y}h26" stroke="{colour}" stroke-width="2"{dash}/>')
-            self.parts.append(f'<text x="{x + 32}" y="{y + 4}">{text}</text>')
+            self.parts.append(f'<text x="{x + 32}" y="{y + 4}">{escape(text)}</text>')
 
 
 def ticks(high: float, most: int = 6) -> list[float]:

@@ -37,6 +37,7 @@ class TensorBoard:
         *,
         note: Callable[[str], None],
         dtype: torch.dtype = torch.float32,
+        compiled: bool = False,
         resumed: int | None = None,
         evaluations: Callable[[int], list[dict[str, Any]]] = lambda step: [],
     ) -> None:
@@ -44,7 +45,7 @@ class TensorBoard:
         self._folder, self._note = folder, note
         self._module, self._shape, self._dtype = module, shape, dtype
         self._resumed, self._evaluations = resumed, evaluations
-        self._probe = Probe(module)
+        self._probe = Probe(module, compiled)
         self._events: EventFile | None = None
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
