@@ -31,6 +31,7 @@ def connect(kind: str, towers: int, device: torch.device) -> "Processes":
     if meeting := os.environ.get(reduce.MEETING):
         rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         store = dist.FileStore(meeting, processes)  # type: ignore[attr-defined]
+        store.set_timeout(_TIMEOUT)
         where = {"store": store, "rank": rank, "world_size": processes}
     gpu = device if device.type == "cuda" else None
     dist.init_process_group(backend, timeout=_TIMEOUT, device_id=gpu, **where)
