@@ -65,8 +65,7 @@ class Network:
         self._forward: Callable[[Tensor], Tensor] = self.module
         if recipe.compile:
             configure_compiler(recipe.exact)
-            # One graph for each size of images: no kernel is made for sizes that do not come.
-            self._forward = torch.compile(self.module, dynamic=False)
+            self._forward = torch.compile(self.module, dynamic=False)  # one graph for each size of images that comes
         self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
         self.buffers = persistent_buffers(self.module)
 
