@@ -111,6 +111,7 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     """Evaluations go to stdout, at once so that a pipe's reader sees them; other words to stderr."""
     from lockstep import watch
     from lockstep.report import evaluation
+    from lockstep.report.console import discard
     from lockstep.session import Session
 
     session = Session(job.recipe, job.placement, reduction, device)
@@ -121,11 +122,15 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
 
     def tell(evaluated: evaluation.Evaluated) -> None:
         if job.json_output:
-            print(json.dumps(evaluated.record()), flush=True)
+            lines = [json.dumps(evaluated.record())]
         elif job.watch:
-            print(evaluation.precision_line(evaluated), flush=True)
+            lines = [evaluation.precision_line(evaluated)]
         else:
-            print(evaluation.summary_line(evaluated), "", *evaluation.table_lines(evaluated), sep="\n", flush=True)
+            lines = [evaluation.summary_line(evaluated), "", *evaluation.table_lines(evaluated)]
+        try:
+            print(*lines, sep="\n", flush=True)
+        except BrokenPipeError:  # as in `lockstep eval | head`
+            discard(sys.stdout)
 
     if job.watch:
         watch.watch(evaluator, interval=job.interval, once=job.once, tell=tell, note=note)

@@ -138,3 +138,11 @@ def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "0"
     assert json.loads((tmp_path / "runs/piped/result.json").read_text())["steps"] == 30
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(program, tmp_path, processes):
+    assert program("train", "--steps", 3, "--processes", 1, "--name", "r").returncode == 0
+    command = f"{sys.executable} -m lockstep eval runs/r --processes {processes} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.stderr, done.stdout) == ("", "0\n")

@@ -61,7 +61,7 @@ class Plain:
             try:
                 print(*texts, sep="\n", file=self._stream, flush=True)
             except BrokenPipeError:  # as in `lockstep train | head`
-                _discard(self._stream)
+                discard(self._stream)
 
 
 class Live:
@@ -116,7 +116,7 @@ def _still_training() -> contextlib.suppress:
     return contextlib.suppress(OSError)
 
 
-def _discard(stream: IO[str]) -> None:
+def discard(stream: IO[str]) -> None:
     """Let what is still to come on `stream`, the interpreter's last flush too, go nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
