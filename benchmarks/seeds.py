@@ -50,7 +50,7 @@ def recorded(recipe: str, digest: str, *, more: bool) -> list[dict[str, float]]:
     if not file.exists():
         return []
     found = json.loads(file.read_text())
-    if found["digest"] != digest:
+    if found.get("digest") != digest:
         raise SystemExit(f"{file} holds runs of another recipe: move it away")
     if not more:
         return []

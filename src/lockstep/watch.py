@@ -38,11 +38,8 @@ class Evaluator:
         if weights == "ema" and own == "raw":
             raise LockstepError(f"{path} keeps no average of its weights: use --weights raw")
         self.split, self.weights = split, weights or own
-        self.usual = (split, self.weights, len(self.dataset)) == (
-            session.recipe.tested_on,
-            own,
-            len(session.splits[split]),
-        )
+        whole = len(self.dataset) == len(session.splits[split])
+        self.usual = whole and (split, self.weights) == (session.recipe.tested_on, own)
         self.is_first = session.reduction.process == 0
 
     def __call__(self, found: Checkpoint | None) -> Evaluated:

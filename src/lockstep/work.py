@@ -111,7 +111,6 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     """Evaluations go to stdout, at once so that a pipe's reader sees them; other words to stderr."""
     from lockstep import watch
     from lockstep.report import evaluation
-    from lockstep.report.console import discard
     from lockstep.session import Session
 
     session = Session(job.recipe, job.placement, reduction, device)
@@ -130,6 +129,8 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
         try:
             print(*lines, sep="\n", flush=True)
         except BrokenPipeError:  # as in `lockstep eval | head`
+            from lockstep.report.console import discard
+
             discard(sys.stdout)
 
     if job.watch:

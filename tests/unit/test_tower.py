@@ -273,6 +273,8 @@ def test_a_compiled_network_is_called_and_its_failure_is_one_message(monkeypatch
     images = torch.rand(4, 1, 8, 8)
     network.module.eval()
     assert asked == [(network.module, False)]
+    assert torch._inductor.config.deterministic
+    assert torch._dynamo.config.fail_on_recompile_limit_hit
     assert torch.equal(network(images), network.module(images) * 2)
 
     class CppCompileError(RuntimeError):
