@@ -63,7 +63,7 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     _wait(session.device)
     started = time.perf_counter()
     model = first_model(recipe, session.network.shape, train_set)
-    session.state = State(recipe, model, persistent_buffers(model), session.device)
+    session.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), session.device)
     log = Log(recipe, session.placement, len(train_set), [], processes=1, device=session.device)
     log.start([])
     train(recipe, train_set, session.reduction, Tower(recipe, session.network), session.state, log)

@@ -1,7 +1,7 @@
 """Checkpoints: atomic, checksummed, no pickle; each a folder that exists whole or not at all.
 
     step-000001000/state.safetensors   what State.tensors() returned
-    step-000001000/manifest.json       size and sha256 of that file, the recipe's digest, the data's sha256
+    step-000001000/manifest.json       size and sha256 of that file; sha256 of recipe, data and the model's source
 
 Nothing in them depends on the number of processes: a one-process run's files equal a four-process run's.
 """
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import flush, replace, share
 
 _STATE = "state.safetensors"
 _MANIFEST = "manifest.json"
@@ -50,17 +51,25 @@ def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Pat
     try:
         temporary.mkdir(parents=True)
         save_file(tensors, temporary / _STATE)
+        share(temporary / _STATE)
         files = {_STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}}
         manifest = {"step": step, **facts, "files": files}
-        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        (temporary / _MANIFEST).write_bytes(_json(manifest))
         for path in (temporary / _STATE, temporary / _MANIFEST, temporary):
-            _flush(path)
+            flush(path)
         temporary.rename(final)
-        _flush(folder)
+        flush(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise error if isinstance(error, OSError) else OSError(str(error)) from error
     return final
+
+
+def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
+    """Add `facts` to the manifest of the checkpoint after `step` updates, if there is one. Raises: OSError."""
+    path = folder / _name(step) / _MANIFEST
+    if path.exists():
+        replace(path, _json(json.loads(path.read_text()) | facts))
 
 
 def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
@@ -97,6 +106,15 @@ def read_step(folder: Path, step: int) -> Checkpoint:
 
 def read(path: Path) -> Checkpoint:
     """The checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it is no longer there."""
+    manifest = _checked(path)
+    try:
+        return Checkpoint(path, manifest, load_file(path / _STATE))
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, error) from None
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    """The manifest of the checkpoint at `path`, whose file is what it says. Raises: as `read`."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         expected = manifest["files"][_STATE]
@@ -104,11 +122,15 @@ def read(path: Path) -> Checkpoint:
             raise ValueError(f"{_STATE} has {size} bytes, not {expected['bytes']}")
         if _sha256(path / _STATE) != expected["sha256"]:
             raise ValueError(f"{_STATE} is not the file that was written (its sha256 differs)")
-        return Checkpoint(path, manifest, load_file(path / _STATE))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if not os.path.lexists(path):
-            raise FileNotFoundError(f"{path} was deleted while it was read") from None
-        raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
+        return dict(manifest)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> Exception:
+    if not os.path.lexists(path):
+        return FileNotFoundError(f"{path} was deleted while it was read")
+    return LockstepError(f"checkpoint {path} is damaged ({error})", DATA)
 
 
 def clear_ahead(folder: Path, step: int) -> None:
@@ -118,25 +140,47 @@ def clear_ahead(folder: Path, step: int) -> None:
     """
     for path in _newest_first(folder):
         if _step(path) > step:
-            target = path.with_name(f"damaged-{path.name}")
-            shutil.rmtree(target, ignore_errors=True)
-            path.rename(target)
+            _set_aside(path)
     for path in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints and the one with the best accuracy (the earliest of equals).
+def prune(folder: Path, keep: int, whole: set[Path]) -> None:
+    """Delete all but the `keep` newest whole checkpoints and the one with the best accuracy (the earliest of equals).
 
-    One that goes is renamed first: whoever reads it finds it whole or not at all.
+    `whole` are the ones known to be so, and grows: before one is deleted, those that are kept in its place are read
+    once. Damaged ones are set aside. One that goes is renamed first: whoever reads it finds it whole or not at all.
     """
     paths = list(_newest_first(folder))
+    if len(paths) > keep:
+        paths = [path for path in paths if path in whole or _verified(path, whole)]
     accuracies = {path: _accuracy(path) for path in reversed(paths)}
     best = max(accuracies, key=lambda path: accuracies[path], default=None)
     for path in paths[keep:]:
         if path != best or accuracies[path] < 0:
             with contextlib.suppress(OSError):  # as with what cannot be deleted: it costs room, not the run
                 shutil.rmtree(path.rename(folder / f".deleting-{path.name}"), ignore_errors=True)
+
+
+def _verified(path: Path, whole: set[Path]) -> bool:
+    """Whether the checkpoint at `path` is whole: then it is added to `whole`, else set aside."""
+    try:
+        _checked(path)
+    except FileNotFoundError:
+        return False
+    except LockstepError:
+        _set_aside(path)
+        return False
+    whole.add(path)
+    return True
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the checkpoint at `path`, to `damaged-...`."""
+    target = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(target)
 
 
 def _accuracy(path: Path) -> float:
@@ -164,9 +208,5 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _json(manifest: dict[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()

@@ -2,7 +2,9 @@
 
 import os
 import platform
+import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,62 @@ import torch
 
 from lockstep import numerics
 from lockstep.placement import Placement
-from lockstep.recipe import Recipe
+from lockstep.recipe import Recipe, dotted
 from lockstep.reduce import Reduction, owned
+
+_LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
+_VARIABLES = re.compile(r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE")
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:
     """What the bits of a run depend on besides its recipe: they are promised only where all of this is equal."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else numerics.processor(),
+        "cpu": numerics.cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "environment": {key: os.environ.get(key) for key in numerics.environment(1)},
+        **({"gpu": _gpu(device)} if device.type == "cuda" else {}),
+        "environment": {
+            key: os.environ.get(key)
+            for key in sorted({*numerics.environment(1), *filter(_VARIABLES.fullmatch, os.environ)})
+        },
         "versions": {
             "lockstep": _own_version(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": numpy.__version__,
+            **{name: _library(pattern) for name, pattern in _LIBRARIES.items()},
         },
+    }
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """`entry: before -> after` for each entry of two fingerprints that differs.
+
+    An entry that only a newer release of Lockstep records is no difference; an environment variable that only one has
+    is one.
+    """
+    old, new = dotted(before), dotted(after)
+    names = [name for name in {**new, **old} if name.startswith("environment.") or (name in old and name in new)]
+    return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
+
+
+def _library(pattern: str) -> str | None:
+    found = re.search(pattern, torch.__config__.show())
+    return found[1] if found else None
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    """Architecture and libraries of a CUDA device."""
+    try:
+        driver: str | None = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        driver = None
+    return {
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
+        "cuda": torch.version.cuda,  # cuBLAS comes with it
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "driver": driver,
     }
 
 
@@ -42,14 +84,12 @@ def here(device: torch.device) -> str:
     return f"{socket.gethostname()}, pid {os.getpid()}, {what}, {total / 2**30:.1f} GiB"
 
 
-def encoded(text: str) -> torch.Tensor:
-    """`text` as uint8 [256], so that processes can exchange it."""
-    return torch.tensor(list(text.encode()[:256].ljust(256)), dtype=torch.uint8)
-
-
-def decoded(table: torch.Tensor) -> str:
-    """The text of `encoded`."""
-    return bytes(table.tolist()).decode(errors="replace").strip()
+def exchange(text: str, reduction: Reduction) -> list[str]:
+    """Every process's `text`, in order of process."""
+    data = text.encode()
+    longest = int(reduction.gather(torch.tensor([len(data)])).max())
+    padded = torch.tensor(list(data.ljust(longest)), dtype=torch.uint8)
+    return [bytes(row.tolist()).decode().rstrip() for row in reduction.gather(padded)]
 
 
 def towers_of(recipe: Recipe, processes: int, process: int) -> str:

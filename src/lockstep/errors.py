@@ -7,7 +7,7 @@ CRASH = 1
 USAGE = 2
 DATA = 3
 ENVIRONMENT = 4
-SIGNAL_BASE = 128  # 130 after Ctrl-C, 143 after SIGTERM, as shells count
+SIGNAL_BASE = 128  # 129 after SIGHUP, 130 after Ctrl-C, 143 after SIGTERM, as shells count
 
 
 class LockstepError(Exception):

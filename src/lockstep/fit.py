@@ -34,35 +34,41 @@ def fit(
     resume: bool = False,
     numbered: bool = False,
     to_stderr: bool = False,
-    asked: Callable[[], Sequence[bool]] = lambda: (False, False),
+    strict: bool = False,
+    asked: Callable[[], Sequence[bool]] = lambda: (False, False, False),
     started: float | None = None,
 ) -> tuple[dict[str, Any] | None, Signals | None]:
     """Train in the run folder `path`: a new one (at the next number if `numbered`), or with `resume` the one there.
 
-    `asked` is as in `train`; `started` is the time.time() the program was started at. Returns the result record (in
-    process 0) and None, or None and the signal that stopped the run.
+    `asked` says whether this process was sent each of `train.SIGNALS`; `started` is the time.time() the program was
+    started at. With `strict` a run is not resumed with other arithmetic or another source of its model. Returns the
+    result record (in process 0) and None, or None and the signal that stopped the run.
     Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
     """
     started = time.time() if started is None else started
     session = Session(recipe, placement, reduction, device)
-    check_profile(placement, 0, recipe.total_steps(len(session.splits["train"])))
+    train_set = session.split("train")
+    check_profile(placement, 0, recipe.total_steps(len(train_set)))
+    probed = session.probe(train_set)  # before there is a folder: what is wrong with the model leaves nothing behind
     if reduction.process != 0:
-        return _fit(session, None, asked, started)
-    with closing(Keeper(session, path, resume=resume, numbered=numbered, to_stderr=to_stderr)) as keeper:
+        return _fit(session, train_set, None, asked, started)
+    with closing(Keeper(session, path, probed, resume=resume, numbered=numbered, to_stderr=to_stderr)) as keeper:
         try:
-            return _fit(session, keeper, asked, started)
+            if resume:
+                keeper.compare(strict)
+            return _fit(session, train_set, keeper, asked, started)
         except OSError as error:
             where = f"cannot write in {keeper.run.path}: {error.strerror or error}"
             raise LockstepError(f"{where}. Its checkpoints are untouched", ENVIRONMENT) from None
 
 
 def _fit(
-    session: Session, keeper: Keeper | None, asked: Callable[[], Sequence[bool]], started: float
+    session: Session, train_set: Dataset, keeper: Keeper | None, asked: Callable[[], Sequence[bool]], started: float
 ) -> tuple[dict[str, Any] | None, Signals | None]:
     """`fit` in one process; process 0 has a `keeper`."""
     recipe, placement, reduction = session.recipe, session.placement, session.reduction
     session.restore(keeper.found if keeper else None)
-    train_set, test_set = session.split("train"), session.split(session.recipe.tested_on)
+    test_set = session.split(session.recipe.tested_on)
     steps = recipe.total_steps(len(train_set))
     check_profile(placement, session.state.step, steps)
     listeners = keeper.listeners if keeper else []
@@ -78,19 +84,30 @@ def _fit(
     after_step = _AfterStep(session, keeper, log, test_set, steps, profile)
     evaluated = after_step.evaluated
     try:
-        stop = train(recipe, train_set, reduction, tower, session.state, log, asked=asked, after_step=after_step)
-        if stop is not None and not session.state.is_finite():
-            raise OverflowedError(session.state.step)
+        stop = train(
+            recipe,
+            train_set,
+            reduction,
+            tower,
+            session.state,
+            log,
+            asked=lambda: (*asked(), keeper is not None and keeper.saver.due()),
+            digest_every=placement.digest_every,
+            after_step=after_step,
+        )
+        if stop is not None:
+            after_step.check(session.state)
     except NonFiniteError as error:
+        session.together()  # else what process 0 saves is its own alone
         # All processes wait here until process 0 has saved, so that none reports what may not come true.
-        saved = reduction.broadcast(keeper.not_finite(log).encode() if keeper else None).decode()
+        saved = reduction.broadcast(keeper.not_finite().encode() if keeper else None).decode()
         raise LockstepError(f"{error}. {saved}", error.code) from None
     finally:
         if profile:
             profile.stop()
     if stop is not None:
         if keeper:
-            keeper.stopped(log, evaluated)
+            keeper.stopped(log)
         return None, stop
     if not evaluated:  # resumed after the last step, before the result was written
         evaluated.update(session.evaluate_all(test_set))
@@ -100,7 +117,7 @@ def _fit(
 
 
 class _AfterStep:
-    """What comes after an update: evaluation and saving when they are due, and no part of them in a profile.
+    """What comes after an update: saving and evaluation when they are due, and no part of them in a profile.
 
     Attributes:
         evaluated: the results on the test split of the weights as they are now, if there are any.
@@ -119,25 +136,36 @@ class _AfterStep:
         self._test_set, self._steps, self._profile = test_set, steps, profile
         self.evaluated: dict[str, Evaluation] = {}
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: State, save: bool) -> None:
         self.evaluated.clear()
         if self._profile:
             with self._log.untimed():
                 self._profile.after(state.step)
-        self._evaluate_and_save(state)
+        if self._keeper:
+            self._keeper.stepped(self._log)
+        self._save_and_evaluate(state, save)
         if self._profile:
             self._profile.before(state.step)
 
-    def _evaluate_and_save(self, state: State) -> None:
+    def check(self, state: State) -> None:
+        """Raise, in every process, unless `state` is finite and has equal bits in all: only such is ever saved."""
+        if not state.is_finite():
+            raise OverflowedError(state.step)
+        self._session.together()
+
+    def _save_and_evaluate(self, state: State, save: bool) -> None:
         placement, last = self._session.placement, state.step == self._steps
         evaluate = last or (placement.eval_every is not None and state.step % placement.eval_every == 0)
-        if not evaluate and state.step % placement.save_every != 0:
+        if not (save or evaluate or state.step % placement.save_every == 0):
             return
-        if not state.is_finite():  # so that every checkpoint is a good one
-            raise OverflowedError(state.step)
-        with self._log.untimed():
-            if evaluate:
+        self.check(state)
+        if self._keeper:
+            self._keeper.save()
+        if evaluate:
+            with self._log.untimed():
                 self.evaluated.update(self._session.evaluate_all(self._test_set))
                 self._log.evaluation(state.step, self._session.recipe.tested_on, self.evaluated)
-            if self._keeper:
-                self._keeper.save(self._log, self.evaluated, required=last)
+                if self._keeper:
+                    self._keeper.record_accuracy(self.evaluated)
+        if last and self._keeper:
+            self._keeper.require_saved()

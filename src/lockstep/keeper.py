@@ -1,47 +1,73 @@
 """Keeper: process 0's hold on the run folder, and all that is written there."""
 
 import json
+import os
+import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep import checkpoint
 from lockstep.data.dataset import Dataset
-from lockstep.environment import describe, fingerprint
+from lockstep.environment import changes, describe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.evaluate import Evaluation
+from lockstep.files import append, flush, share
 from lockstep.report import console
 from lockstep.report.events import Listener
 from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
 from lockstep.run import Run
+from lockstep.saver import Saver
 from lockstep.session import Session
+from lockstep.source import source_changes
 
 
 class Keeper:
-    """Process 0's hold on the run folder."""
+    """Process 0's hold on the run folder.
 
-    def __init__(self, session: Session, path: Path, *, resume: bool, numbered: bool, to_stderr: bool) -> None:
+    Attributes:
+        run: the folder.
+        found: the checkpoint that a resumed run continues from, or None.
+        listeners: the console and the files that hear of the run.
+        saver: writes checkpoints.
+    """
+
+    def __init__(
+        self, session: Session, path: Path, probed: str, *, resume: bool, numbered: bool, to_stderr: bool
+    ) -> None:
+        """Make the run's folder, or take over the one that is there. `probed` is what `session.probe` found."""
         self._session = session
         recipe, placement = session.recipe, session.placement
         self.found: checkpoint.Checkpoint | None = None
-        notes: list[str] = []
+        self._notes: list[str] = []
+        self._earlier: list[dict[str, Any]] = []
         if resume:
             self.run = Run.open(path)
             self.run.lock()
-            self.found = checkpoint.latest(self.run.checkpoints, notes.append)
+            self.found = checkpoint.latest(self.run.checkpoints, self._notes.append)
             self._check_data()
+            self._earlier = self.run.read("environment.json") or []
         else:
             self.run = Run.create(path, recipe, numbered)
-        self._notes = notes
+        self._here = {
+            "processes": session.reduction.processes,
+            "data": str(placement.data) if placement.data else None,
+            "probe": probed,
+            "model_source": session.model_source,
+            **session.fingerprint,
+        }
+        self.saver = Saver(self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s)
         stream = sys.stderr if to_stderr else sys.stdout
         self.listeners: list[Listener] = [
             console.for_stream(stream, placement.log_every),
-            console.Plain(self.run.log.open("a"), placement.log_every),
+            console.Plain(append(self.run.log), placement.log_every),
             MetricsFile(self.run.metrics, placement.log_every),
         ]
         if placement.summary_every:
@@ -66,10 +92,48 @@ class Keeper:
             listener.note(text)
 
     def close(self) -> None:
-        """Let go of the terminal and the folder."""
+        """Let go of the terminal and the folder, when what is being written is whole."""
+        self.saver.wait()
         for listener in self.listeners:
             listener.close()
         self.run.unlock()
+
+    @property
+    def mixed(self) -> bool:
+        """Whether sessions of the run computed with different arithmetic, or with different sources of the model."""
+        return any(self._differs(earlier) for earlier in self._earlier)
+
+    def _differs(self, earlier: Mapping[str, Any]) -> bool:
+        return any(name in earlier and earlier[name] != self._here[name] for name in ("probe", "model_source"))
+
+    def compare(self, strict: bool) -> None:
+        """Note where this session computes otherwise than the run's earlier ones.
+
+        Raises: LockstepError if that is `strict`ly refused: bits differ, or the source of the model.
+        """
+        for earlier in self._earlier[-1:]:
+            sources = source_changes(earlier.get("model_source", {}), self._here["model_source"])
+            elsewhere = changes(earlier, self._session.fingerprint)
+            if sources and "model_source" in earlier:
+                self._notes.append(
+                    f"the source of model {self._session.recipe.model} has changed: {'; '.join(sources)}"
+                )
+            if "probe" in earlier and earlier["probe"] != self._here["probe"]:
+                where = "; ".join(elsewhere) or "no entry of environment.json: the model itself, or faulty hardware"
+                self._notes.append(
+                    f"the arithmetic probe differs from the last session's: other bits from here on ({where})"
+                )
+            elif elsewhere:
+                same = "the arithmetic probe is equal" if "probe" in earlier else "equal bits are not promised"
+                self._notes.append(f"computing elsewhere than before ({'; '.join(elsewhere)}): {same}")
+        differing = next((earlier for earlier in self._earlier if self._differs(earlier)), None)
+        if strict and differing is not None:
+            told = "; ".join(self._notes) or f"from the session that began at step {differing['step']}"
+            raise LockstepError(
+                f"--strict: {self.run.path} was not computed as it would be now: {told}. Resume it where it was, or "
+                f"leave out --strict to go on with other bits",
+                ENVIRONMENT,
+            )
 
     def begin(self, log: Log, train_set: Dataset, test_set: Dataset, places: list[tuple[str, str]]) -> None:
         """Record where the run computes, say what is about to happen, and save step 0 or the state it resumes at.
@@ -79,16 +143,7 @@ class Keeper:
         session = self._session
         checkpoint.clear_ahead(self.run.checkpoints, session.state.step)
         self.run.forget_ahead(session.state.step)
-        here = fingerprint(session.device)
-        sessions = self.run.read("environment.json") or []
-        for previous in sessions[-1:]:
-            changed = [f"{k} {previous[k]} -> {here[k]}" for k in here if previous.get(k) != here[k]]
-            if changed:
-                self._notes.append(
-                    f"computing elsewhere than before ({', '.join(changed)}): equal bits are not promised"
-                )
-        record = {"step": session.state.step, "processes": session.reduction.processes, **here}
-        self.run.write("environment.json", [*sessions, record])
+        self.run.write("environment.json", [*self._earlier, {"step": session.state.step, **self._here}])
         lines = describe(
             session.recipe,
             session.placement,
@@ -106,37 +161,64 @@ class Keeper:
         log.start(lines)
         for text in self._notes:
             log.note(text)
-        with log.untimed():
-            self.save(log, {}, required=False)
+        self.save()
 
-    def save(self, log: Log, evaluated: dict[str, Evaluation], required: bool) -> None:
-        """Save a checkpoint and delete old ones. A disk that refuses costs this checkpoint, not the run."""
-        session = self._session
-        facts: dict[str, Any] = {"recipe_digest": session.recipe.digest(), "data_sha256": session.data_sha256}
-        if evaluated:
-            facts["accuracy"] = next(iter(evaluated.values())).accuracy
-        try:
-            checkpoint.save(self.run.checkpoints, session.state.tensors(), facts)
-        except OSError as error:
-            text = f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
-            if required:
-                raise LockstepError(text, ENVIRONMENT) from None
+    def stepped(self, log: Log) -> None:
+        """Note that a step was done, and tell of a checkpoint that could not be written: the run goes on without it."""
+        self.saver.stepped()
+        if (text := self._failure()) is not None:
             log.note(f"{text}. Training goes on; the previous checkpoints are untouched")
-            return
-        checkpoint.prune(self.run.checkpoints, session.placement.keep)
 
-    def not_finite(self, log: Log) -> str:
+    def save(self) -> None:
+        """Begin to save a checkpoint; training goes on meanwhile."""
+        session = self._session
+        facts: dict[str, Any] = {
+            "recipe_digest": session.recipe.digest(),
+            "data_sha256": session.data_sha256["train"],
+            "splits_sha256": session.data_sha256,
+            "model_source": session.model_source,
+        }
+        self.saver.save(session.state, facts)
+
+    def record_accuracy(self, evaluated: dict[str, Evaluation]) -> None:
+        """Add the accuracy to the checkpoint of the weights that were evaluated, by which the best one is known."""
+        facts = {"accuracy": next(iter(evaluated.values())).accuracy}
+        self.saver.add_facts(self._session.state.step, facts)
+
+    def require_saved(self) -> None:
+        """Wait until the state is saved. Raises: LockstepError if it could not be."""
+        self.saver.wait()
+        if (text := self._failure()) is not None:
+            raise LockstepError(text, ENVIRONMENT)
+
+    def _failure(self) -> str | None:
+        """Why a checkpoint could not be written, told once. Raises: what is no fault of the disk's."""
+        error = self.saver.failed()
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        if error is None:
+            return None
+        return f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
+
+    def not_finite(self) -> str:
         """Save the state if its weights are finite; returns what the user has then."""
         if self._session.state.is_finite():
-            self.save(log, {}, required=True)
+            self.save()
+            self.require_saved()
             return f"The last good state, after {self._session.state.step} steps, is saved in {self.run.path}"
         return f"The last good state is the latest checkpoint in {self.run.path}"
 
-    def stopped(self, log: Log, evaluated: dict[str, Evaluation]) -> None:
+    def stopped(self, log: Log) -> None:
         """Save where the run was stopped, and say how to go on."""
-        self.save(log, evaluated, required=True)
+        self.save()
+        self.require_saved()
         step = self._session.state.step
-        log.end([("stopped", f"after {step} steps, saved"), ("go on", f"lockstep train {self.run.path} --resume")])
+        log.end([("stopped", f"after {step} steps, saved"), ("go on", self._command("train", "--resume"))])
+
+    def _command(self, name: str, *options: str) -> str:
+        """A command on this run, quoted for the shell, which names the user's own model as its code is run."""
+        model = ("--model", self._session.recipe.model) if ":" in self._session.recipe.model else ()
+        return shlex.join(["lockstep", name, str(self.run.path), *options, *model])
 
     def finish(self, log: Log, evaluated: dict[str, Evaluation], memory: list[int], started: float) -> dict[str, Any]:
         """Write the model and the result, and say where they are."""
@@ -162,7 +244,9 @@ class Keeper:
             "peak_memory_bytes": memory,
             "processes": session.reduction.processes,
             "device": session.device.type,
-            "versions": fingerprint(session.device)["versions"],
+            "versions": session.fingerprint["versions"],
+            "model_source": session.model_source,
+            "mixed_arithmetic": self.mixed,
             "run": str(self.run.path),
         }
         self.run.write("result.json", result)
@@ -178,19 +262,33 @@ class Keeper:
                     "speed",
                     f"{log.images_per_s:,.0f} images/s; {log.train_s:.1f} s training, {result['total_s']:.1f} s in all",
                 ),
-                ("sha256", f"{result['weights_sha256']} (raw weights: the same on any number of processes)"),
-                ("next", f"lockstep eval {self.run.path}   or   lockstep recipes"),
+                ("sha256", f"{result['weights_sha256']} ({self._promise()})"),
+                ("next", f"{self._command('eval')}   or   lockstep recipes"),
             ]
         )
         return result
 
+    def _promise(self) -> str:
+        """Whose bits the sha256 of the weights tells."""
+        if self.mixed:
+            return "raw weights: of sessions that computed differently, see environment.json; no other run has them"
+        if not self._session.recipe.exact:
+            return "raw weights: not exact, as the recipe says"
+        return "raw weights: the same on any number of processes"
+
     def _check_data(self) -> None:
-        if self.found and self.found.manifest.get("data_sha256") != self._session.data_sha256:
-            raise LockstepError(
-                f"the training data is not what {self.run.path} was trained on (its sha256 differs): "
-                f"give the same files as --data to resume",
-                DATA,
-            )
+        """Raise a LockstepError unless every split that training uses is the one the checkpoint's run had."""
+        if self.found is None:
+            return
+        manifest = self.found.manifest
+        before = manifest.get("splits_sha256") or {"train": manifest.get("data_sha256")}
+        for name, digest in self._session.data_sha256.items():
+            if name in before and before[name] != digest:
+                raise LockstepError(
+                    f"the {'training' if name == 'train' else name} data is not what {self.run.path} was trained on "
+                    f"(its sha256 differs): give the same files as --data to resume",
+                    DATA,
+                )
 
 
 def _save_model(path: Path, session: Session, classes: tuple[str, ...]) -> None:
@@ -210,6 +308,13 @@ def _save_model(path: Path, session: Session, classes: tuple[str, ...]) -> None:
         "recipe_digest": recipe.digest(),
     }
     tensors: dict[str, Tensor] = {**session.state.evaluated, **session.state.buffers}
-    temporary = path.with_name(f".{path.name}")
-    save_file({k: t.detach().cpu().clone() for k, t in tensors.items()}, temporary, {"lockstep": json.dumps(facts)})
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        save_file({k: t.detach().cpu().clone() for k, t in tensors.items()}, temporary, {"lockstep": json.dumps(facts)})
+        share(temporary)
+        flush(temporary)
+        temporary.replace(path)
+        flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise error if isinstance(error, OSError) else OSError(str(error)) from error

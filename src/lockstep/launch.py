@@ -2,11 +2,12 @@
 
 A run on one process is computed right here. For a run on several, this program starts `lockstep.work` once for each
 with the job in a file, and waits; it has no need of torch, whose import would be a second before they start. Under an
-outer `torchrun` each process finds torchrun's variables and joins.
+outer launch (torchrun, srun, mpirun) each process finds the launcher's variables and joins.
 """
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from lockstep.data.fetch import ensure
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
-from lockstep.reduce import MEETING, owned
-from lockstep.signals import Forwarded, handled_by, leave
-from lockstep.work import Job, joins_outer_launch, work
+from lockstep.reduce import owned
+from lockstep.signals import Forwarded, Handler, handled_by, leave
+from lockstep.work import Job, work
+from lockstep.world import MEETING, World
 
 _LOOK_S = 0.02  # between looks at the processes
 _GRACE_S = 30.0  # for the others to end by themselves, after one has failed
@@ -30,15 +32,24 @@ _DRIVERS = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA's, its boards
 
 def launch(job: Job) -> int:
     """Do `job` on as many processes as its placement says; returns the exit code. Raises: LockstepError."""
+    world = World.from_environment()
     check(job.recipe, job.placement)
+    _check_count(job.placement, world)
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
     if "synthetic" not in job.modes:
         with handled_by(leave):
             ensure(job.recipe.dataset, job.placement.data)
-    processes = None if joins_outer_launch() else _count(job.recipe, job.placement)
-    if processes is not None and processes > 1:
-        return _start(job, processes)
-    return work(job)
+    processes = 1 if world.joined else _count(job.recipe, job.placement)
+    return work(job, world) if processes == 1 else _start(job, processes)
+
+
+def _check_count(placement: Placement, world: World) -> None:
+    """Raise a LockstepError if an outer launch has started another number of processes than asked for."""
+    if world.outer and placement.processes not in (None, world.processes):
+        raise LockstepError(
+            f"--processes {placement.processes}, but {world.launcher} started {world.processes}: leave out --processes "
+            f"under an outer launch, which says how many there are"
+        )
 
 
 def _count(recipe: Recipe, placement: Placement) -> int:
@@ -85,7 +96,8 @@ def _gpus() -> int:
 def _start(job: Job, processes: int) -> int:
     """Run `job` on `processes` processes of this host and wait for them; returns the exit code."""
     signals = Forwarded()
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder, handled_by(signals.forward):
+    paused: dict[int, Handler] = {signal.SIGTSTP: signals.suspend, signal.SIGCONT: signals.resume}
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder, handled_by(signals.forward, paused):
         reports = Path(folder)
         told = job.model_copy(update={"parent": os.getpid(), "reports": reports})
         (reports / "job.json").write_text(told.model_dump_json())
@@ -101,11 +113,15 @@ def _start(job: Job, processes: int) -> int:
 
 def _process(folder: Path, number: int, processes: int) -> "subprocess.Popen[bytes]":
     """Start one process on the job in `folder`, with the variables torchrun would give it."""
-    places = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    meeting = str(folder / "meeting")  # a file: no port to be taken
+    numbers = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    variables = {name: str(value) for name, value in numbers.items()}
+    variables[MEETING] = str(folder / "meeting")  # a file: no port to be taken
+    # All processes are on this host: nothing listens where another host could connect.
+    variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     return subprocess.Popen(
-        [sys.executable, "-m", "lockstep.work", str(folder / "job.json")],
-        env={**os.environ, **{name: str(value) for name, value in places.items()}, MEETING: meeting},
+        # -P: a file named like a module (torch.py) in the current folder is not imported in that module's place.
+        [sys.executable, "-P", "-m", "lockstep.work", str(folder / "job.json")],
+        env={**os.environ, **variables},
         start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on
     )
 
@@ -141,7 +157,7 @@ def _judge(job: Job, processes: int, reports: Path, failed: dict[int, int], sign
         return SIGNAL_BASE + signal.SIGINT
     if not codes:
         return 0
-    stopped = {SIGNAL_BASE + signal.SIGINT, SIGNAL_BASE + signal.SIGTERM}
+    stopped = {SIGNAL_BASE + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     if codes <= stopped | {-signal.SIGTERM}:  # the last: before it had begun, or in an evaluation
         return int(SIGNAL_BASE + (signals.sent or signal.SIGTERM))
     _raise_first_cause(job, processes, reports, failed)
@@ -158,7 +174,9 @@ def _raise_first_cause(job: Job, processes: int, reports: Path, failed: dict[int
     found.sort(key=lambda report: (report["secondary"], report["time"]))
     if found and not found[0]["secondary"]:
         raise LockstepError(found[0]["message"], found[0]["code"])
-    go_on = f" Continue with: lockstep train {job.path} --resume" if job.command == "train" else ""
+    model = ("--model", job.recipe.model) if ":" in job.recipe.model else ()
+    command = shlex.join(["lockstep", "train", str(job.path), "--resume", *model])
+    go_on = f" Continue with: {command}" if job.command == "train" else ""
     killed = [number for number, code in failed.items() if code < 0]
     if killed:
         rank = killed[0]

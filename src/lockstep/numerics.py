@@ -5,7 +5,9 @@ must be in the environment *before* torch is imported: a thread pool that has st
 did not start, ignores later changes.
 """
 
+import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _PROCESS = psutil.Process()
+# Flags of instructions that compute, on x86 and ARM.
+_ARITHMETIC = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -75,8 +79,47 @@ def configure_compiler(exact: bool) -> None:
 
 
 def cores() -> int:
-    """CPU cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores this process may use: its affinity, and of a container's CPU quota the whole cores; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, int(min(quota(), allowed))))
+
+
+def quota(groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")) -> float:
+    """The CPU seconds a second that control groups allow this process, or infinity.
+
+    Reads cpu.max of version 2 and cpu.cfs_quota_us of version 1, of the process's own group and all above it.
+    """
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return math.inf
+    found = [math.inf]
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if not controllers:
+            root, read = mounts, _quota_v2
+        elif "cpu" in controllers.split(","):
+            root, read = mounts / "cpu", _quota_v1
+        else:
+            continue
+        inner = root / path.lstrip("/")
+        found += [read(group) for group in (inner, *inner.parents) if group.is_relative_to(root)]
+    return min(found)
+
+
+def _quota_v2(group: Path) -> float:
+    try:
+        limit, period = (group / "cpu.max").read_text().split()
+        return math.inf if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _quota_v1(group: Path) -> float:
+    try:
+        limit, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        return limit / period if limit > 0 else math.inf
+    except (OSError, ValueError):
+        return math.inf
 
 
 def memory_bytes(device: "torch.device") -> int:
@@ -84,6 +127,17 @@ def memory_bytes(device: "torch.device") -> int:
     import torch
 
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else int(_PROCESS.memory_info().rss)
+
+
+def cpu() -> dict[str, str]:
+    """What decides which instructions and block sizes kernels choose: family, model, stepping, flags and caches."""
+    flags = sorted(flag for flag in (_cpuinfo("flags") or _cpuinfo("Features")).split() if _ARITHMETIC.fullmatch(flag))
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return {
+        "model": "/".join(_cpuinfo(key) or "?" for key in ("cpu family", "model", "stepping")),
+        "flags": " ".join(flags),
+        "caches": " ".join(path.read_text().strip() for path in sizes),
+    }
 
 
 def processor() -> str:

@@ -42,6 +42,8 @@ class Placement(Settings):
         reduction: a name in REDUCTIONS; one that is not exact also needs the recipe to say exact = false.
         data: the folder of the data set; None looks in LOCKSTEP_DATA and the user's cache.
         log_every, save_every, eval_every: steps between lines, checkpoints and evaluations (None: at the end only).
+        save_every_s: seconds of training that may be lost to whatever ends the program; 0 saves by steps only.
+        digest_every: steps between comparisons of the processes' states, recorded in metrics.jsonl; 0 for none.
         summary_every: steps between TensorBoard summaries; 0 writes none.
         keep: how many of the latest checkpoints to keep, besides the best.
         log_loss: whose loss the log states: the mean over the towers, or that of the last tower alone, as TensorFlow's
@@ -56,6 +58,8 @@ class Placement(Settings):
     data: Path | None = None
     log_every: int = Field(10, ge=1)
     save_every: int = Field(1000, ge=1)
+    save_every_s: float = Field(30.0, ge=0)
+    digest_every: int = Field(100, ge=0)
     eval_every: int | None = Field(None, ge=1)
     summary_every: int = Field(100, ge=0)
     keep: int = Field(5, ge=1)

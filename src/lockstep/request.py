@@ -1,6 +1,6 @@
 """Request: from the words of a command to a recipe and the folder of a run."""
 
-import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +9,50 @@ from lockstep.overrides import make, read_file
 from lockstep.recipe import Recipe, dotted
 from lockstep.recipes import RECIPES, named
 from lockstep.run import Run, fresh_path, newest, refuse_existing
-from lockstep.work import joins_outer_launch
+from lockstep.world import World
 
 
-def recipe_of(what: str, changes: dict[str, Any]) -> tuple[Recipe, Path | None]:
-    """The recipe `what` names with `changes`, and the run's folder if it names a run."""
+def recipe_of(what: str, changes: dict[str, Any], imports: bool = True) -> tuple[Recipe, Path | None]:
+    """The recipe `what` names with `changes`, and the run's folder if it names a run.
+
+    `imports`: the caller imports the recipe's model, so that of a run has to be among the `changes` (`refuse_code`).
+    """
     path = Path(what)
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # a file may start from a recipe and state only what differs
         return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes), None
     if what not in RECIPES and (path.is_dir() or "/" in what):
-        return make(Run.open(path).recipe().model_dump(mode="json"), changes), path
+        recipe = Run.open(path).recipe()
+        if imports:
+            refuse_code(path, recipe, changes.get("model"))
+        return make(recipe.model_dump(mode="json"), changes), path
     return make(named(what).model_dump(mode="json"), changes), None
+
+
+def refuse_code(path: Path, recipe: Recipe, model: Any) -> None:
+    """Raise a LockstepError if a run's recipe names code to import which the user did not name: `model` is not it.
+
+    A run folder may be somebody else's, and a module that lies in the current folder is run when it is imported.
+    """
+    if ":" in recipe.model and model != recipe.model:
+        raise LockstepError(
+            f"{path} names a model that is not Lockstep's own, {recipe.model}, and loading it runs its code. If it is "
+            f"yours, or you trust it, add --model {recipe.model}"
+        )
+
+
+def data_of(path: Path, data: Path | None) -> Path | None:
+    """The data folder for the run at `path`: `data` if the user gave it, else the one the run was trained with.
+
+    If that is not on this host, says so on stderr and returns None: the data is then looked for where it usually is.
+    """
+    known = Run(path).data() if data is None else None
+    if known is not None and not known.is_dir():
+        if is_first_process():
+            print(f"{path} was trained with --data {known}, which is not here: looking elsewhere", file=sys.stderr)
+        return None
+    return known or data
 
 
 def folder_for(
@@ -33,7 +64,8 @@ def folder_for(
     """
     if name is not None:
         path = runs / _plain(name)
-        resume = resume and path.exists()  # so that a scheduler can always pass --resume
+        # So that a scheduler can always pass --resume; and an outer launch need not, which restarts what has failed.
+        resume = (resume or World.from_environment().outer) and path.exists()
     elif named_run is not None:
         path = named_run
     elif resume:
@@ -50,6 +82,7 @@ def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     if not is_first_process():
         return Run(path).result()
     run = Run.open(path)
+    run.vouch()
     if differences := run.recipe().differences(recipe):
         raise LockstepError(
             f"{path} was started with another recipe, so it cannot be resumed with this one "
@@ -60,7 +93,7 @@ def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
 
 def is_first_process() -> bool:
     """False in all but the first process of an outer launch: the folder is the first one's, which may be ahead."""
-    return not joins_outer_launch() or os.environ["RANK"] == "0"
+    return World.from_environment().process == 0
 
 
 def _plain(name: str) -> str:

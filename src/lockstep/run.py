@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.files import open_lock, replace
 from lockstep.recipe import Recipe, validated
 
 
@@ -65,6 +66,22 @@ class Run:
         """The recipe the run was started with."""
         return validated(Recipe, self.read("recipe.json"))
 
+    def vouch(self) -> None:
+        """Raise a LockstepError if the newest checkpoint was not trained by the recipe that recipe.json states."""
+        for path in sorted(self.checkpoints.glob("step-*/manifest.json"))[-1:]:
+            try:
+                stated = json.loads(path.read_text())["recipe_digest"]
+            except (OSError, ValueError, KeyError, TypeError):
+                return  # a damaged checkpoint, which whoever loads it names
+            if stated != self.recipe().digest():
+                raise LockstepError(f"{path.parent} was trained by another recipe than the run's recipe.json states")
+
+    def data(self) -> Path | None:
+        """The data folder that the last session was given, or None."""
+        sessions = self.read("environment.json") or [{}]
+        known = sessions[-1].get("data")
+        return Path(known) if known else None
+
     def result(self) -> dict[str, Any] | None:
         """The final record, or None while the run has not ended."""
         record: dict[str, Any] | None = self.read("result.json")
@@ -73,7 +90,7 @@ class Run:
     def lock(self) -> None:
         """Keep other programs from writing here until this process ends, however it ends."""
         try:
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
             if self.is_held():  # perhaps only by a watcher that asks, for a moment, whether it is
                 time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,12 +117,7 @@ class Run:
 
     def write(self, name: str, record: Any) -> None:
         """Replace the JSON file `name`, whole or not at all."""
-        temporary = self.path / f".{name}-{os.getpid()}"
-        with temporary.open("w") as file:
-            file.write(json.dumps(record, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / name)
+        replace(self.path / name, (json.dumps(record, indent=1) + "\n").encode())
 
     def read(self, name: str) -> Any:
         """The JSON file `name`, or None if there is none. Raises: LockstepError if it is damaged."""

@@ -1,23 +1,27 @@
 """Session: the data, network and state of one run, in one process. All processes do the same, in lockstep."""
 
+import json
 import resource
+import socket
 import sys
 
 import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from lockstep.arithmetic import probe
 from lockstep.checkpoint import Checkpoint
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
-from lockstep.environment import decoded, encoded, here, towers_of
+from lockstep.environment import changes, exchange, fingerprint, here, towers_of
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.evaluate import Evaluation, evaluate
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.reduce import REDUCTIONS, Reduction
 from lockstep.settings import load_object
-from lockstep.state import State
+from lockstep.source import sources
+from lockstep.state import PartedError, State
 from lockstep.tower import Network, build_model, persistent_buffers
 
 _WHITENED = 2000  # images a model's first layer may be made from: some millions of patches
@@ -48,14 +52,28 @@ class Session:
         except ValueError as error:
             raise LockstepError(str(error)) from None
         model = first_model(recipe, shape, train_set)
-        self.state = State(recipe, model, persistent_buffers(model), device)  # copies; the network then casts
+        self.model_source = sources(recipe.model)
+        self.fingerprint = fingerprint(device)
+        # The state copies the weights; the network then casts them in place.
+        self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
         self.parameters = sum(p.numel() for p in self.state.parameters.values())
 
     @property
-    def data_sha256(self) -> str:
-        """The training data's sha256, which a resumed run must find unchanged."""
-        return self.splits["train"].sha256
+    def data_sha256(self) -> dict[str, str]:
+        """The sha256 of each split that training uses, which a resumed run must find unchanged."""
+        return {name: self.splits[name].sha256 for name in ("train", self.recipe.tested_on)}
+
+    def probe(self, train_set: Dataset) -> str:
+        """The sha256 of a small update, which must be equal in all processes; see `arithmetic.probe`.
+
+        Raises: LockstepError, in every process, if recipe, data, weights or arithmetic are not equal in all.
+        """
+        self.agree()
+        found = probe(self.recipe, self.network, self.state, train_set)
+        if self.recipe.exact:
+            self._compare("arithmetic", found)
+        return found
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """A split, or its first `examples`, on the device. Raises: LockstepError if the data set has no such."""
@@ -80,31 +98,51 @@ class Session:
         tensors = self.reduction.broadcast(save(found.tensors) if found else b"")
         if tensors:
             self.state.load(load(tensors))
-        self.agree()
+            self.agree()
 
     def agree(self) -> None:
         """Raise a LockstepError, in every process, unless recipe, training data and weights are equal in all."""
-        digests = {
-            "recipe": self.recipe.digest(),
-            "training data": self.data_sha256,
-            "weights": self.state.weights_sha256(),
-        }
-        own = torch.tensor([list(bytes.fromhex(digest)) for digest in digests.values()], dtype=torch.uint8)
-        everyones = self.reduction.gather(own)
-        for i, what in enumerate(digests):
-            differing = [p for p, table in enumerate(everyones) if not table[i].equal(everyones[0][i])]
-            if differing:
-                raise LockstepError(
-                    f"process 0 and process {differing[0]} do not have the same {what}: give every host the same "
-                    f"files, and a model only torch's generator to draw its first weights from",
-                    ENVIRONMENT,
-                )
+        if self.reduction.processes > 1:
+            self._compare("recipe", self.recipe.digest())
+            for name, digest in self.data_sha256.items():
+                self._compare("training data" if name == "train" else f"{name} data", digest)
+            self._compare("source of the model", json.dumps(self.model_source))
+            self._compare("weights", self.state.weights_sha256())
+
+    def together(self) -> None:
+        """Raise a PartedError, in every process, unless the states of all have equal bits."""
+        if self.reduction.processes > 1:
+            digests = exchange(self.state.digest(), self.reduction)
+            if len(set(digests)) > 1:
+                raise PartedError(self.state.step, digests)
+
+    def _compare(self, what: str, own: str) -> None:
+        """Raise a LockstepError, in every process, unless all have the same text for `what`."""
+        texts = exchange(own, self.reduction)
+        other = next((process for process, text in enumerate(texts) if text != texts[0]), None)
+        if other is None:
+            return
+        sessions = [json.loads(text) for text in exchange(json.dumps(self.fingerprint), self.reduction)]
+        hosts = exchange(socket.gethostname(), self.reduction)
+        differences = changes(sessions[0], sessions[other])
+        cause = (
+            f"Their environments differ: {'; '.join(differences)}. Use hosts of one CPU or GPU model with the same "
+            f"libraries and variables"
+            if differences
+            else "Their CPUs, libraries and variables are the same. Give every host the same files, and a model only "
+            "torch's generator to draw from"
+        )
+        raise LockstepError(
+            f"process 0 (host {hosts[0]}) and process {other} (host {hosts[other]}) do not have the same {what}, so "
+            f"they would not train one network. {cause}",
+            ENVIRONMENT,
+        )
 
     def places(self, values: int) -> list[tuple[str, str]]:
         """What is where: (label, text) lines; `values` is the length of the vector that is reduced."""
-        texts = self.reduction.gather(encoded(here(self.device)))
+        texts = exchange(here(self.device), self.reduction)
         lines = [
-            (f"process {process}", f"{decoded(text)}: {towers_of(self.recipe, self.reduction.processes, process)}")
+            (f"process {process}", f"{text}: {towers_of(self.recipe, self.reduction.processes, process)}")
             for process, text in enumerate(texts)
         ]
         held = {

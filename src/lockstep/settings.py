@@ -5,6 +5,7 @@ thread pools start. So settings classes name their implementation and import it 
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
@@ -61,8 +62,9 @@ def load_object(path: str) -> Any:
     module_name, _, name = path.partition(":")
     if not name:
         raise LockstepError(f"{path!r} is not of the form package.module:name")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    folder = os.getcwd()
+    if folder not in sys.path:  # at the end: a file named like an installed module must not stand in for it
+        sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,22 +1,26 @@
-"""Ctrl-C and SIGTERM: noted here, acted on by the loop, in all processes after the same step."""
+"""Signals that stop a run: noted here, acted on by the loop, in all processes after the same step.
+
+SIGINT is Ctrl-C, SIGTERM a scheduler's word, SIGHUP a terminal that was closed.
+"""
 
 import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, MappingProxyType
 
 import psutil
 
 from lockstep.errors import SIGNAL_BASE
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REPEAT_S = 1.0  # a second Ctrl-C after this long means: at once
 
 
 class Asked:
-    """Whether this process was sent SIGINT or SIGTERM: calling it gives one flag for each.
+    """Whether this process was sent SIGINT, SIGTERM or SIGHUP: calling it gives one flag for each.
 
     The loop carries the flags to every process. A repeated SIGTERM means the same as the first (schedulers send it to
     every process of a group); a second, later Ctrl-C ends the process at once, with the last checkpoint as it is.
@@ -25,9 +29,10 @@ class Asked:
     def __init__(self) -> None:
         self._first: dict[int, float] = {}
 
-    def __call__(self) -> tuple[bool, bool]:
-        """(asked by SIGINT, asked by SIGTERM)."""
-        return signal.SIGINT in self._first, signal.SIGTERM in self._first
+    def __call__(self) -> tuple[bool, bool, bool]:
+        """(asked by SIGINT, asked by SIGTERM, asked by SIGHUP)."""
+        interrupt, terminate, hangup = (number in self._first for number in _STOPPING)
+        return interrupt, terminate, hangup
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
@@ -37,9 +42,10 @@ class Asked:
 
 
 class Forwarded:
-    """The launcher's share: it passes SIGINT and SIGTERM on to the started processes, as SIGTERM.
+    """The launcher's share: it passes signals that stop a run on to the started processes, as SIGTERM.
 
-    They then stop in lockstep and end, however long saving takes; a second, later Ctrl-C kills them.
+    They then stop in lockstep and end, however long saving takes; a second, later Ctrl-C kills them. Ctrl-Z, which a
+    terminal sends to the launcher alone, stops them with it until they all continue.
 
     Attributes:
         sent: the signal the launcher got first, or None.
@@ -60,9 +66,21 @@ class Forwarded:
         if self.sent is None:
             self.sent, self._when = number, now
         self.killed = self.killed or (number == signal.SIGINT and now - self._when > _REPEAT_S)
-        for child in children:
+        self._send(signal.SIGKILL if self.killed else signal.SIGTERM)
+
+    def suspend(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGTSTP: stop the processes, then this one."""
+        self._send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def resume(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGCONT."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: int) -> None:
+        for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(signal.SIGKILL if self.killed else signal.SIGTERM)
+                child.send_signal(number)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -75,10 +93,23 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(SIGNAL_BASE + number)
 
 
+Handler = Callable[[int, FrameType | None], None]
+
+
 @contextlib.contextmanager
-def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM with `handler` for as long as the context lasts."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+def handled_by(handler: Handler, others: Mapping[int, Handler] = MappingProxyType({})) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP with `handler`, and `others` as they say, for as long as the context lasts.
+
+    A signal that whoever started us has ignored (nohup, a shell without job control) stays so, but for SIGINT and
+    SIGTERM.
+    """
+    handlers: dict[int, Handler] = {**dict.fromkeys(_STOPPING, handler), **others}
+    ours = {
+        number: one
+        for number, one in handlers.items()
+        if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
+    }
+    before = {number: signal.signal(number, one) for number, one in ours.items()}
     try:
         yield
     finally:

@@ -2,12 +2,14 @@
 
 import hashlib
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.digest import short
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, unknown
 from lockstep.optim.groups import by_weight_decay
 from lockstep.optim.scale import LossScale
 from lockstep.recipe import Recipe
@@ -20,11 +22,15 @@ class State:
     can be applied and the average moved without a loop over tensors.
     """
 
-    def __init__(self, recipe: Recipe, module: nn.Module, buffers: Mapping[str, Tensor], device: torch.device) -> None:
-        """The initial state: the weights `module` has. The module itself is not kept."""
+    def __init__(
+        self, recipe: Recipe, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        """The state before the first step, with copies of these `parameters` and `buffers`."""
         self._recipe = recipe
         self.step = 0
-        initial = {name: p.detach() for name, p in module.named_parameters()}
+        # Held by whoever copies the state in another thread: an update waits for it.
+        self.unchanged = threading.Lock()
+        initial = {name: p.detach() for name, p in parameters.items()}
         self._shapes = {name: p.shape for name, p in initial.items()}
         self._flat = torch.cat([p.reshape(-1).float() for p in initial.values()]).to(device)
         self.parameters = _named_views(self._flat, self._shapes)
@@ -71,7 +77,14 @@ class State:
 
     @torch.no_grad()
     def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
-        """One update, from mean gradients [parameters] and the mean change of the buffers [statistics], at `rate`."""
+        """One update, from mean gradients [parameters] and the mean change of the buffers [statistics], at `rate`.
+
+        Waits for `unchanged`.
+        """
+        with self.unchanged:
+            self._apply(gradients, statistics, rate)
+
+    def _apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
         for name, gradient in self.by_name(gradients).items():
             self.parameters[name].grad = None if name in self.frozen else gradient
         for group in self.optimizer.param_groups:
@@ -104,8 +117,20 @@ class State:
         flat = {name: self.parameters[name].view(-1) for name in decay}
         return {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in decay.items()}
 
+    def digest(self) -> str:
+        """18 hexadecimal digits that tell the bits of everything an update changes. Waits for the device."""
+        tensors = self.named()
+        # Parameters and their average are read as a whole, at the speed of memory.
+        flat = [self._flat, *([] if self._average is None else [self._average])]
+        others = (tensors[name] for name in sorted(tensors) if name.partition("/")[0] not in ("parameter", "ema"))
+        return short(itertools.chain(flat, others))
+
     def tensors(self) -> dict[str, Tensor]:
-        """Everything, by name, on the CPU: what a checkpoint holds."""
+        """Everything, by name, copied to the CPU: what a checkpoint holds."""
+        return {name: t.cpu().clone() for name, t in self.named().items()}
+
+    def named(self) -> dict[str, Tensor]:
+        """Everything, by name: the tensors that updates change in place, and copies of the step and the loss scale."""
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
@@ -115,11 +140,11 @@ class State:
         for name, parameter in self.parameters.items():
             slots = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
-        return {name: t.detach().cpu().clone() for name, t in named.items()}
+        return {name: t.detach() for name, t in named.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `tensors()` returned. Raises: LockstepError if it is of another model."""
-        own = {name for name in self.tensors() if not name.startswith("optimizer/")}
+        own = {name for name in self.named() if not name.startswith("optimizer/")}
         if missing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
             raise LockstepError(f"the checkpoint is of another model: {', '.join(missing[:5])} differ", DATA)
         self.step = int(tensors["step"])
@@ -143,6 +168,23 @@ class State:
             for name in sorted(group):
                 digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+class PartedError(LockstepError):
+    """A process holds other bits than the others."""
+
+    def __init__(self, step: int, digests: Sequence[object]) -> None:
+        """`digests`: of every process's state after `step` updates. Those of the largest group are taken for right."""
+        right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
+        wrong = [process for process, digest in enumerate(digests) if digest != right]
+        who = f"process {wrong[0]}" if len(wrong) == 1 else f"processes {', '.join(map(str, wrong))}"
+        super().__init__(
+            f"{who} of {len(digests)} parted from the others: after {step} steps the weights, buffers, average or "
+            f"optimizer state have other bits there. Nothing was saved since they were last equal. Usual causes: "
+            f"faulty memory, or a model that computes by more than its weights and input. Continue from the last "
+            f"checkpoint with --resume",
+            ENVIRONMENT,
+        )
 
 
 def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -2,13 +2,15 @@
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lockstep import digest as digests
 from lockstep import rng
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, unknown
@@ -23,14 +25,23 @@ Shape = tuple[int, int, int]
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 BUSY_MODULUS_S = 4096.0  # float32 tells seconds apart to half a millisecond below it
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
-_SIGNALS = ("interrupt", "terminate")
+REQUESTS = ("interrupt", "terminate", "hangup", "save")  # what a process may ask all processes to do after a step
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
 
 
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
     """The recipe's network on the CPU, with its initial weights: a function of `recipe.seed`."""
     function = load_object(MODELS.get(recipe.model, recipe.model))
+    if not callable(function):
+        raise LockstepError(f"model {recipe.model} is a {type(function).__name__}, expected a function")
     options = list(inspect.signature(function).parameters)[2:]  # after the shape and the number of classes
+    try:
+        inspect.signature(function).bind(shape, classes)
+    except TypeError as error:
+        raise LockstepError(
+            f"model {recipe.model} is called with (shape [C, H, W], classes): {error}. Give a function of these two, "
+            f"and of options with defaults"
+        ) from None
     if wrong := [name for name in recipe.model_options if name not in options]:
         raise LockstepError(unknown(f"option of model {recipe.model}", wrong[0], options))
     with torch.random.fork_rng(devices=[]):
@@ -38,6 +49,8 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
         model = function(shape, classes, **recipe.model_options)
     if not isinstance(model, nn.Module):
         raise LockstepError(f"model {recipe.model} returned {type(model).__name__}, expected a torch.nn.Module")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise LockstepError(f"model {recipe.model} has no parameters to train")
     return model
 
 
@@ -85,6 +98,15 @@ class Network:
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in self._trained and name not in names)
 
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Compute operator by operator for as long as the context lasts, also where the recipe says to compile."""
+        compiled, self._forward = self._forward, self.module
+        try:
+            yield
+        finally:
+            self._forward = compiled
+
     def __call__(self, images: Tensor) -> Tensor:
         """float32 [b, C, h, w] -> float32 logits [b, classes]."""
         try:
@@ -117,9 +139,10 @@ class Metrics:
     """Sums over the batch, as tensors on the device: reading one waits for it.
 
     cross_entropy: sum over the examples. last: the last tower's part of it. correct: how many are classified right.
-    flags: [2 + towers], in how many towers the process had been asked to stop, by Ctrl-C and by SIGTERM; then for each
-    tower 1 if its loss or gradient is not finite. memory, busy: [towers], what the tower's process holds, in MiB, and
-    the CPU time it has used, in seconds modulo BUSY_MODULUS_S; known for the first tower of a process only.
+    flags: [4 + towers], for each of REQUESTS the number of towers whose process made it; then for each tower 1 if its
+    loss or gradient is not finite. memory, busy: [towers], what the tower's process holds, in MiB, and the CPU time it
+    has used, in seconds modulo BUSY_MODULUS_S. digest: [towers, 3], of the process's state, where it was taken. All
+    three are known for the first tower of a process only.
     """
 
     cross_entropy: Tensor
@@ -128,16 +151,17 @@ class Metrics:
     flags: Tensor
     memory: Tensor
     busy: Tensor
+    digest: Tensor
 
     @property
-    def signals(self) -> Tensor:
-        """[2], the first part of `flags`."""
-        return self.flags[: len(_SIGNALS)]
+    def requests(self) -> Tensor:
+        """[4], the first part of `flags`."""
+        return self.flags[: len(REQUESTS)]
 
     @property
     def broken(self) -> Tensor:
         """[towers], the rest of `flags`."""
-        return self.flags[len(_SIGNALS) :]
+        return self.flags[len(REQUESTS) :]
 
 
 class Layout:
@@ -148,7 +172,8 @@ class Layout:
 
     def __init__(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], towers: int) -> None:
         self.sizes = [sum(t.numel() for t in group.values()) for group in (parameters, statistics)]
-        self._metrics = [1, 1, 1, len(_SIGNALS) + towers, towers, towers]  # the sizes of the fields of Metrics
+        # the sizes of the fields of Metrics
+        self._metrics = [1, 1, 1, len(REQUESTS) + towers, towers, towers, towers * digests.VALUES]
         self.sizes.append(sum(self._metrics))
         self.length = sum(self.sizes)
         self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
@@ -168,8 +193,9 @@ class Layout:
 
     def metrics(self, sums: Tensor) -> Metrics:
         """The fields of a vector's last part, as views of it."""
-        cross_entropy, last, correct, *others = torch.split(sums, self._metrics)
-        return Metrics(cross_entropy[0], last[0], correct[0], *others)
+        cross_entropy, last, correct, flags, memory, busy, digest = torch.split(sums, self._metrics)
+        digest = digest.view(-1, digests.VALUES)
+        return Metrics(cross_entropy[0], last[0], correct[0], flags, memory, busy, digest)
 
 
 class Tower:
@@ -186,11 +212,14 @@ class Tower:
         self._loaded_step: int | None = None
         self.layout = Layout(network.parameters, self._averaged, recipe.towers)
 
-    def __call__(self, state: State, shard: Shard, step: int, signals: Sequence[bool] = (False, False)) -> Tensor:
-        """The tower's vector for `shard`; `signals` says whether this process was asked to stop, and how.
+    def __call__(
+        self, state: State, shard: Shard, step: int, requests: Sequence[bool] = (), digest: Sequence[float] = ()
+    ) -> Tensor:
+        """The tower's vector for `shard`.
 
-        Pure in (state, shard, step) but for what the process tells of itself (signals, memory, time): equal bits in
-        every process. No host synchronisation.
+        `requests` says which of REQUESTS this process makes; `digest` is `State.digest`'s, if it was taken.
+        Pure in (state, shard, step) but for what the process tells of itself (requests, memory, time, digest): equal
+        bits in every process. No host synchronisation.
         """
         network, recipe = self._network, self._recipe
         if first := self._loaded_step != step:  # the towers of a process share the copy
@@ -212,12 +241,14 @@ class Tower:
             if shard.tower == recipe.towers - 1:
                 metrics.last.copy_(loss)
             metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
-            for i, asked in enumerate(signals):
+            for i, asked in enumerate(requests):
                 if asked:
-                    metrics.signals[i] = 1.0
+                    metrics.requests[i] = 1.0
             if first:
                 metrics.memory[shard.tower] = memory_bytes(loss.device) / 2**20
                 metrics.busy[shard.tower] = time.process_time() % BUSY_MODULUS_S
+                if digest:
+                    metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
             self.layout.pack(out, gradients, statistics, sums)
             # Least and greatest are both finite exactly if all elements are; isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()

@@ -15,6 +15,7 @@ from lockstep.report.evaluation import Evaluated
 from lockstep.report.ledger import Ledger
 from lockstep.run import Run
 from lockstep.session import Session
+from lockstep.source import source_changes
 
 _MEET_S = 30.0  # how often waiting processes meet: one that hears nothing for minutes takes the others for lost
 _EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"
@@ -26,13 +27,23 @@ class Evaluator:
     """One question about a run's checkpoints: how good some of its weights are on a split. The same in all processes.
 
     `weights` is "ema", "raw" or None for the ones that make the classifier; `examples` None for the whole split.
+    `strict`: an error, not a note, if the source of the model is not the one the checkpoint was trained with.
     Raises: LockstepError if the run cannot be asked that.
     """
 
     def __init__(
-        self, session: Session, path: Path, *, split: str, weights: str | None = None, examples: int | None = None
+        self,
+        session: Session,
+        path: Path,
+        *,
+        split: str,
+        weights: str | None = None,
+        examples: int | None = None,
+        strict: bool = False,
+        note: Note = lambda text: None,
     ) -> None:
         self.session, self.run = session, Run(path)
+        self._strict, self._note, self._noted = strict, note, ""
         self.dataset = session.split(split, examples)
         own = "ema" if session.state.ema is not None else "raw"
         if weights == "ema" and own == "raw":
@@ -44,10 +55,23 @@ class Evaluator:
 
     def __call__(self, found: Checkpoint | None) -> Evaluated:
         """Evaluate the checkpoint that process 0 found."""
+        self._compare_source(found)
         self.session.restore(found)
         result = self.session.evaluate(self.dataset, self.weights)
         step, classes = self.session.state.step, self.dataset.classes
         return Evaluated(self.run.path, time.time(), step, self.split, self.weights, classes, result)
+
+    def _compare_source(self, found: Checkpoint | None) -> None:
+        if found is None or "model_source" not in found.manifest:
+            return
+        if changed := source_changes(found.manifest["model_source"], self.session.model_source):
+            text = f"the source of model {self.session.recipe.model} is not the one it was trained with"
+            text = f"{text} ({'; '.join(changed)})"
+            if self._strict:
+                raise LockstepError(f"--strict: {text}", DATA)
+            if text != self._noted:
+                self._note(text)
+            self._noted = text
 
 
 def evaluate_newest(evaluator: Evaluator, note: Note) -> Evaluated:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,9 +17,9 @@ from lockstep import numerics
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
-from lockstep.reduce import MEETING
 from lockstep.settings import Settings
 from lockstep.signals import Asked, end_at_once, handled_by, leave
+from lockstep.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ class Job(Settings):
     path: Path
     resume: bool = False
     numbered: bool = False
+    strict: bool = False
     json_output: bool = False
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
@@ -53,28 +55,32 @@ class Job(Settings):
     reports: Path | None = None
 
 
-def joins_outer_launch() -> bool:
-    """Whether this process was started by torchrun, or by our launcher, as one of several."""
-    return "TORCHELASTIC_RUN_ID" in os.environ or MEETING in os.environ
-
-
-def work(job: Job) -> int:
-    """One process's part of `job`; returns its exit code. Raises: LockstepError.
+def work(job: Job, world: World) -> int:
+    """The part of `job` that process `world` of it has; returns its exit code. Raises: LockstepError.
 
     A signal stops training after a step, in every process; the others have nothing to save and end at once, a bench
     removing its temporary folder.
     """
     asked = Asked()
     with handled_by({"train": asked.note, "bench": leave, "eval": end_at_once}[job.command]):
-        return _work(job, asked)
+        if world.processes == 1:
+            return _work(job, world, asked)
+        from lockstep.reduce.process import lost
+
+        try:
+            return _work(job, world, asked)
+        except Exception as error:
+            if lost(error):
+                raise PeerLostError(f"lost the other processes: {error}") from error
+            raise
 
 
-def _work(job: Job, asked: Asked) -> int:
+def _work(job: Job, world: World, asked: Asked) -> int:
     import torch
 
     numerics.configure(job.recipe.threads_per_tower, job.recipe.exact)
-    device = _device(torch, job.placement)
-    reduction = _reduction(job, device)
+    device = _device(torch, job.placement, world)
+    reduction = _reduction(job, device, world)
     stopped = None
     if job.command == "eval":
         _evaluate(job, reduction, device)
@@ -98,6 +104,7 @@ def _work(job: Job, asked: Asked) -> int:
             resume=job.resume,
             numbered=job.numbered,
             to_stderr=job.json_output,
+            strict=job.strict,
             asked=asked,
             started=job.started,
         )
@@ -114,10 +121,13 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     from lockstep.session import Session
 
     session = Session(job.recipe, job.placement, reduction, device)
-    evaluator = watch.Evaluator(session, job.path, split=job.split, weights=job.weights, examples=job.examples)
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+    evaluator = watch.Evaluator(
+        session, job.path, split=job.split, weights=job.weights, examples=job.examples, strict=job.strict, note=note
+    )
 
     def tell(evaluated: evaluation.Evaluated) -> None:
         if job.json_output:
@@ -141,32 +151,32 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
         tell(evaluated)
 
 
-def _device(torch: Any, placement: Placement) -> "torch.device":
+def _device(torch: Any, placement: Placement, world: World) -> "torch.device":
     if placement.device.startswith("cuda") and not torch.cuda.is_available():
         raise LockstepError(
             f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
         )
     if placement.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")  # type: ignore[no-any-return]
-    local = int(os.environ.get("LOCAL_RANK", "0"))
     numbers = placement.gpus or list(range(torch.cuda.device_count()))
-    if local >= len(numbers) or numbers[local] >= torch.cuda.device_count():
-        raise LockstepError(f"process {local} of this host has no GPU of its own: there are {numbers}", ENVIRONMENT)
-    torch.cuda.set_device(numbers[local])
-    return torch.device("cuda", numbers[local])  # type: ignore[no-any-return]
+    if world.local >= len(numbers) or numbers[world.local] >= torch.cuda.device_count():
+        raise LockstepError(
+            f"process {world.local} of this host has no GPU of its own: there are {numbers}", ENVIRONMENT
+        )
+    torch.cuda.set_device(numbers[world.local])
+    return torch.device("cuda", numbers[world.local])  # type: ignore[no-any-return]
 
 
-def _reduction(job: Job, device: "torch.device") -> "Reduction":
-    processes = int(os.environ["WORLD_SIZE"]) if joins_outer_launch() else 1
-    if processes == 1:
+def _reduction(job: Job, device: "torch.device", world: World) -> "Reduction":
+    if world.processes == 1:
         from lockstep.reduce.local import Local
 
         return Local(job.recipe.towers)
-    if processes > job.recipe.towers:
-        check(job.recipe, job.placement.model_copy(update={"processes": processes}))
+    if world.processes > job.recipe.towers:
+        check(job.recipe, job.placement.model_copy(update={"processes": world.processes}))
     from lockstep.reduce.process import connect
 
-    return connect(job.placement.reduction, job.recipe.towers, device)
+    return connect(job.placement.reduction, job.recipe.towers, device, world)
 
 
 def main() -> None:
@@ -174,18 +184,23 @@ def main() -> None:
     job = Job.model_validate_json(Path(sys.argv[1]).read_text())
     assert job.parent is not None
     assert job.reports is not None
-    threading.Thread(target=_die_with, args=(job.parent,), daemon=True).start()
+    threading.Thread(target=_die_with, args=(job.parent, job.reports), daemon=True).start()
+    world = World.from_environment()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what `work` goes back to: the launcher ends the slower ones with it
-    with _reported(job.reports, int(os.environ["RANK"])):
-        code = work(job)
+    with _reported(job.reports, world.process):
+        code = work(job, world)
     sys.stdout.flush()
     os._exit(code)
 
 
-def _die_with(parent: int) -> None:
-    """End this process when its parent has: a killed launcher must not leave processes that hold GPUs and files."""
+def _die_with(parent: int, folder: Path) -> None:
+    """End this process when its parent has, and remove the parent's temporary `folder`.
+
+    A killed launcher leaves no processes that hold GPUs and files, and no folder.
+    """
     while os.getppid() == parent:
         time.sleep(0.2)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(ENVIRONMENT)
 
 

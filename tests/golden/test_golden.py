@@ -39,7 +39,7 @@ def weights_sha256(changes: dict, path: Path) -> str:
     recipe = make(named("digits").model_dump(mode="json"), changes)
     result, _ = fit(
         recipe, Placement(), Local(recipe.towers), torch.device("cpu"),
-        path=path, resume=False, to_stderr=True, asked=lambda: (False, False), started=time.time(),
+        path=path, resume=False, to_stderr=True, started=time.time(),
     )  # fmt: skip
     return result["weights_sha256"]
 

@@ -37,7 +37,7 @@ def here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placeme
     calls = itertools.count()  # the loop asks once for each tower of a step
 
     def asked():
-        return False, stop_after is not None and next(calls) >= stop_after * recipe.towers - 1
+        return False, stop_after is not None and next(calls) >= stop_after * recipe.towers - 1, False
 
     place = Placement(**{"save_every": 8, **placement})
     return fit(

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def state(**changes):
     recipe = make(named("digits").model_dump(mode="json"), changes)
     model = build_model(recipe, (1, 8, 8), 10)
-    return State(recipe, model, persistent_buffers(model), CPU)
+    return State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
 
 
 def advance(s, steps, first=0):

@@ -31,7 +31,7 @@ def cifar_like(count=96, side=24):
 def parts(recipe, shape=(3, 24, 24)):
     model = build_model(recipe, shape, 10)
     network = Network(recipe, build_model(recipe, shape, 10), shape, CPU)
-    return Tower(recipe, network), State(recipe, model, persistent_buffers(model), CPU), model
+    return Tower(recipe, network), State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU), model
 
 
 def plan(recipe, step, examples, augmentation=None):

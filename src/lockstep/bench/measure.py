@@ -69,7 +69,9 @@ class Alone:
 class Forward(Tower):
     """In the place of a tower: no backward pass ("forward-only")."""
 
-    def __call__(self, state: State, shard: Shard, step: int, signals: Sequence[bool] = (False, False)) -> Tensor:
+    def __call__(
+        self, state: State, shard: Shard, step: int, requests: Sequence[bool] = (), digest: Sequence[float] = ()
+    ) -> Tensor:
         """Zeros, after a forward pass."""
         network = self._network
         network.module.train()
@@ -123,6 +125,9 @@ class Times:
         self._events.append(event)
         if event.step + 1 >= self._warmup:
             self.every = self._later
+
+    def digest(self, step: int, text: str) -> None:
+        """Nothing."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Nothing."""

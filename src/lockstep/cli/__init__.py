@@ -1,6 +1,5 @@
 """The command line: text -> (Recipe, Placement) -> a command. The only place that prints errors and exits."""
 
-import os
 import signal
 import sys
 from typing import Annotated
@@ -60,11 +59,8 @@ def main() -> None:
     try:
         app()
     except LockstepError as error:
-        from lockstep.request import is_first_process
-
         sys.stdout.flush()
-        # Under torchrun all processes get the same words, or all of a host.
-        if is_first_process() or (error.code != USAGE and (error.code != DATA or os.environ["LOCAL_RANK"] == "0")):
+        if _tells(error.code):
             print(f"lockstep: {error}", file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
@@ -72,3 +68,14 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away; nothing is left to say
         sys.exit(CRASH)
+
+
+def _tells(code: int) -> bool:
+    """Whether this process prints an error: in an outer launch all processes have the same one, or all of a host."""
+    from lockstep.world import World
+
+    try:
+        world = World.from_environment()
+    except LockstepError:  # it is this error
+        return True
+    return world.process == 0 or (code != USAGE and (code != DATA or world.local == 0))

@@ -74,10 +74,10 @@ def bench(
     from lockstep.placement import Placement
     from lockstep.recipe import validated
     from lockstep.request import recipe_of
-    from lockstep.work import joins_outer_launch
+    from lockstep.world import World
 
-    if joins_outer_launch():
-        raise LockstepError("lockstep bench starts its own processes: run it without torchrun, on one host")
+    if World.from_environment().joined:
+        raise LockstepError("lockstep bench starts its own processes: run it alone, without torchrun, srun or mpirun")
     if link <= 0:
         raise LockstepError(f"--link: got {link:g}: give GB/s above 0, as in 12.5 for 100 Gbit/s")
     if plot is not None:

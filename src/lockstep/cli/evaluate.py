@@ -41,6 +41,12 @@ def evaluate(
         ),
     ] = None,
     device: Device = "auto",
+    model: Annotated[
+        str | None, typer.Option(help="The run's own package.module:function, to allow that its code is run.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a model whose code has changed since it was trained.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Evaluate the newest whole checkpoint of a run: every example of a split exactly once,
@@ -64,6 +70,7 @@ def evaluate(
     from lockstep.launch import launch
     from lockstep.placement import Placement
     from lockstep.recipe import validated
+    from lockstep.request import data_of, refuse_code
     from lockstep.run import Run
     from lockstep.work import Job
 
@@ -72,12 +79,15 @@ def evaluate(
     interval = 5.0 if interval is None else interval
     if not 0 < interval < math.inf:
         raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
-    recipe = Run.open(run).recipe()
+    opened = Run.open(run)
+    recipe = opened.recipe()
+    refuse_code(run, recipe, model)
+    opened.vouch()
     processes = 1 if watch and processes is None else processes
-    fields = {"device": device, "processes": processes, "data": data.absolute() if data else None}
+    fields = {"device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None)}
     job = Job(
         command="eval", recipe=recipe, placement=validated(Placement, fields), path=run,
         weights=weights, split=split or recipe.tested_on, examples=examples, watch=watch, interval=interval, once=once,
-        json_output=json_output, started=STARTED,
+        strict=strict, json_output=json_output, started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))

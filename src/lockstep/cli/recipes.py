@@ -43,7 +43,7 @@ def show(
     from lockstep.request import recipe_of
     from lockstep.run import Run
 
-    recipe, run_path = recipe_of(what, {})
+    recipe, run_path = recipe_of(what, {}, imports=False)
     result = Run.open(run_path).result() if run_path else None
     if json_output:
         print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))

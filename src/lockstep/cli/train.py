@@ -34,11 +34,20 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run from its last checkpoint; one that is done stays so.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Do not resume where other bits, or another model's code, would follow.")
+    ] = False,
     processes: Processes = None,
     device: Device = "auto",
     reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (not exact).")] = "tree",
     log_every: Annotated[int, typer.Option(min=1, help="Steps between lines.")] = 10,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 1000,
+    save_every_s: Annotated[
+        float, typer.Option(min=0, help="Most seconds of training a crash may cost; 0 saves by steps only.")
+    ] = 30.0,
+    digest_every: Annotated[
+        int, typer.Option(min=0, help="Steps between comparisons of the processes' bits; 0 for none.")
+    ] = 100,
     eval_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between evaluations. Default: at the end.")
     ] = None,
@@ -75,7 +84,7 @@ def train(
     from lockstep.launch import launch
     from lockstep.placement import Placement
     from lockstep.recipe import validated
-    from lockstep.request import folder_for, is_first_process, recipe_of, result_of
+    from lockstep.request import data_of, folder_for, is_first_process, recipe_of, result_of
     from lockstep.work import Job
 
     flags = {
@@ -88,7 +97,8 @@ def train(
         {
             "device": device, "processes": processes, "reduction": reduction,
             "data": data.absolute() if data else None,
-            "log_every": log_every, "save_every": save_every, "eval_every": eval_every, "keep": keep,
+            "log_every": log_every, "save_every": save_every, "save_every_s": save_every_s, "eval_every": eval_every,
+            "digest_every": digest_every, "keep": keep,
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
         },
     )  # fmt: skip
@@ -99,8 +109,10 @@ def train(
             print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
             print(json.dumps(result) if json_output else "", end="\n" if json_output else "")
         return
+    if resume:
+        placement = placement.model_copy(update={"data": data_of(path, placement.data)})
     job = Job(
         command="train", recipe=recipe, placement=placement, path=path, resume=resume, numbered=numbered,
-        json_output=json_output, started=STARTED,
+        strict=strict, json_output=json_output, started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))

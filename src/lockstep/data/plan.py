@@ -1,6 +1,6 @@
 """Plan: which examples each tower sees in a step, and how each is augmented."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -52,6 +52,10 @@ class Plan:
     def towers(self) -> int:
         """The number of towers the batch is divided among."""
         return len(self.examples)
+
+    def first(self, count: int) -> "Plan":
+        """The plan of one tower that sees the first `count` examples of this plan's first tower, or all of them."""
+        return replace(self, epochs=self.epochs[:1, :count], examples=self.examples[:1, :count])
 
     def keys(self, tower: int) -> Keys:
         """What the draws of `tower`'s shard are keyed by."""

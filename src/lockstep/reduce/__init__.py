@@ -14,10 +14,6 @@ REDUCTIONS = {
 }
 
 
-# The environment variable with torch's address of where the processes that our launcher started meet.
-MEETING = "LOCKSTEP_MEETING"
-
-
 class Reduction(Protocol):
     """The sum of `towers` vectors in one fixed tree, whoever holds them.
 

@@ -5,6 +5,7 @@ can change a bit. The additions are ours, binary and in the order of the canonic
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep import reduce
-from lockstep.errors import PeerLostError
+from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.reduce.tree import add_leaves, add_nodes, cover
+from lockstep.world import MEETING, World
 
 _TIMEOUT = timedelta(minutes=10)  # how long a process may be busy (say, saving) while the others wait
 
@@ -24,18 +26,55 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def connect(kind: str, towers: int, device: torch.device) -> "Processes":
-    """Join the run's other processes, as the launcher's environment variables say, for the reduction `kind`."""
+def connect(kind: str, towers: int, device: torch.device, world: World | None = None) -> "Processes":
+    """Join the other processes of `world` (default: as the environment says) for the reduction `kind`.
+
+    Raises: LockstepError if they compute on devices of different types, PeerLostError if they do not come.
+    """
+    world = world or World.from_environment()
+    store = _store(world)
+    _agree_on_device(store, world, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    where: dict[str, Any] = {}  # none: torchrun's own variables
-    if meeting := os.environ.get(reduce.MEETING):
-        rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = dist.FileStore(meeting, processes)  # type: ignore[attr-defined]
-        store.set_timeout(_TIMEOUT)
-        where = {"store": store, "rank": rank, "world_size": processes}
     gpu = device if device.type == "cuda" else None
-    dist.init_process_group(backend, timeout=_TIMEOUT, device_id=gpu, **where)
+    _peers(dist.init_process_group)(
+        backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=world.process, world_size=world.processes
+    )
     return Processes(towers, kind, device)
+
+
+def _store(world: World) -> Any:
+    """Where the processes exchange what they need to connect to each other."""
+    if world.meeting is None:
+        store = dist.FileStore(os.environ[MEETING], world.processes)  # type: ignore[attr-defined]
+        store.set_timeout(_TIMEOUT)
+        return store
+    address, port = world.meeting
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))  # which Slurm leaves to us
+    return next(dist.rendezvous("env://", world.process, world.processes, timeout=_TIMEOUT))[0]  # type: ignore[attr-defined]
+
+
+def _agree_on_device(store: Any, world: World, device: torch.device) -> None:
+    """Raise a LockstepError unless all processes compute on one type of device.
+
+    Before they connect: one that chose NCCL would wait for one that chose Gloo until both time out.
+    """
+    store.set(f"device/{world.process}", f"{device.type} on host {socket.gethostname()}")
+    found = [store.get(f"device/{process}").decode() for process in range(world.processes)]
+    for process, text in enumerate(found):
+        if text.split()[0] != found[0].split()[0]:
+            raise LockstepError(
+                f"process 0 computes on {found[0]} and process {process} on {text}: all need the same type of device. "
+                f"Give --device cpu or --device cuda to all",
+                ENVIRONMENT,
+            )
+
+
+def lost(error: Exception) -> bool:
+    """Whether `error`, wherever it came up, says that the connection to another process broke.
+
+    A GPU's exchange fails behind the program's back: NCCL's error comes up where the program next waits for the device.
+    """
+    return isinstance(error, dist.DistBackendError)
 
 
 def _peers(call: Callable[P, R]) -> Callable[P, R]:

@@ -38,6 +38,9 @@ class Plain:
         """A line in the tutorial's shape."""
         self._print(lines.step_line(event))
 
+    def digest(self, step: int, text: str) -> None:
+        """Nothing: digests are for programs to compare."""
+
     def evaluation(self, event: EvaluationEvent) -> None:
         """A line with the accuracies."""
         self._print(lines.evaluation_line(event))
@@ -86,6 +89,9 @@ class Live:
         with _still_training():
             self._line.start()
             self._line.update(Text(lines.live_line(event), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def digest(self, step: int, text: str) -> None:
+        """Nothing: digests are for programs to compare."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A line with the accuracies."""

@@ -76,6 +76,9 @@ class Listener(Protocol):
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """A step was computed."""
 
+    def digest(self, step: int, text: str) -> None:
+        """The digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""
+
     def evaluation(self, event: EvaluationEvent) -> None:
         """A split was evaluated."""
 

@@ -133,6 +133,11 @@ class Log:
             listener.start(lines)
         self._clock.start()
 
+    def digest(self, step: int, text: str) -> None:
+        """The state's digest was taken after `step` updates."""
+        for listener in self.listeners:
+            listener.digest(step, text)
+
     def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
         """A split was evaluated."""
         event = EvaluationEvent(time.time(), step, split, dict(results))

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.files import append
 from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
 
 
 class MetricsFile:
-    """Appends to `path`. Rows of kind "step" have the fields of StepEvent, "evaluation" one row for each weights."""
+    """Appends to `path`. Rows of kind "step" have the fields of StepEvent; "evaluation" is a row for each weights.
+
+    "digest" is the digest of the state before the step of its number.
+    """
 
     def __init__(self, path: Path, every: int) -> None:
         self.every: int | None = every
@@ -26,6 +30,10 @@ class MetricsFile:
         """A row of kind "step"."""
         numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(event).items()}
         self._append({"kind": "step", **numbers})  # JSON has no infinity
+
+    def digest(self, step: int, text: str) -> None:
+        """A row of kind "digest"."""
+        self._append({"kind": "digest", "step": step, "digest": text})
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A row of kind "evaluation" for each of the weights."""
@@ -50,7 +58,7 @@ class MetricsFile:
 
     def _append(self, row: dict[str, Any]) -> None:
         try:
-            with self._path.open("a") as file:
+            with append(self._path) as file:
                 file.write(json.dumps(row) + "\n")
         except OSError:
             pass  # a full disk: the checkpoint that fails next says so

@@ -89,6 +89,9 @@ class TensorBoard:
         with self._going_on():
             self._events.add(event.step, summaries + self._probe.take())
 
+    def digest(self, step: int, text: str) -> None:
+        """Nothing: digests are for programs to compare."""
+
     def evaluation(self, event: EvaluationEvent) -> None:
         """Accuracy and loss on a split, by weights, at the number of updates they had."""
         if self._events:

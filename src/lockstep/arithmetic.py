@@ -1,0 +1,81 @@
+"""Arithmetic: a probe of the bits that a process computes, taken before the first step of every session."""
+
+import inspect
+
+import torch
+from torch import nn
+
+from lockstep import rng
+from lockstep.data.dataset import Dataset
+from lockstep.data.plan import Plan
+from lockstep.digest import digest
+from lockstep.errors import LockstepError
+from lockstep.recipe import Recipe
+from lockstep.state import State
+from lockstep.tower import Network, Tower
+
+_IMAGES = 16  # enough for the vectorised paths of convolutions, and done in a fraction of a second
+_FEW = 2
+
+
+def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> str:
+    """The sha256, in hex, of one small update: equal where the whole run has equal bits, as far as it can tell.
+
+    The vector of a tower of 16 images of step 0, and `state` after one update by it; `state`, which is the initial one,
+    is not changed. Of every session the same step, so that a session on other hardware shows when a run is resumed. A
+    network that torch compiles is computed uncompiled here, whose compilation for 16 images would take a minute.
+    Raises: LockstepError if the model does not fit the recipe, or gives other bits when it is computed again.
+    """
+    plan = Plan.at(
+        seed=recipe.seed,
+        step=0,
+        batch=recipe.batch,
+        towers=recipe.towers,
+        examples=len(dataset),
+        augmentation=recipe.augmentation,
+        size_px=recipe.size_px(0, len(dataset)),
+    )
+    shard = dataset.shard(plan.first(_IMAGES), 0)
+    with network.uncompiled():
+        _check_output(recipe, network, shard.images[:_FEW], len(dataset.classes))
+        found = []
+        for _ in range(2):
+            vector = (tower := Tower(recipe, network))(state, shard, 0)
+            gradients, statistics, metrics = tower.layout.split(vector)
+            found.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
+    if found[0] != found[1] and recipe.exact:
+        raise LockstepError(
+            f"model {recipe.model} gives other bits when it is computed a second time on the same images: it must be a "
+            f"function of its weights, its buffers, its input and torch's generator alone. Remove what else it draws "
+            f"from or remembers, or give exactness up with --set exact=false"
+        )
+    scratch = State(recipe, state.parameters, state.buffers, gradients.device)
+    scratch.apply(gradients.div_(len(shard.labels) * state.loss_scale), statistics, recipe.rate(0, len(dataset)))
+    return digest([torch.frombuffer(bytearray(found[0]), dtype=torch.uint8), *scratch.named().values()]).hex()
+
+
+def _check_output(recipe: Recipe, network: Network, images: torch.Tensor, classes: int) -> None:
+    """Raise a LockstepError unless the model gives logits [b, classes] for `images` [b, C, H, W]."""
+    takes_images(recipe.model, network.module)
+    network.module.train()
+    torch.manual_seed(rng.seed_for(recipe.seed, "dropout", 0, 0))
+    with torch.no_grad():
+        output = network.module(images.to(network.dtype))
+    expected = [len(images), classes]
+    if not isinstance(output, torch.Tensor):
+        got = f"a {type(output).__name__}"
+    elif list(output.shape) != expected:
+        got = str(list(output.shape))
+    elif not output.is_floating_point():
+        got = f"{output.dtype}".removeprefix("torch.")
+    else:
+        return
+    raise LockstepError(f"model {recipe.model} returned {got}, expected {expected}: float logits, [images, classes]")
+
+
+def takes_images(name: str, module: nn.Module) -> None:
+    """Raise a LockstepError unless `module`, the model called `name`, can be called with one tensor of images."""
+    try:
+        inspect.signature(module.forward).bind(None)
+    except TypeError as error:
+        raise LockstepError(f"model {name}: forward takes one tensor of images [b, C, H, W], but {error}") from None
