@@ -1,12 +1,13 @@
 """Arithmetic: a probe of the bits that a process computes, taken before the first step of every session."""
 
 import inspect
+import time
 
 import torch
 from torch import nn
 
 from lockstep import rng
-from lockstep.data.dataset import Dataset
+from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
 from lockstep.digest import digest
 from lockstep.errors import LockstepError
@@ -16,6 +17,7 @@ from lockstep.tower import Network, Tower
 
 _IMAGES = 16  # enough for the vectorised paths of convolutions, and done in a fraction of a second
 _FEW = 2
+_CALLS = 3
 
 
 def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> str:
@@ -26,16 +28,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     network that torch compiles is computed uncompiled here, whose compilation for 16 images would take a minute.
     Raises: LockstepError if the model does not fit the recipe, or gives other bits when it is computed again.
     """
-    plan = Plan.at(
-        seed=recipe.seed,
-        step=0,
-        batch=recipe.batch,
-        towers=recipe.towers,
-        examples=len(dataset),
-        augmentation=recipe.augmentation,
-        size_px=recipe.size_px(0, len(dataset)),
-    )
-    shard = dataset.shard(plan.first(_IMAGES), 0)
+    shard = _some_images(recipe, dataset)
     with network.uncompiled():
         _check_output(recipe, network, shard.images[:_FEW], len(dataset.classes))
         found = []
@@ -52,6 +45,41 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     scratch = State(recipe, state.parameters, state.buffers, gradients.device)
     scratch.apply(gradients.div_(len(shard.labels) * state.loss_scale), statistics, recipe.rate(0, len(dataset)))
     return digest([torch.frombuffer(bytearray(found[0]), dtype=torch.uint8), *scratch.named().values()]).hex()
+
+
+def slowdown(
+    recipe: Recipe, network: Network, plain: Recipe, model: nn.Module, state: State, dataset: Dataset
+) -> float:
+    """How many times as long `recipe`'s towers take as those of `plain`, which is `recipe` in float32 of `model`."""
+    shard = _some_images(recipe, dataset)
+    other = Network(plain, model, network.shape, shard.images.device)
+    with network.uncompiled(), other.uncompiled():
+        times = [_seconds(Tower(*pair), state, shard) for pair in ((recipe, network), (plain, other))]
+    return times[0] / times[1]
+
+
+def _seconds(tower: Tower, state: State, shard: Shard) -> float:
+    """The least time of a few calls of `tower`, after one that loads its weights."""
+    found = []
+    for _ in range(_CALLS):
+        began = time.perf_counter()
+        tower(state, shard, 0).sum().item()  # which waits for a GPU
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
+
+
+def _some_images(recipe: Recipe, dataset: Dataset) -> Shard:
+    """The first images of tower 0 at step 0."""
+    plan = Plan.at(
+        seed=recipe.seed,
+        step=0,
+        batch=recipe.batch,
+        towers=recipe.towers,
+        examples=len(dataset),
+        augmentation=recipe.augmentation,
+        size_px=recipe.size_px(0, len(dataset)),
+    )
+    return dataset.shard(plan.first(_IMAGES), 0)
 
 
 def _check_output(recipe: Recipe, network: Network, images: torch.Tensor, classes: int) -> None:

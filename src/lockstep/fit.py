@@ -35,14 +35,15 @@ def fit(
     numbered: bool = False,
     to_stderr: bool = False,
     strict: bool = False,
+    notes: Sequence[str] = (),
     asked: Callable[[], Sequence[bool]] = lambda: (False, False, False),
     started: float | None = None,
 ) -> tuple[dict[str, Any] | None, Signals | None]:
     """Train in the run folder `path`: a new one (at the next number if `numbered`), or with `resume` the one there.
 
-    `asked` says whether this process was sent each of `train.SIGNALS`; `started` is the time.time() the program was
-    started at. With `strict` a run is not resumed with other arithmetic or another source of its model. Returns the
-    result record (in process 0) and None, or None and the signal that stopped the run.
+    `asked` says whether this process was sent each of `train.SIGNALS`. `started` is the time.time() the program was
+    started at. `notes` are told at the start. With `strict` a run is not resumed with other arithmetic or another
+    source of its model. Returns the result record (in process 0) and None, or None and the signal that stopped the run.
     Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
     """
     started = time.time() if started is None else started
@@ -50,10 +51,12 @@ def fit(
     train_set = session.split("train")
     check_profile(placement, 0, recipe.total_steps(len(train_set)))
     probed = session.probe(train_set)  # before there is a folder: what is wrong with the model leaves nothing behind
+    slower = session.emulation(train_set)
     if reduction.process != 0:
         return _fit(session, train_set, None, asked, started)
     with closing(Keeper(session, path, probed, resume=resume, numbered=numbered, to_stderr=to_stderr)) as keeper:
         try:
+            keeper.notes += [*notes, *([slower] if slower else [])]
             if resume:
                 keeper.compare(strict)
             return _fit(session, train_set, keeper, asked, started)

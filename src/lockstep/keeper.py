@@ -37,6 +37,7 @@ class Keeper:
         found: the checkpoint that a resumed run continues from, or None.
         listeners: the console and the files that hear of the run.
         saver: writes checkpoints.
+        notes: what the user is told after the start-up block.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class Keeper:
         self._session = session
         recipe, placement = session.recipe, session.placement
         self.found: checkpoint.Checkpoint | None = None
-        self._notes: list[str] = []
+        self.notes: list[str] = []
         self._earlier: list[dict[str, Any]] = []
         if resume:
             self.run = Run.open(path)
             self.run.lock()
-            self.found = checkpoint.latest(self.run.checkpoints, self._notes.append)
+            self.found = checkpoint.latest(self.run.checkpoints, self.notes.append)
             self._check_data()
             self._earlier = self.run.read("environment.json") or []
         else:
@@ -115,20 +116,18 @@ class Keeper:
             sources = source_changes(earlier.get("model_source", {}), self._here["model_source"])
             elsewhere = changes(earlier, self._session.fingerprint)
             if sources and "model_source" in earlier:
-                self._notes.append(
-                    f"the source of model {self._session.recipe.model} has changed: {'; '.join(sources)}"
-                )
+                self.notes.append(f"the source of model {self._session.recipe.model} has changed: {'; '.join(sources)}")
             if "probe" in earlier and earlier["probe"] != self._here["probe"]:
                 where = "; ".join(elsewhere) or "no entry of environment.json: the model itself, or faulty hardware"
-                self._notes.append(
+                self.notes.append(
                     f"the arithmetic probe differs from the last session's: other bits from here on ({where})"
                 )
             elif elsewhere:
                 same = "the arithmetic probe is equal" if "probe" in earlier else "equal bits are not promised"
-                self._notes.append(f"computing elsewhere than before ({'; '.join(elsewhere)}): {same}")
+                self.notes.append(f"computing elsewhere than before ({'; '.join(elsewhere)}): {same}")
         differing = next((earlier for earlier in self._earlier if self._differs(earlier)), None)
         if strict and differing is not None:
-            told = "; ".join(self._notes) or f"from the session that began at step {differing['step']}"
+            told = "; ".join(self.notes) or f"from the session that began at step {differing['step']}"
             raise LockstepError(
                 f"--strict: {self.run.path} was not computed as it would be now: {told}. Resume it where it was, or "
                 f"leave out --strict to go on with other bits",
@@ -159,7 +158,7 @@ class Keeper:
         if session.state.step:
             lines.append(("resumes", f"after step {session.state.step}"))
         log.start(lines)
-        for text in self._notes:
+        for text in self.notes:
             log.note(text)
         self.save()
 

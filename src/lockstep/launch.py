@@ -27,7 +27,6 @@ from lockstep.world import MEETING, World
 
 _LOOK_S = 0.02  # between looks at the processes
 _GRACE_S = 30.0  # for the others to end by themselves, after one has failed
-_DRIVERS = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA's, its boards', those under Windows, AMD's
 
 
 def launch(job: Job) -> int:
@@ -86,7 +85,7 @@ def places(recipe: Recipe, placement: Placement) -> int:
 
 
 def _gpus() -> int:
-    if sys.platform == "linux" and not any(found for name in _DRIVERS for found in Path("/dev").glob(name)):
+    if not numerics.has_gpu_driver():
         return 0  # without torch, which takes a second to say the same
     import torch
 

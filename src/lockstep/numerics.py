@@ -8,6 +8,7 @@ did not start, ignores later changes.
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 _PROCESS = psutil.Process()
+_DRIVERS = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA's, its boards', those under Windows, AMD's
 # Flags of instructions that compute, on x86 and ARM.
 _ARITHMETIC = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")
 
@@ -76,6 +78,11 @@ def configure_compiler(exact: bool) -> None:
     # After so many graphs it would go on without compiling, and silently: with other bits, and in a resumed run later.
     dynamo.recompile_limit = 64
     dynamo.fail_on_recompile_limit_hit = True
+
+
+def has_gpu_driver() -> bool:
+    """Whether this host may have a GPU. Needs no torch, whose import takes a second."""
+    return sys.platform != "linux" or any(found for name in _DRIVERS for found in Path("/dev").glob(name))
 
 
 def cores() -> int:

@@ -45,7 +45,8 @@ class Recipe(Settings):
             ends before layers at the input that are frozen, which saves its time.
         ema: the average of the parameters, or None.
         precision: what towers compute in; weights, optimizer state, average and reduction are always float32. With
-            float16 the loss is scaled, by a power of two that follows the gradients (optim/scale.py).
+            float16 the loss is scaled, by a power of two that follows the gradients (optim/scale.py). "auto" becomes
+            bfloat16 or float32 when a run is created, by what its hardware computes fast (precision.py).
         compile: have torch compile the network, in every process at its start: for GPUs, where that takes a minute and
             makes steps faster. On a CPU it takes as long and gains nothing. Needs a C compiler.
         threads_per_tower: CPU threads a tower computes on (a sum over two threads is another sum).
@@ -73,7 +74,7 @@ class Recipe(Settings):
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     ema: EMA | None = None
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     compile: bool = False
     threads_per_tower: int = Field(1, ge=1)
     eval_batch: int = Field(500, ge=1)

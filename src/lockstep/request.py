@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.overrides import make, read_file
+from lockstep.precision import on_gpu, resolve
 from lockstep.recipe import Recipe, dotted
 from lockstep.recipes import RECIPES, named
 from lockstep.run import Run, fresh_path, newest, refuse_existing
@@ -24,18 +25,18 @@ def recipe_of(what: str, changes: dict[str, Any], imports: bool = True) -> tuple
         return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes), None
     if what not in RECIPES and (path.is_dir() or "/" in what):
         recipe = Run.open(path).recipe()
-        if imports:
-            refuse_code(path, recipe, changes.get("model"))
+        if imports and "model" not in changes:
+            refuse_code(path, recipe)
         return make(recipe.model_dump(mode="json"), changes), path
     return make(named(what).model_dump(mode="json"), changes), None
 
 
-def refuse_code(path: Path, recipe: Recipe, model: Any) -> None:
-    """Raise a LockstepError if a run's recipe names code to import which the user did not name: `model` is not it.
+def refuse_code(path: Path, recipe: Recipe) -> None:
+    """Raise a LockstepError if the recipe of the run at `path` names code to import, which the user did not name.
 
     A run folder may be somebody else's, and a module that lies in the current folder is run when it is imported.
     """
-    if ":" in recipe.model and model != recipe.model:
+    if ":" in recipe.model:
         raise LockstepError(
             f"{path} names a model that is not Lockstep's own, {recipe.model}, and loading it runs its code. If it is "
             f"yours, or you trust it, add --model {recipe.model}"
@@ -75,6 +76,14 @@ def folder_for(
     if not resume and is_first_process():
         refuse_existing(path)
     return path, resume, False
+
+
+def fixed_precision(recipe: Recipe, device: str, resumed: Path | None) -> tuple[Recipe, str | None]:
+    """`recipe` with a fixed precision, and the reason for it if it is chosen here, not by the run that is `resumed`."""
+    stated = Run(resumed).read("recipe.json") if resumed is not None and recipe.precision == "auto" else None
+    if stated:
+        return make(recipe.model_dump(mode="json"), {"precision": stated["precision"]}), None
+    return resolve(recipe, on_gpu(device))
 
 
 def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from lockstep.arithmetic import probe
+from lockstep.arithmetic import probe, slowdown
 from lockstep.checkpoint import Checkpoint
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
@@ -17,6 +17,7 @@ from lockstep.environment import changes, exchange, fingerprint, here, towers_of
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.evaluate import Evaluation, evaluate
 from lockstep.placement import Placement
+from lockstep.precision import emulated
 from lockstep.recipe import Recipe
 from lockstep.reduce import REDUCTIONS, Reduction
 from lockstep.settings import load_object
@@ -99,6 +100,19 @@ class Session:
         if tensors:
             self.state.load(load(tensors))
             self.agree()
+
+    def emulation(self, train_set: Dataset) -> str | None:
+        """What to say where the device only emulates the recipe's precision, with the price, measured; else None."""
+        if not emulated(self.recipe.precision, self.device):
+            return None
+        plain = Recipe.model_validate({**self.recipe.model_dump(), "precision": "float32"})
+        model = first_model(plain, self.network.shape, train_set)
+        times = slowdown(self.recipe, self.network, plain, model, self.state, train_set)
+        kind = "GPU" if self.device.type == "cuda" else "CPU"
+        return (
+            f"{self.recipe.precision} is emulated on this {kind}: a step takes {times:.1f} times as long as in "
+            f"float32, measured on a few images. --precision float32 is another recipe, with other bits"
+        )
 
     def agree(self) -> None:
         """Raise a LockstepError, in every process, unless recipe, training data and weights are equal in all."""

@@ -40,6 +40,7 @@ class Job(Settings):
     resume: bool = False
     numbered: bool = False
     strict: bool = False
+    notes: tuple[str, ...] = ()
     json_output: bool = False
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
@@ -105,6 +106,7 @@ def _work(job: Job, world: World, asked: Asked) -> int:
             numbered=job.numbered,
             to_stderr=job.json_output,
             strict=job.strict,
+            notes=job.notes,
             asked=asked,
             started=job.started,
         )

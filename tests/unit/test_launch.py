@@ -66,7 +66,7 @@ def test_fewer_processes_take_the_first_of_the_gpus_named():
 
 
 def test_where_no_driver_is_torch_is_not_asked_for_gpus(monkeypatch):
-    monkeypatch.setattr(launch, "_DRIVERS", ("no such device",))
+    monkeypatch.setattr(numerics, "_DRIVERS", ("no such device",))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert launch._gpus() == 0

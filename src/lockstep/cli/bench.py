@@ -73,7 +73,7 @@ def bench(
     from lockstep.launch import places
     from lockstep.placement import Placement
     from lockstep.recipe import validated
-    from lockstep.request import recipe_of
+    from lockstep.request import fixed_precision, recipe_of
     from lockstep.world import World
 
     if World.from_environment().joined:
@@ -85,6 +85,7 @@ def bench(
     on = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     modes = tuple(name for name, chosen in on.items() if chosen)
     recipe, _ = recipe_of(what, overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision}))
+    recipe, _ = fixed_precision(recipe, device, None)
     fields: dict[str, Any] = {"device": device, "reduction": reduction, "data": data.absolute() if data else None}
     placement = validated(Placement, {**fields, "processes": processes})
     most = processes or places(recipe, placement)

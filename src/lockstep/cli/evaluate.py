@@ -81,7 +81,10 @@ def evaluate(
         raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
     opened = Run.open(run)
     recipe = opened.recipe()
-    refuse_code(run, recipe, model)
+    if model is None:
+        refuse_code(run, recipe)
+    elif model != recipe.model:
+        raise LockstepError(f"--model {model}: {run} was trained with model {recipe.model}: give that, or leave it out")
     opened.vouch()
     processes = 1 if watch and processes is None else processes
     fields = {"device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None)}

@@ -84,7 +84,7 @@ def train(
     from lockstep.launch import launch
     from lockstep.placement import Placement
     from lockstep.recipe import validated
-    from lockstep.request import data_of, folder_for, is_first_process, recipe_of, result_of
+    from lockstep.request import data_of, fixed_precision, folder_for, is_first_process, recipe_of, result_of
     from lockstep.work import Job
 
     flags = {
@@ -104,6 +104,7 @@ def train(
     )  # fmt: skip
     recipe, named_run = recipe_of(what, changes)
     path, resume, numbered = folder_for(named_run, name, runs, resume, recipe)
+    recipe, chosen = fixed_precision(recipe, placement.device, path if resume else None)
     if resume and (result := result_of(path, recipe)) is not None:
         if is_first_process():
             print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
@@ -113,6 +114,6 @@ def train(
         placement = placement.model_copy(update={"data": data_of(path, placement.data)})
     job = Job(
         command="train", recipe=recipe, placement=placement, path=path, resume=resume, numbered=numbered,
-        strict=strict, json_output=json_output, started=STARTED,
+        strict=strict, notes=(chosen,) if chosen else (), json_output=json_output, started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))

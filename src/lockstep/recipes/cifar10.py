@@ -29,7 +29,7 @@ def cifar10() -> Recipe:
         lr=0.2,
         schedule=Triangle(start=1.0, warmup=0.0),
         weight_decay=_small_decay((2, 2, 2)),
-        precision="bfloat16",
+        precision="auto",
         eval_batch=250,
     )
 
@@ -43,6 +43,7 @@ def cifar10_record() -> Recipe:
     """
     whole = {
         "name": "cifar10-record",
+        "precision": "bfloat16",
         "model_options": {"widths": [64, 256, 256]},
         "progressive": None,
         "towers": 1,
@@ -63,6 +64,7 @@ def cifar10_96() -> Recipe:
     """
     wide = {
         "name": "cifar10-96",
+        "precision": "bfloat16",
         "model_options": {"widths": [128, 384, 512], "depths": [3, 3, 3]},
         "augmentation": FlipTranslate(pixels=4, cutout_px=12),
         "progressive": None,
