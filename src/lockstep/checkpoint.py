@@ -145,12 +145,13 @@ def clear_ahead(folder: Path, step: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, whole: set[Path]) -> None:
+def prune(folder: Path, keep: int, whole: set[Path] | None = None) -> None:
     """Delete all but the `keep` newest whole checkpoints and the one with the best accuracy (the earliest of equals).
 
-    `whole` are the ones known to be so, and grows: before one is deleted, those that are kept in its place are read
+    `whole` are the ones known to be so, and grows. Before one is deleted, those that are kept in its place are read
     once. Damaged ones are set aside. One that goes is renamed first: whoever reads it finds it whole or not at all.
     """
+    whole = set() if whole is None else whole
     paths = list(_newest_first(folder))
     if len(paths) > keep:
         paths = [path for path in paths if path in whole or _verified(path, whole)]

@@ -56,13 +56,14 @@ class Job(Settings):
     reports: Path | None = None
 
 
-def work(job: Job, world: World) -> int:
-    """The part of `job` that process `world` of it has; returns its exit code. Raises: LockstepError.
+def work(job: Job, world: World | None = None) -> int:
+    """This process's part of `job`; `world` is what the environment says. Returns the exit code.
 
     A signal stops training after a step, in every process; the others have nothing to save and end at once, a bench
     removing its temporary folder.
     """
     asked = Asked()
+    world = world or World.from_environment()
     with handled_by({"train": asked.note, "bench": leave, "eval": end_at_once}[job.command]):
         if world.processes == 1:
             return _work(job, world, asked)

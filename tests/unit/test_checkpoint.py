@@ -139,7 +139,7 @@ def test_nothing_is_left_behind_when_the_disk_refuses(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_flush", full)
+    monkeypatch.setattr(checkpoint, "flush", full)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 1)
     assert names(tmp_path) == []

@@ -13,7 +13,7 @@ from lockstep.recipes import named
 from lockstep.report import console, lines
 from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
-from lockstep.tower import Metrics
+from lockstep.tower import REQUESTS, Metrics
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)$"
@@ -25,7 +25,8 @@ TOWERS = 4
 
 def sums(cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    return Metrics(*one, torch.zeros(2 + TOWERS), torch.tensor(memory), torch.tensor(busy))
+    flags, digest = torch.zeros(len(REQUESTS) + TOWERS), torch.zeros(TOWERS, 3)
+    return Metrics(*one, flags, torch.tensor(memory), torch.tensor(busy), digest)
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
@@ -142,7 +143,7 @@ def test_a_terminal_gets_one_live_line():
 
 
 def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 6)
+    unreadable = Metrics(*[SimpleNamespace()] * 7)
     log = a_log([])
     log.begin(0)
     log.lap("data")
