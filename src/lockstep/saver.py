@@ -42,8 +42,8 @@ class Saver:
         """Whether the state has to be saved after this step, or the next would be too late."""
         if not self._every_s or self.busy:
             return False
-        # If not after this step, then after the next one; and until it is written it does not count.
-        return time.monotonic() - self._saved + 2 * self._step_s + self._write_s >= self._every_s
+        # If not after this step, then after the next one, which may be longer; and it counts once it is written.
+        return time.monotonic() - self._saved + 3 * self._step_s + 2 * self._write_s >= self._every_s
 
     @property
     def busy(self) -> bool:

@@ -1,10 +1,10 @@
 """Source: which code a model of the user's own is made of, so that a run does not go on with other code unnoticed."""
 
+import ast
 import hashlib
 import site
 import sys
-from collections.abc import Mapping
-from modulefinder import ModuleFinder
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -37,12 +37,33 @@ def source_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[
 
 
 def _imported(name: str, root: Path) -> set[Path]:
-    """The files under `root` that importing the module `name` imports."""
-    finder = ModuleFinder(path=[str(root)])
-    finder.import_hook(name)
-    named = (getattr(module, "__file__", None) for module in finder.modules.values())
-    files = {Path(file).resolve() for file in named if file}
-    return {file for file in files if file.is_relative_to(root)}
+    """The files under `root` that importing the module `name` imports, itself included."""
+    found: dict[str, Path] = {}
+    todo = [name]
+    while todo:
+        name = todo.pop()
+        path = root.joinpath(*name.split("."))
+        file = next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
+        if file is not None and name not in found:
+            found[name] = file
+            todo += _names(file, name if file.name == "__init__.py" else name.rpartition(".")[0])
+    return set(found.values())
+
+
+def _names(file: Path, package: str) -> Iterator[str]:
+    """Every module that the statements of `file`, which is in `package`, may import."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            stated = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            stated = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in stated:
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _sha256(path: Path) -> str:

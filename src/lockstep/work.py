@@ -59,6 +59,7 @@ class Job(Settings):
 def work(job: Job, world: World | None = None) -> int:
     """This process's part of `job`; `world` is what the environment says. Returns the exit code.
 
+    Raises: LockstepError.
     A signal stops training after a step, in every process; the others have nothing to save and end at once, a bench
     removing its temporary folder.
     """

@@ -1,0 +1,160 @@
+"""The probe: equal for equal arithmetic, and the first to say what is wrong with a model."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.environment import changes, fingerprint
+from lockstep.errors import LockstepError
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.session import Session
+
+CPU = torch.device("cpu")
+
+
+class Linear(nn.Module):
+    """A network of one layer, with what is wrong with it."""
+
+    def __init__(self, shape, classes, wrong=""):
+        super().__init__()
+        self.layer, self.wrong, self.calls = nn.Linear(math.prod(shape), classes), wrong, 0
+
+    def forward(self, images):
+        logits = self.layer(images.flatten(1))
+        self.calls += 1
+        if self.wrong == "remembers":
+            return logits * self.calls
+        return {"a dictionary": {"logits": logits}, "whole numbers": logits.int()}.get(self.wrong, logits)
+
+
+class Two(Linear):
+    def forward(self, images, more):
+        return self.layer(images.flatten(1))
+
+
+def right(shape, classes):
+    return Linear(shape, classes)
+
+
+def seven_classes(shape, classes):
+    return Linear(shape, 7)
+
+
+def dictionary(shape, classes):
+    return Linear(shape, classes, "a dictionary")
+
+
+def numbers(shape, classes):
+    return Linear(shape, classes, "whole numbers")
+
+
+def remembers(shape, classes):
+    return Linear(shape, classes, "remembers")
+
+
+def one_argument(shape):
+    return Linear(shape, 10)
+
+
+def two_inputs(shape, classes):
+    return Two(shape, classes)
+
+
+def nothing_to_train(shape, classes):
+    return nn.Flatten()
+
+
+def frozen(shape, classes):
+    return Linear(shape, classes).requires_grad_(False)
+
+
+def session(model=None, **changes):
+    own = {"model": f"tests.unit.test_arithmetic:{model}", "weight_decay": {}} if model else {}
+    recipe = make(named("digits").model_dump(mode="json"), {**own, **changes})
+    return Session(recipe, Placement(), Local(recipe.towers), CPU)
+
+
+def probed(*arguments, **changes):
+    made = session(*arguments, **changes)
+    return made.probe(made.split("train"))
+
+
+def test_it_is_a_function_of_the_recipe_and_leaves_the_state_as_it_was():
+    made = session()
+    before, step = made.state.digest(), made.state.step
+    first = made.probe(made.split("train"))
+    assert (made.state.digest(), made.state.step) == (before, step)
+    assert len(first) == 64
+    assert probed() == first
+    assert len({first, probed(seed=1), probed(precision="bfloat16"), probed(lr=0.1)}) == 4
+
+
+@pytest.mark.parametrize("change", ["forward", "update"])
+def test_one_bit_of_arithmetic_changes_it(monkeypatch, change):
+    expected = probed("right")
+    if change == "forward":
+        plain = nn.functional.linear
+        nudge = 1.0 + torch.finfo(torch.float32).eps
+        monkeypatch.setattr(nn.functional, "linear", lambda *arguments: plain(*arguments) * nudge)
+    else:
+        from lockstep.state import State
+
+        apply = State._apply
+
+        def nudged(self, gradients, statistics, rate):
+            apply(self, gradients, statistics, rate)
+            self._flat[3] = torch.nextafter(self._flat[3], torch.tensor(9.0))
+
+        monkeypatch.setattr(State, "_apply", nudged)
+    assert probed("right") != expected
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("seven_classes", r"returned \[2, 7\], expected \[2, 10\]"),
+        ("dictionary", r"returned a dict, expected \[2, 10\]"),
+        ("numbers", r"returned int32, expected \[2, 10\]"),
+        ("remembers", "gives other bits when it is computed a second time"),
+        ("one_argument", "too many positional arguments"),
+        ("two_inputs", "forward takes one tensor of images .*missing a required argument: 'more'"),
+        ("nothing_to_train", "has no parameters to train"),
+        ("frozen", "has no parameters to train"),
+        ("math", "is a module, expected a function"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said(model, said):
+    with pytest.raises(LockstepError, match=said):
+        probed(model)
+
+
+def test_a_model_that_draws_from_elsewhere_may_be_trained_without_exactness():
+    assert probed("remembers", exact=False)
+
+
+def test_a_compiled_network_is_probed_uncompiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module, **_: pytest.fail)
+    assert len(probed(compile=True)) == 64
+
+
+def test_changes_of_a_fingerprint_are_named_and_entries_of_other_releases_are_none():
+    here = fingerprint(CPU)
+    assert changes(here, here) == []
+    old = {"device": "another", "environment": here["environment"] | {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
+    assert changes(old, here) == [
+        f"device: another -> {here['device']}",
+        "environment.ONEDNN_MAX_CPU_ISA: AVX2 -> None",
+    ]
+    assert changes({}, {"cpu": {"flags": "avx2"}}) == []
+
+
+def test_variables_that_choose_instructions_are_in_the_fingerprint(monkeypatch):
+    for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "DNNL_DEFAULT_FPMATH_MODE"):
+        monkeypatch.setenv(name, "x")
+        assert fingerprint(CPU)["environment"][name] == "x"
+    assert {"onednn", "mkl", "torch"} <= set(fingerprint(CPU)["versions"])

@@ -1,0 +1,45 @@
+"""A digest tells every bit, whatever the size, place and dtype of a tensor."""
+
+import pytest
+import torch
+
+from lockstep.digest import VALUES, digest, short, values
+
+SIZES = [0, 1, 1023, 2048, 2049, 100_003]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_bit_anywhere_changes_it(size):
+    tensor = torch.randn(size)
+    same = digest([tensor.clone()])
+    assert digest([tensor]) == same
+    for place in {0, size // 2, size - 1} if size else ():
+        other = tensor.clone()
+        other.view(torch.int32)[place] ^= 1
+        assert digest([other]) != same
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_any_dtype_and_shape(dtype):
+    tensor = (torch.randn(3, 70, 50) > 0).to(dtype)
+    assert digest([tensor]) == digest([tensor.clone()])
+    assert digest([tensor]) != digest([~tensor if dtype == torch.bool else tensor + 1])
+    assert digest([tensor]) != digest([tensor.flatten()])
+    assert digest([torch.tensor(3)]) != digest([torch.tensor(4)])
+
+
+def test_place_in_memory_does_not_matter():
+    whole = torch.randn(50_001)
+    part = whole[1:]  # its first byte is at no multiple of 8
+    assert digest([part]) == digest([part.clone()])
+    matrix = torch.randn(200, 300)
+    assert digest([matrix.t()]) == digest([matrix.t().contiguous()])
+
+
+def test_a_short_digest_survives_as_float32():
+    text = short([torch.randn(10)])
+    assert len(text) == 6 * VALUES
+    numbers = values(text)
+    assert len(numbers) == VALUES
+    assert torch.tensor(numbers, dtype=torch.float32).double().tolist() == numbers
+    assert values("") == []

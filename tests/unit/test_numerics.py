@@ -1,0 +1,51 @@
+"""How many cores a process may use."""
+
+import math
+import os
+
+import pytest
+
+from lockstep import numerics
+
+
+def container(tmp_path, groups, limits):
+    """A process's /proc/self/cgroup and the files under /sys/fs/cgroup."""
+    (tmp_path / "self").write_text(groups)
+    for name, text in limits.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return numerics.quota(tmp_path / "self", tmp_path / "cgroup")
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
+        ("0::/gone\n", {}, math.inf),
+        (
+            "4:cpu,cpuacct:/a\n0::/\n",
+            {"cpu/a/cpu.cfs_quota_us": "50000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            0.5,
+        ),
+        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ("nonsense\n", {}, math.inf),
+    ],
+)
+def test_the_quota_of_a_control_group_and_those_above_it(tmp_path, groups, limits, cores):
+    assert container(tmp_path, groups, limits) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(1.5, 1), (0.5, 1), (2.0, 2), (math.inf, 3), (8.0, 3)])
+def test_cores_are_whole_and_within_affinity_and_quota(monkeypatch, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    monkeypatch.setattr(numerics, "quota", lambda: quota)
+    assert numerics.cores() == cores
+
+
+def test_the_cpu_is_told_by_what_kernels_are_chosen_by():
+    cpu = numerics.cpu()
+    assert set(cpu) == {"model", "flags", "caches"}
+    assert "smep" not in cpu["flags"].split()  # no arithmetic

@@ -1,0 +1,72 @@
+"""What "auto" means, by the hardware."""
+
+import pytest
+import torch
+
+from lockstep import numerics, precision
+from lockstep.overrides import make
+from lockstep.recipe import Recipe
+from lockstep.recipes import RECIPES, named
+
+AMX, ZEN4, OLD = "amx_bf16 amx_tile avx512_bf16 avx512f", "avx2 avx512_bf16 avx512f", "avx2 avx512f"
+
+
+def resolved(monkeypatch, flags, limit=None):
+    monkeypatch.setattr(numerics, "cpu", lambda: {"flags": flags})
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    if limit:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    return precision.resolve(named("cifar10"), on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "chosen", "units"),
+    [
+        (AMX, None, "bfloat16", "AMX"),
+        (AMX, "AVX512_CORE_BF16", "bfloat16", "AVX-512 bfloat16"),
+        (AMX, "AVX512_CORE_AMX", "bfloat16", "AMX"),
+        (AMX, "avx2", "float32", "no units"),
+        (ZEN4, None, "bfloat16", "AVX-512 bfloat16"),
+        (OLD, None, "float32", "no units"),
+        ("asimd bf16", None, "float32", "no units"),
+    ],
+)
+def test_by_the_units_of_a_cpu(monkeypatch, flags, limit, chosen, units):
+    recipe, reason = resolved(monkeypatch, flags, limit)
+    assert recipe.precision == chosen
+    assert chosen in reason
+    assert units in reason
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")])
+def test_by_the_generation_of_a_gpu(monkeypatch, capability, chosen):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    recipe, reason = precision.resolve(named("cifar10"), on_gpu=True)
+    assert recipe.precision == chosen
+    assert "GPU" in reason
+
+
+def test_a_stated_precision_stays(monkeypatch):
+    stated = make(named("cifar10").model_dump(mode="json"), {"precision": "float16"})
+    assert precision.resolve(stated, on_gpu=False) == (stated, None)
+
+
+def test_the_run_has_the_digest_of_the_precision_that_was_chosen(monkeypatch):
+    recipe, _ = resolved(monkeypatch, AMX)
+    assert recipe.digest() == make(named("cifar10").model_dump(mode="json"), {"precision": "bfloat16"}).digest()
+
+
+def test_recipes_meant_for_use_choose_and_the_others_state():
+    assert {name for name in RECIPES if named(name).precision == "auto"} == {"cifar10", "cifar100"}
+
+
+def test_what_is_emulated(monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(precision, "cpu_units", lambda: None)
+    assert precision.emulated("bfloat16", cpu)
+    assert precision.emulated("float16", cpu)
+    assert not precision.emulated("float32", cpu)
+    monkeypatch.setattr(precision, "cpu_units", lambda: "AMX")
+    assert not precision.emulated("bfloat16", cpu)
+    assert isinstance(named("cifar10"), Recipe)

@@ -1,0 +1,196 @@
+"""Checkpoints that are written while training goes on."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from lockstep import checkpoint, saver
+from lockstep.saver import Saver
+
+
+class Weights:
+    """What a Saver needs of a State."""
+
+    def __init__(self):
+        self.unchanged = threading.Lock()
+        self.step, self.weight = 0, torch.zeros(1000)
+
+    def named(self):
+        return {"step": torch.tensor(self.step), "parameter/w": self.weight}
+
+    def update(self):
+        with self.unchanged:
+            self.step += 1
+            self.weight.add_(1.0)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Writing waits until the gate is opened."""
+    opened = threading.Event()
+    save = checkpoint.save
+
+    def slowly(*arguments):
+        assert opened.wait(20)
+        return save(*arguments)
+
+    monkeypatch.setattr(saver.checkpoint, "save", slowly)
+    yield opened
+    opened.set()
+
+
+def whole(folder):
+    return [checkpoint.read_step(folder, step).tensors["parameter/w"].unique().item() for step in steps(folder)]
+
+
+def steps(folder):
+    return sorted(checkpoint.steps(folder))
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_its_bits_are_those_of_its_step(tmp_path, gate):
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    state.update()
+    saves.save(state, {})
+    for _ in range(3):
+        state.update()
+    assert saves.busy
+    assert steps(tmp_path) == []
+    gate.set()
+    saves.wait()
+    assert steps(tmp_path) == [1]
+    assert whole(tmp_path) == [1.0]
+
+
+def test_an_update_waits_for_the_copy(tmp_path, monkeypatch):
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    copying, go_on = threading.Event(), threading.Event()
+    copy = Saver._copy
+
+    def slowly(self, named):
+        copying.set()
+        assert go_on.wait(20)
+        return copy(self, named)
+
+    monkeypatch.setattr(Saver, "_copy", slowly)
+    saves.save(state, {})
+    assert copying.wait(20)
+    updates = threading.Thread(target=state.update)
+    updates.start()
+    updates.join(0.2)
+    assert updates.is_alive()  # else the checkpoint would be half of one step and half of another
+    go_on.set()
+    updates.join(20)
+    saves.wait()
+    assert whole(tmp_path) == [0.0]
+    assert state.step == 1
+
+
+def test_one_is_written_at_a_time(tmp_path, gate):
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    saves.save(state, {})
+    state.update()
+    second = threading.Thread(target=saves.save, args=(state, {}))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    gate.set()
+    second.join(20)
+    saves.wait()
+    assert steps(tmp_path) == [0, 1]
+    assert whole(tmp_path) == [0.0, 1.0]
+
+
+def test_an_error_is_told_once_and_the_next_one_is_tried(tmp_path, monkeypatch):
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    save = checkpoint.save
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saver.checkpoint, "save", full)
+    saves.save(state, {})
+    saves.wait()
+    assert "No space left" in str(saves.failed())
+    assert saves.failed() is None
+    monkeypatch.setattr(saver.checkpoint, "save", save)
+    saves.save(state, {})
+    saves.wait()
+    assert saves.failed() is None
+    assert steps(tmp_path) == [0]
+
+
+def test_a_bug_in_the_thread_is_told_too(tmp_path, monkeypatch):
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    monkeypatch.setattr(saver.checkpoint, "prune", lambda *_: 1 / 0)
+    saves.save(state, {})
+    saves.wait()
+    assert isinstance(saves.failed(), ZeroDivisionError)
+
+
+def test_what_is_due_is_never_older_than_asked_when_it_is_whole(tmp_path, monkeypatch):
+    """Steps of 4 s, writes of 3 s, on a clock of the test's own: no moment is further than 30 s from its checkpoint."""
+    now = [100.0]
+    monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=30.0)
+    monkeypatch.setattr(saver.checkpoint, "save", lambda *_: now.__setitem__(0, now[0] + 3.0))
+    saves.save(state, {})  # as at the start of every session
+    saves.wait()
+    taken, worst = now[0], 0.0
+    for _ in range(40):
+        due = saves.due()
+        now[0] += 4.0
+        saves.stepped()
+        if due:
+            began = now[0]
+            saves.save(state, {})
+            saves.wait()
+            worst, taken = max(worst, now[0] - taken), began
+    assert 15.0 < worst <= 30.0
+
+
+def test_zero_seconds_is_never(tmp_path, monkeypatch):
+    saves = Saver(tmp_path, keep=5, every_s=0)
+    monkeypatch.setattr(saver.time, "monotonic", lambda: 1e9)
+    assert not saves.due()
+
+
+def test_accuracy_is_added_to_what_is_saved_and_keeps_the_best(tmp_path):
+    state, saves = Weights(), Saver(tmp_path, keep=1, every_s=0)
+    for accuracy in (0.5, 0.9, 0.7):
+        state.update()
+        saves.save(state, {})
+        saves.add_facts(state.step, {"accuracy": accuracy})
+    saves.wait()
+    assert steps(tmp_path) == [2, 3]
+    assert checkpoint.read_step(tmp_path, 2).manifest["accuracy"] == 0.9
+
+
+def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
+    state, saves = Weights(), Saver(tmp_path, keep=2, every_s=0)
+    for _ in range(2):
+        state.update()
+        saves.save(state, {})
+    saves.wait()
+    again = Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which knows nothing of what is there
+    damaged = tmp_path / "step-000000002" / "state.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    state.update()
+    again.save(state, {})
+    again.wait()
+    assert steps(tmp_path) == [1, 3]
+    assert (tmp_path / "damaged-step-000000002").is_dir()
+
+
+def test_the_next_checkpoint_reuses_the_memory_of_the_one_before(tmp_path):
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    saves.save(state, {})
+    saves.wait()
+    held = saves._copies["parameter/w"].data_ptr()
+    state.update()
+    saves.save(state, {})
+    saves.wait()
+    assert saves._copies["parameter/w"].data_ptr() == held
+    assert whole(tmp_path) == [0.0, 1.0]
+    assert time.monotonic() - saves._saved < 60

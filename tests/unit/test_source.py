@@ -1,0 +1,63 @@
+"""The source of a user's own model, by file, read and never run."""
+
+import importlib
+import sys
+
+import pytest
+
+from lockstep.source import source_changes, sources
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Write files, import a module from their folder, and read the sources of its function."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    before = set(sys.modules)
+
+    def loaded(name, **files):
+        for file, text in files.items():
+            path = tmp_path / f"{file.replace('__', '/', 1)}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        importlib.import_module(name)
+        return sources(f"{name}:build")
+
+    yield loaded
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_our_own_models_have_none():
+    assert sources("tutorial") == {}
+
+
+def test_a_module_and_what_it_imports_from_its_folder(load):
+    found = load("mine1", mine1="import json, torch\nimport beside1\n", beside1="x = 1\n", other1="raise SystemExit\n")
+    assert list(found) == ["beside1.py", "mine1.py"]
+
+
+def test_a_module_of_a_package(load):
+    found = load(
+        "pkg1.model",
+        pkg1____init__="",
+        pkg1__model="import json\nfrom . import layers\nfrom .blocks import block\nimport elsewhere1\n",
+        pkg1__layers="y = 2\n",
+        pkg1__blocks="def block(): pass\n",
+        pkg1__unused="raise SystemExit\n",
+        elsewhere1="from pkg1 import layers\n",
+    )
+    assert list(found) == ["elsewhere1.py", *(f"pkg1/{name}.py" for name in ("__init__", "blocks", "layers", "model"))]
+
+
+def test_an_installed_package_is_its_module_alone():
+    import packaging.version  # noqa: F401  a small package with several files
+
+    found = sources("packaging.version:Version")
+    assert list(found) == ["packaging/version.py"]
+
+
+def test_changes_name_the_file():
+    before = {"a.py": "1" * 64, "b.py": "2" * 64}
+    after = {"a.py": "1" * 64, "b.py": "3" * 64, "c.py": "4" * 64}
+    assert source_changes(before, after) == ["b.py: 22222222 -> 33333333", "c.py: none -> 44444444"]
+    assert source_changes(before, before) == []

@@ -1,0 +1,62 @@
+"""Who started this process, read from the variables that launchers set."""
+
+import pytest
+
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.world import MEETING, World
+
+MASTER = {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"}
+RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, World()),
+        ({"RANK": "0", "WORLD_SIZE": "1", **MASTER}, World()),
+        ({MEETING: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
+        ({"TORCHELASTIC_RUN_ID": "x", **RANKS, **MASTER}, World("torchrun", 3, 8, 1, ("a1", 29500))),
+        ({**RANKS, **MASTER}, World("RANK and WORLD_SIZE", 3, 8, 1, ("a1", 29500))),
+        (
+            {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", **MASTER},
+            World("Slurm", 2, 4, 0, ("a1", 29500)),
+        ),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", **MASTER},
+            World("Open MPI", 1, 2, 1, ("a1", 29500)),
+        ),
+        # A batch script is one process, though Slurm numbers it and says for how many the job has room.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, World()),
+        # What a launcher starts inside another one's process is its own.
+        ({"SLURM_STEP_NUM_TASKS": "4", MEETING: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
+    ],
+)
+def test_each_launcher_is_known_by_its_variables(variables, expected):
+    assert World.from_environment(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"), [("a3", "a3"), ("a[03-07,9],b1", "a03"), ("node-[12]", "node-12"), ("x1,x2", "x1")]
+)
+def test_the_tasks_of_a_slurm_step_meet_at_its_first_host(hosts, first):
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "41"}
+    one, other = (World.from_environment({**step, "SLURM_PROCID": task}) for task in "01")
+    assert one.meeting == other.meeting
+    assert one.meeting[0] == first
+    assert 1024 < one.meeting[1] < 65536
+    assert World.from_environment({**step, "SLURM_JOB_ID": "42"}).meeting != one.meeting
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        RANKS,
+        {**RANKS, "MASTER_ADDR": "a1"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
+        {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", **MASTER},
+    ],
+)
+def test_processes_that_could_not_meet_are_refused_and_not_trained_apart(variables):
+    with pytest.raises(LockstepError, match=r"MASTER_ADDR|WORLD_SIZE") as error:
+        World.from_environment(variables)
+    assert error.value.code == ENVIRONMENT
