@@ -1,0 +1,532 @@
+"""The promise where it failed without a word: other arithmetic, code or data, lost work; with the real program."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.conftest import start
+
+from lockstep import checkpoint, numerics
+
+USAGE, DATA, ENVIRONMENT = 2, 3, 4
+LAUNCHED = ("train", "--steps", 12, "--name", "x", "--json")
+OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+NEWER_CPU = pytest.mark.skipif(
+    "avx512f" not in numerics.cpu()["flags"].split(), reason="this CPU has no more than AVX2, which the test takes away"
+)
+PURE = """
+import torch
+from helper import WIDTH
+class Net(torch.nn.Module):
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.layer = torch.nn.Linear(inputs, classes)
+    def forward(self, images):
+        return self.layer(images.flatten(1)) * WIDTH
+def build(shape, classes):
+    return Net(shape[0] * shape[1] * shape[2], classes)
+"""
+
+
+def port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def launched(cwd: Path, names: dict[str, str], *args: object, **others: dict[str, str]):
+    """Two programs as an outer launcher starts them; `others` are more variables of the second."""
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
+    programs = []
+    for number in range(2):
+        variables = {key: text.format(number=number) for key, text in names.items()} | master
+        programs.append(start(*args, cwd=cwd, **variables, **(others if number else {})))
+    outputs = [program.communicate(timeout=200) for program in programs]
+    return [
+        subprocess.CompletedProcess(args, program.returncode, *output)
+        for program, output in zip(programs, outputs, strict=True)
+    ]
+
+
+PLAIN = {"RANK": "{number}", "WORLD_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "{number}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "{number}", "SLURM_JOB_ID": "7"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{number}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "{number}"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The sha256 of the run on one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    process = start(*LAUNCHED, "--processes", 1, cwd=folder)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return json.loads(out)["weights_sha256"]
+
+
+@pytest.mark.parametrize("names", [PLAIN, SLURM, OPEN_MPI], ids=["plain", "Slurm", "Open MPI"])
+def test_every_launcher_starts_one_run(tmp_path, alone, names):
+    first, second = launched(tmp_path, names, *LAUNCHED)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    result = json.loads(first.stdout)
+    assert result["processes"] == 2
+    assert result["weights_sha256"] == alone
+    assert second.stdout == ""
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x"]
+
+
+@NEWER_CPU
+def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
+    first, second = launched(tmp_path, PLAIN, *LAUNCHED, **OLDER)
+    assert (first.returncode, second.returncode) == (ENVIRONMENT, ENVIRONMENT)
+    assert "do not have the same arithmetic" in first.stderr
+    assert "process 0 (host " in first.stderr
+    assert "process 1 (host " in first.stderr
+    assert "environment.ONEDNN_MAX_CPU_ISA: None -> AVX2" in first.stderr
+    assert "cpu_capability: AVX512 -> AVX2" in first.stderr
+    assert "Traceback" not in first.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@NEWER_CPU
+def test_a_resume_with_other_arithmetic_is_said_and_refused_if_strict(program, tmp_path):
+    whole = program("train", "--steps", 12, "--processes", 1, "--name", "a", "--json")
+    stop_early(program, tmp_path)
+    run = tmp_path / "runs/b"
+    refused = program("train", run, "--resume", "--strict", "--processes", 1, **OLDER)
+    assert refused.returncode == ENVIRONMENT
+    assert "--strict" in refused.stderr
+    assert "environment.ONEDNN_MAX_CPU_ISA: None -> AVX2" in refused.stderr
+    assert not (run / "result.json").exists()
+    done = program("train", run, "--resume", "--processes", 1, **OLDER)
+    assert done.returncode == 0, done.stderr
+    assert "the arithmetic probe differs" in done.stdout
+    assert "ATEN_CPU_CAPABILITY: None -> avx2" in done.stdout
+    assert "the same on any number of processes" not in done.stdout
+    result = json.loads((run / "result.json").read_text())
+    assert result["mixed_arithmetic"] is True
+    assert json.loads(whole.stdout)["mixed_arithmetic"] is False
+    probes = [session["probe"] for session in json.loads((run / "environment.json").read_text())]
+    assert len(set(probes)) == 2
+
+
+def stop_early(program, tmp_path, *options):
+    """A run runs/b of twelve steps that goes on after step 4: as if it had been killed there."""
+    done = program(
+        "train", "--steps", 12, "--save-every", 4, "--processes", 1, "--name", "b", *options
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs/b"
+    (run / "result.json").unlink()
+    for step in (8, 12):
+        for path in (run / f"checkpoints/step-{step:09d}").iterdir():
+            path.unlink()
+        (run / f"checkpoints/step-{step:09d}").rmdir()
+    return run
+
+
+def test_an_environment_of_an_older_release_is_no_error(program, tmp_path):
+    run = stop_early(program, tmp_path)
+    old = [{"step": 0, "processes": 1, "device": "another", "cpu_capability": "AVX9", "environment": {}}]
+    (run / "environment.json").write_text(json.dumps(old))
+    done = program("train", run, "--resume", "--processes", 1)
+    assert done.returncode == 0, done.stderr
+    assert "device: another -> " in done.stdout
+    assert json.loads((run / "result.json").read_text())["mixed_arithmetic"] is False
+
+
+CORRUPTS = """
+import sys, torch
+from lockstep import work
+from lockstep.state import State
+update = State._apply
+def flipped(self, *arguments):
+    update(self, *arguments)
+    if self.step == {step}:
+        self._flat[5] = torch.nextafter(self._flat[5], torch.tensor(9.0))
+if {number} == {victim}:
+    State._apply = flipped
+from lockstep.cli import main
+sys.argv = ["lockstep", "train", "--steps", "40", "--name", "x", "--towers", "3", *{options!r}]
+main()
+"""
+
+
+def parted(tmp_path, *options, step=9, victim=1):
+    """Three processes of one run, of which `victim` flips the lowest bit of a weight after `step` updates."""
+    master = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
+    started = []
+    for number in range(3):
+        code = CORRUPTS.format(step=step, number=number, victim=victim, options=options)
+        environment = {**os.environ, **master, "RANK": str(number)}
+        command = [sys.executable, "-c", code]
+        started.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
+    return [(process.communicate(timeout=200), process.returncode) for process in started]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_parted_is_named_at_the_next_digest_and_nothing_is_saved(tmp_path, victim):
+    ends = parted(tmp_path, "--digest-every", "5", "--save-every", "100", victim=victim)
+    assert [code for _, code in ends] == [ENVIRONMENT] * 3
+    assert f"process {victim} of 3 parted from the others: after 10 steps" in ends[0][0][1]
+    assert checkpoint.steps(tmp_path / "runs/x/checkpoints") == [0]
+
+
+def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(tmp_path):
+    ends = parted(tmp_path, "--digest-every", "0", "--save-every", "12")
+    assert [code for _, code in ends] == [ENVIRONMENT] * 3
+    assert "process 1 of 3 parted from the others: after 12 steps" in ends[0][0][1]
+    assert checkpoint.steps(tmp_path / "runs/x/checkpoints") == [0]
+
+
+def test_digests_are_in_the_metrics_and_tell_runs_apart(program, tmp_path):
+    for name, options in {"a": ["--processes", 1], "b": ["--processes", 3], "c": ["--seed", 1]}.items():
+        program("train", "--steps", 11, "--digest-every", 5, "--name", name, *options)
+    rows = {name: digests(tmp_path / "runs" / name) for name in "abc"}
+    assert [row["step"] for row in rows["a"]] == [0, 5, 10]
+    assert all(re.fullmatch("[0-9a-f]{18}", row["digest"]) for row in rows["a"])
+    assert rows["a"] == rows["b"]
+    assert not {row["digest"] for row in rows["a"]} & {row["digest"] for row in rows["c"]}
+    program("train", "--steps", 11, "--digest-every", 0, "--name", "d")
+    assert digests(tmp_path / "runs/d") == []
+
+
+def digests(run):
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if row["kind"] == "digest"]
+
+
+OWN = ("--model", "mine:build", "--set", "weight_decay={}")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A model of the user's own, with a helper beside it."""
+    (tmp_path / "mine.py").write_text(PURE)
+    (tmp_path / "helper.py").write_text("WIDTH = 1.0\n")
+    return tmp_path
+
+
+def test_a_model_that_was_edited_is_said_and_refused_if_strict(program, own):
+    run = stop_early(program, own, *OWN)
+    manifest = json.loads((run / "checkpoints/step-000000004/manifest.json").read_text())
+    assert set(manifest["model_source"]) == {"mine.py", "helper.py"}
+    (own / "helper.py").write_text("WIDTH = 2.0\n")
+    named = ("--model", "mine:build")
+    for command in (["train", run, "--resume", "--processes", 1], ["eval", run]):
+        refused = program(*command, *named, "--strict")
+        assert refused.returncode in (DATA, ENVIRONMENT), refused.stderr
+        assert "helper.py: " in refused.stderr
+        assert "mine.py" not in refused.stderr
+    evaluated = program("eval", run, *named)
+    assert evaluated.returncode == 0
+    assert "helper.py: " in evaluated.stderr
+    done = program("train", run, "--resume", "--processes", 1, *named)
+    assert done.returncode == 0, done.stderr
+    assert "the source of model mine:build has changed: helper.py" in done.stdout
+    result = json.loads((run / "result.json").read_text())
+    assert result["mixed_arithmetic"] is True
+    assert set(result["model_source"]) == {"mine.py", "helper.py"}
+
+
+def test_a_run_folder_runs_no_code(program, own):
+    """Neither of a module beside the run, nor of one inside it, unless the user names it again."""
+    done = program("train", *OWN, "--steps", 2, "--processes", 1, "--name", "b")
+    assert done.returncode == 0, done.stderr
+    for folder in (own, own / "runs/b"):
+        (folder / "mine.py").write_text(
+            f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n"
+        )
+    commands = (["eval", "."], ["eval", ".", "--watch", "--once"], ["train", ".", "--resume"], ["bench", "."])
+    for cwd, path in ((own, "runs/b"), (own / "runs/b", str(own / "runs/b"))):
+        for command, _, *options in commands:
+            refused = program(command, path, *options, cwd=cwd)
+            assert refused.returncode == USAGE, (command, refused.stdout, refused.stderr)
+            assert "--model mine:build" in refused.stderr
+        assert program("show", path, cwd=cwd).returncode == 0
+    assert not (own / "ran").exists()
+    assert program("eval", "runs/b", "--model", "mine:build").returncode != 0  # it has no build any more
+    assert (own / "ran").exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone, processes):
+    for name in ("torch", "sklearn", "numpy", "json", "lockstep"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current folder')\n")
+    command = [str(Path(sys.executable).with_name("lockstep")), *map(str, LAUNCHED), "--processes", str(processes)]
+    environment = {key: text for key, text in os.environ.items() if key != "LOCKSTEP_DATA"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["weights_sha256"] == alone
+    (tmp_path / "lockstep.py").unlink()  # which `python -m` would find first
+    assert program("train", "--steps", 1, "--processes", processes).returncode == 0
+
+
+def test_the_printed_commands_work_as_they_are_printed(own, tmp_path):
+    """Pasted into a shell: with a folder of data and a run whose names have spaces, and a model of one's own."""
+    data, runs = tmp_path / "my data", tmp_path / "my runs"
+    idx(data)
+    options = [*OWN, "--set", "augmentation=plain", "--data", "my data", "--runs", runs, "--name", "a run"]
+    process = start("train", "mnist", *options, "--tower-batch", 4, "--steps", 4000, "--log-every", 1, cwd=tmp_path)
+    for line in process.stdout:
+        if ": step 3," in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    go_on = re.search(r"^  go on +(.+)$", out, re.M)[1]
+    assert shlex.split(go_on)[:2] == ["lockstep", "train"]
+    second = shell(go_on, tmp_path, stop_at=": step 12,")
+    assert second.returncode == 130, second.stderr
+    assert re.search(r"^  resumes +after step", second.stdout, re.M)
+    evaluated = shell(f"lockstep eval {shlex.quote(str(runs / 'a run'))} --model mine:build", tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+def shell(command, cwd, stop_at=None):
+    """Run `command` in a shell that finds this environment's `lockstep`; Ctrl-C at a line that holds `stop_at`."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("LOCKSTEP_DATA", None)
+    process = subprocess.Popen(
+        f"exec {command}", shell=True, cwd=cwd, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    seen = []
+    for line in process.stdout if stop_at else ():
+        seen.append(line)
+        if stop_at in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=100)
+    return subprocess.CompletedProcess(command, process.returncode, "".join(seen) + out, err)
+
+
+def idx(folder):
+    """MNIST's four files, with random pixels."""
+    import struct
+
+    import numpy as np
+
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for stem, count in (("train", 60_000), ("t10k", 10_000)):
+        images = random.integers(256, size=(count, 28, 28), dtype=np.uint8)
+        labels = random.integers(10, size=count, dtype=np.uint8)
+        (folder / f"{stem}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 2051, count, 28, 28) + images.tobytes())
+        (folder / f"{stem}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, count) + labels.tobytes())
+
+
+def test_every_split_that_training_uses_is_checked_at_resume(program, tmp_path):
+    run = stop_early(program, tmp_path)
+    path = run / "checkpoints/step-000000004/manifest.json"
+    manifest = json.loads(path.read_text())
+    assert set(manifest["splits_sha256"]) == {"train", "test"}
+    manifest["splits_sha256"]["test"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    refused = program("train", run, "--resume", "--processes", 1)
+    assert refused.returncode == DATA
+    assert "the test data is not what" in refused.stderr
+
+
+def test_nothing_a_minute_old_is_lost_to_kill_9(started, program, tmp_path):
+    """With one second in the place of thirty."""
+    process = started(
+        "train", "--epochs", 400, "--name", "x", "--processes", 2, "--save-every-s", 1.5, "--log-every", 1
+    )  # fmt: skip
+    family = None
+    began = None
+    for line in process.stdout:
+        if ": step 5," in line:
+            began, family = time.monotonic(), psutil.Process(process.pid).children(recursive=True)
+        if began and time.monotonic() - began > 5:
+            break
+    for victim in [psutil.Process(process.pid), *family]:
+        victim.kill()
+    killed = time.time()
+    process.communicate()
+    newest = checkpoint.latest(tmp_path / "runs/x/checkpoints", lambda text: None)
+    rows = [json.loads(line) for line in (tmp_path / "runs/x/metrics.jsonl").read_text().splitlines()[:-1]]
+    lost = [row for row in rows if row["kind"] == "step" and row["step"] >= newest.manifest["step"]]
+    assert newest.manifest["step"] > 5
+    assert killed - (lost[0]["time"] if lost else killed) <= 3.0  # 1.5, and room for a busy machine
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_terminal_that_is_closed_saves(started, program, tmp_path, processes):
+    process = started("train", "--steps", 5000, "--name", "x", "--processes", processes, "--log-every", 1)
+    for line in process.stdout:
+        if ": step 7," in line:
+            break
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (129, "")
+    step = int(out.split("after ")[-1].split()[0])
+    assert checkpoint.steps(tmp_path / "runs/x/checkpoints")[0] == step
+
+
+def test_nohup_stays_deaf_to_a_closed_terminal(started):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = started("train", "--steps", 5000, "--name", "x", "--processes", 1, "--log-every", 1)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    for line in process.stdout:
+        if ": step 3," in line:
+            process.send_signal(signal.SIGHUP)
+        if ": step 30," in line:
+            break
+    assert process.poll() is None
+
+
+def test_ctrl_z_stops_the_processes_too_and_fg_goes_on(started):
+    process = started("train", "--steps", 5000, "--name", "x", "--processes", 2, "--log-every", 1)
+    for line in process.stdout:
+        if ": step 3," in line:
+            break
+    workers = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGTSTP)
+    until = time.monotonic() + 20
+    family = [psutil.Process(process.pid), *workers]
+    while {one.status() for one in family} != {psutil.STATUS_STOPPED} and time.monotonic() < until:
+        time.sleep(0.05)
+    assert {one.status() for one in family} == {psutil.STATUS_STOPPED}
+    process.send_signal(signal.SIGCONT)
+    for line in process.stdout:
+        if ": step 200," in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_a_killed_launcher_leaves_no_folder(started, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    process = started(
+        "train", "--steps", 5000, "--name", "x", "--processes", 2, "--log-every", 1, TMPDIR=str(tmp_path / "tmp")
+    )  # fmt: skip
+    for line in process.stdout:
+        if ": step 3," in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert list((tmp_path / "tmp").glob("lockstep-*"))
+    process.kill()
+    psutil.wait_procs(children, timeout=20)
+    assert not list((tmp_path / "tmp").glob("lockstep-*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the sockets of processes as Linux tells them")
+def test_processes_of_one_host_listen_on_its_loopback_alone(started):
+    process = started("train", "--steps", 5000, "--name", "x", "--processes", 2, "--log-every", 1)
+    for line in process.stdout:
+        if ": step 3," in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    addresses = {
+        connection.laddr.ip
+        for child in children
+        for connection in child.net_connections(kind="tcp")
+        if connection.status in (psutil.CONN_LISTEN, psutil.CONN_ESTABLISHED)
+    }
+    assert addresses
+    assert all(address in ("127.0.0.1", "::1") for address in addresses), addresses
+
+
+@pytest.mark.parametrize(("umask", "mode"), [("022", 0o644), ("077", 0o600)])
+def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, umask, mode):
+    command = f"umask {umask}; exec {shlex.quote(sys.executable)} -m lockstep train --steps 3 --processes 2 --name x"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in (tmp_path / "runs/x").rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"model.safetensors", "state.safetensors", "metrics.jsonl", ".lock"}
+    assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: mode for path in files}
+
+
+def test_links_in_a_run_folder_are_not_written_through(program, tmp_path):
+    run = stop_early(program, tmp_path)
+    victim = tmp_path / "victim"
+    for name in (".lock", "log.txt", "metrics.jsonl"):
+        victim.write_text("mine")
+        (run / name).rename(tmp_path / "aside")
+        (run / name).symlink_to(victim)
+        done = program("train", run, "--resume", "--processes", 1)
+        assert "Traceback" not in done.stderr
+        assert victim.read_text() == "mine", name
+        (run / name).unlink()
+        (tmp_path / "aside").rename(run / name)
+        (run / "result.json").unlink(missing_ok=True)
+
+
+def test_a_full_disk_at_the_very_end_is_one_error(program, tmp_path):
+    """The classifier is the first file over the limit: a checkpoint of the run is written before it is set."""
+    import resource
+
+    (tmp_path / "mine.py").write_text(PURE.replace("from helper import WIDTH", "WIDTH = 1.0"))
+    done = program("train", *OWN, "--steps", 3, "--processes", 1, "--name", "x", "--set", "ema=none")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs/x"
+    for name in ("result.json", "model.safetensors"):
+        (run / name).unlink()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
+    try:
+        named = ("--model", "mine:build", "--summary-every", 0)
+        done = program("train", run, "--resume", "--processes", 1, *named)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.returncode == ENVIRONMENT, (done.stdout, done.stderr)
+    assert done.stderr.startswith("lockstep: ")
+    assert "Traceback" not in done.stderr
+    assert not (run / "result.json").exists()
+    again = program("train", run, "--resume", "--processes", 1, "--model", "mine:build")
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_outer_launch_says_how_many_processes_there_are(program):
+    outer = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    refused = program("train", "--processes", 3, **outer)
+    assert refused.returncode == USAGE
+    assert "--processes 3, but RANK and WORLD_SIZE started 2" in refused.stderr
+
+
+def test_an_outer_launch_resumes_without_being_asked(tmp_path, alone):
+    run = tmp_path / "runs/x"
+    for _ in range(2):
+        first, second = launched(tmp_path, PLAIN, *LAUNCHED, "--save-every", 4)
+        assert (first.returncode, second.returncode) == (0, 0), first.stderr
+        assert json.loads(first.stdout)["weights_sha256"] == alone
+        (run / "result.json").unlink(missing_ok=True)
+    assert len(json.loads((run / "environment.json").read_text())) == 2
+
+
+@NEWER_CPU
+def test_precision_is_chosen_when_a_run_is_created_and_kept(program, tmp_path):
+    options = ["--set", "precision=auto", "--steps", 12, "--name", "b"]
+    done = program("train", *options, "--processes", 1, **OLDER)
+    assert done.returncode == 0, done.stderr
+    assert "precision float32, chosen as this CPU has no units for bfloat16" in done.stdout
+    assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
+    (tmp_path / "runs/b/result.json").unlink()
+    again = program("train", *options, "--resume", "--processes", 1)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
+
+
+@NEWER_CPU
+def test_an_emulated_precision_is_said_with_its_price(program):
+    done = program("train", "--precision", "bfloat16", "--steps", 1, "--processes", 2, **OLDER)
+    assert re.search(r"bfloat16 is emulated on this CPU: a step takes \d+\.\d times as long as in float32", done.stdout)
+    native = program("train", "--precision", "float32", "--steps", 1, "--processes", 1)
+    assert "emulated" not in native.stdout
