@@ -1,6 +1,6 @@
 """Evaluation: every example exactly once, in file order, on any number of processes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,8 @@ from lockstep.data.dataset import Dataset
 from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction, owned
 from lockstep.tower import Network
+
+Progress = Callable[[float], None]  # is told the share that is done, in [0, 1]
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,16 @@ def evaluate(
     buffers: Mapping[str, Tensor],
     dataset: Dataset,
     reduction: Reduction,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Classify `dataset`, seen as `recipe.test_views` says, with the given weights; equal in every process.
 
     The examples are cut into chunks of `recipe.eval_batch`, which the processes share. The last chunk is filled up
-    with repeats that are not counted: a kernel's result may depend on the number of images it is given.
+    with repeats that are not counted: a kernel's result may depend on the number of images it is given. `progress` is
+    told at the start and after each chunk of process 0 how much of its share is done.
     """
+    tell = progress if progress and reduction.process == 0 else lambda share: None
+    tell(0.0)
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
@@ -82,6 +88,7 @@ def evaluate(
         cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
         losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
+        tell((row + 1) / len(own))
     every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
     table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -93,7 +94,7 @@ def _fit(
             keeper.stopped(log, evaluated)
         return None, stop
     if not evaluated:  # resumed after the last step, before the result was written
-        evaluated.update(session.evaluate_all(test_set))
+        evaluated.update(session.evaluate_all(test_set, partial(log.evaluating, steps, recipe.tested_on)))
     session.agree()
     memory = session.peak_memory_bytes()
     return (keeper.finish(log, evaluated, memory, started) if keeper else None), None
@@ -137,7 +138,9 @@ class _AfterStep:
             raise OverflowedError(state.step)
         with self._log.untimed():
             if evaluate:
-                self.evaluated.update(self._session.evaluate_all(self._test_set))
-                self._log.evaluation(state.step, self._session.recipe.tested_on, self.evaluated)
+                split = self._session.recipe.tested_on
+                progress = partial(self._log.evaluating, state.step, split)
+                self.evaluated.update(self._session.evaluate_all(self._test_set, progress))
+                self._log.evaluation(state.step, split, self.evaluated)
             if self._keeper:
                 self._keeper.save(self._log, self.evaluated, required=last)

@@ -12,7 +12,7 @@ from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
 from lockstep.environment import decoded, encoded, here, towers_of
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
-from lockstep.evaluate import Evaluation, evaluate
+from lockstep.evaluate import Evaluation, Progress, evaluate
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.reduce import REDUCTIONS, Reduction
@@ -126,16 +126,20 @@ class Session:
         own = torch.tensor([torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else held])
         return [int(row) for row in self.reduction.gather(own)]
 
-    def evaluate(self, dataset: Dataset, weights: str) -> Evaluation:
+    def evaluate(self, dataset: Dataset, weights: str, progress: Progress | None = None) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.ema if weights == "ema" else self.state.parameters
         assert parameters is not None
-        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.reduction)
+        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.reduction, progress)
 
-    def evaluate_all(self, dataset: Dataset) -> dict[str, Evaluation]:
+    def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights the run has, the one that makes the classifier first."""
         kinds = ["ema", "raw"] if self.state.ema is not None else ["raw"]
-        return {weights: self.evaluate(dataset, weights) for weights in kinds}
+
+        def part_of(kind: int) -> Progress:
+            return lambda share: progress((kind + share) / len(kinds))
+
+        return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:

@@ -12,6 +12,7 @@ from lockstep import checkpoint
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import DATA, LockstepError
 from lockstep.report.evaluation import Evaluated
+from lockstep.report.events import EvaluatingEvent
 from lockstep.report.ledger import Ledger
 from lockstep.run import Run
 from lockstep.session import Session
@@ -26,13 +27,20 @@ class Evaluator:
     """One question about a run's checkpoints: how good some of its weights are on a split. The same in all processes.
 
     `weights` is "ema", "raw" or None for the ones that make the classifier; `examples` None for the whole split.
-    Raises: LockstepError if the run cannot be asked that.
+    `progress` is told in process 0 how far each evaluation is. Raises: LockstepError if the run cannot be asked that.
     """
 
     def __init__(
-        self, session: Session, path: Path, *, split: str, weights: str | None = None, examples: int | None = None
+        self,
+        session: Session,
+        path: Path,
+        *,
+        split: str,
+        weights: str | None = None,
+        examples: int | None = None,
+        progress: Callable[[EvaluatingEvent], None] = lambda event: None,
     ) -> None:
-        self.session, self.run = session, Run(path)
+        self.session, self.run, self._progress = session, Run(path), progress
         self.dataset = session.split(split, examples)
         own = "ema" if session.state.ema is not None else "raw"
         if weights == "ema" and own == "raw":
@@ -45,8 +53,12 @@ class Evaluator:
     def __call__(self, found: Checkpoint | None) -> Evaluated:
         """Evaluate the checkpoint that process 0 found."""
         self.session.restore(found)
-        result = self.session.evaluate(self.dataset, self.weights)
         step, classes = self.session.state.step, self.dataset.classes
+
+        def progress(share: float) -> None:
+            self._progress(EvaluatingEvent(step, self.split, share))
+
+        result = self.session.evaluate(self.dataset, self.weights, progress)
         return Evaluated(self.run.path, time.time(), step, self.split, self.weights, classes, result)
 
 

@@ -108,18 +108,28 @@ def _work(job: Job, asked: Asked) -> int:
 
 
 def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
-    """Evaluations go to stdout, at once so that a pipe's reader sees them; other words to stderr."""
+    """Evaluations go to stdout, at once so that a pipe's reader sees them; progress and other words to stderr."""
     from lockstep import watch
     from lockstep.report import evaluation
     from lockstep.session import Session
 
     session = Session(job.recipe, job.placement, reduction, device)
-    evaluator = watch.Evaluator(session, job.path, split=job.split, weights=job.weights, examples=job.examples)
+    line = None
+    if reduction.process == 0 and sys.stderr is not None and sys.stderr.isatty():
+        from lockstep.report.console import progress_on
+
+        line = progress_on(sys.stderr)
+    evaluator = watch.Evaluator(
+        session, job.path, split=job.split, weights=job.weights, examples=job.examples,
+        progress=line.evaluating if line else lambda event: None,
+    )  # fmt: skip
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def tell(evaluated: evaluation.Evaluated) -> None:
+        if line:
+            line.remove()  # stdout may be the same terminal
         if job.json_output:
             lines = [json.dumps(evaluated.record())]
         elif job.watch:

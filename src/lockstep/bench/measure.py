@@ -21,7 +21,7 @@ from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction
 from lockstep.report.clock import PARTS
-from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 from lockstep.report.log import Log
 from lockstep.session import Session
 from lockstep.state import State
@@ -123,6 +123,9 @@ class Times:
         self._events.append(event)
         if event.step + 1 >= self._warmup:
             self.every = self._later
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Nothing."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Nothing."""

@@ -52,6 +52,15 @@ class EvaluationEvent:
     results: dict[str, Evaluation]
 
 
+@dataclass(frozen=True)
+class EvaluatingEvent:
+    """How far an evaluation on a split after `step` updates is: `share` in [0, 1], 0 when it begins."""
+
+    step: int
+    split: str
+    share: float
+
+
 class Tensors(NamedTuple):
     """What a step's event is about: float32, by name, and theirs only until the event has been heard.
 
@@ -75,6 +84,9 @@ class Listener(Protocol):
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """A step was computed."""
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """An evaluation begins or goes on."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A split was evaluated."""

@@ -13,7 +13,7 @@ from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.reduce import owned
 from lockstep.report.clock import Clock, Mark, split
-from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.state import State
 from lockstep.tower import BUSY_MODULUS_S, Metrics
 
@@ -132,6 +132,11 @@ class Log:
         for listener in self.listeners:
             listener.start(lines)
         self._clock.start()
+
+    def evaluating(self, step: int, split: str, share: float) -> None:
+        """An evaluation on `split` after `step` updates is at `share`, in [0, 1]."""
+        for listener in self.listeners:
+            listener.evaluating(EvaluatingEvent(step, split, share))
 
     def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
         """A split was evaluated."""

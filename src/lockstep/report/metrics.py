@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 
 
 class MetricsFile:
@@ -26,6 +26,9 @@ class MetricsFile:
         """A row of kind "step"."""
         numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(event).items()}
         self._append({"kind": "step", **numbers})  # JSON has no infinity
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Nothing."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A row of kind "evaluation" for each of the weights."""

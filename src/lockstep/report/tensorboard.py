@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lockstep.report.event_file import EventFile, histogram, scalar
-from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 from lockstep.report.probe import Probe
 
 Shape = tuple[int, int, int]
@@ -88,6 +88,9 @@ class TensorBoard:
         summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]
         with self._going_on():
             self._events.add(event.step, summaries + self._probe.take())
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Nothing."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Accuracy and loss on a split, by weights, at the number of updates they had."""
