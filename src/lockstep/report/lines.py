@@ -6,7 +6,7 @@ from datetime import datetime
 from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent
 
 _GAP = "  "
-_BAR = (6, 20)  # columns of a bar: the fewest that are worth showing, and the most
+_BAR = (5, 20)  # columns of a bar: the fewest that are worth showing, and the most
 
 
 def block(lines: Sequence[tuple[str, str]]) -> list[str]:
@@ -86,7 +86,7 @@ def _bar(share: float, columns: int, ascii_only: bool) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as minutes and seconds, from an hour on with the hours: 0:07, 12:34, 1:02:03."""
+    """Seconds as minutes and seconds, from an hour on as hours and minutes: 0:07, 12:34, 1h02m."""
     minutes, second = divmod(round(seconds), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}h{minute:02d}m" if hours else f"{minutes}:{second:02d}"
