@@ -13,7 +13,7 @@ from lockstep import rng
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
-from lockstep.numerics import configure_compiler, memory_bytes
+from lockstep.numerics import GpuUtilisation, configure_compiler, memory_bytes
 from lockstep.recipe import Recipe
 from lockstep.settings import load_object
 from lockstep.state import State, views
@@ -22,6 +22,7 @@ Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 BUSY_MODULUS_S = 4096.0  # float32 tells seconds apart to half a millisecond below it
+UNKNOWN = -1.0  # of a GPU's utilisation
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _SIGNALS = ("interrupt", "terminate")
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
@@ -119,7 +120,8 @@ class Metrics:
     cross_entropy: sum over the examples. last: the last tower's part of it. correct: how many are classified right.
     flags: [2 + towers], in how many towers the process had been asked to stop, by Ctrl-C and by SIGTERM; then for each
     tower 1 if its loss or gradient is not finite. memory, busy: [towers], what the tower's process holds, in MiB, and
-    the CPU time it has used, in seconds modulo BUSY_MODULUS_S; known for the first tower of a process only.
+    the CPU time it has used, in seconds modulo BUSY_MODULUS_S; gpu: [towers], how busy its GPU is, in percent, or
+    UNKNOWN. All three are known for the first tower of a process only.
     """
 
     cross_entropy: Tensor
@@ -128,6 +130,7 @@ class Metrics:
     flags: Tensor
     memory: Tensor
     busy: Tensor
+    gpu: Tensor
 
     @property
     def signals(self) -> Tensor:
@@ -148,7 +151,7 @@ class Layout:
 
     def __init__(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], towers: int) -> None:
         self.sizes = [sum(t.numel() for t in group.values()) for group in (parameters, statistics)]
-        self._metrics = [1, 1, 1, len(_SIGNALS) + towers, towers, towers]  # the sizes of the fields of Metrics
+        self._metrics = [1, 1, 1, len(_SIGNALS) + towers, towers, towers, towers]  # the sizes of the fields of Metrics
         self.sizes.append(sum(self._metrics))
         self.length = sum(self.sizes)
         self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
@@ -185,6 +188,8 @@ class Tower:
         self._averaged = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
         self.layout = Layout(network.parameters, self._averaged, recipe.towers)
+        device = next(iter(network.parameters.values())).device
+        self._utilisation = GpuUtilisation(device) if device.type == "cuda" else None
 
     def __call__(self, state: State, shard: Shard, step: int, signals: Sequence[bool] = (False, False)) -> Tensor:
         """The tower's vector for `shard`; `signals` says whether this process was asked to stop, and how.
@@ -218,6 +223,9 @@ class Tower:
             if first:
                 metrics.memory[shard.tower] = memory_bytes(loss.device) / 2**20
                 metrics.busy[shard.tower] = time.process_time() % BUSY_MODULUS_S
+                if self._utilisation:
+                    percent = self._utilisation()
+                    metrics.gpu[shard.tower] = UNKNOWN if percent is None else percent
             self.layout.pack(out, gradients, statistics, sums)
             # Least and greatest are both finite exactly if all elements are; isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()

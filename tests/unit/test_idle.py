@@ -16,7 +16,7 @@ OTHER = "(another recipe, with other bits)"
 
 
 def note(monkeypatch, kind, there, towers, world, here=None, threads=1, **placement):
-    """The note of a run of `towers` on `world` processes, `here` of them on this host, which has `there` cores or GPUs."""
+    """The note of a run of `towers` on `world` processes, `here` of them on this host with `there` cores or GPUs."""
     monkeypatch.setattr(numerics, "cores", lambda: there)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")

@@ -21,7 +21,7 @@ WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
 def event(step=190, steps=451, **changes):
     fields = {
         "step": step, "steps": steps, "epoch": 16.9, "logged_loss": 0.5123, "accuracy": 0.984, "rate": 0.0512,
-        "images_per_s": 13456.0, "s_per_step": 0.0095,
+        "images_per_s": 13456.0, "s_per_step": 0.0095, "gpu_utilisation": None,
     }  # fmt: skip
     return SimpleNamespace(**{**fields, **changes})
 
@@ -43,9 +43,9 @@ def frames(text):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("steps", [20, 451, 100_000])
 def test_a_step_fits_and_the_least_important_goes_first(width, steps):
-    line = lines.live_line(event(steps // 2, steps), width)
+    line = lines.live_line(event(steps // 2, steps, gpu_utilisation=[97.0, 91.0]), width)
     assert len(line) <= width
-    by_importance = ("%", "step", "ETA", "loss", "acc", "img/s", "─", "epoch", "lr")
+    by_importance = ("%", "step", "ETA", "loss", "acc", "img/s", "─", "gpu 94%", "epoch", "lr")
     there = [part in line for part in by_importance]
     assert there == sorted(there, reverse=True), line
     assert there[0]

@@ -3,6 +3,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,9 +24,11 @@ STATE = SimpleNamespace(
 TOWERS = 4
 
 
-def sums(cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS):
+def sums(
+    cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS, gpu=(0.0,) * TOWERS
+):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    return Metrics(*one, torch.zeros(2 + TOWERS), torch.tensor(memory), torch.tensor(busy))
+    return Metrics(*one, torch.zeros(2 + TOWERS), torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu))
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
@@ -76,6 +79,11 @@ def test_metrics_rows(tmp_path):
     assert rows[0]["cross_entropy"] == 2.0
     assert rows[0]["decay"] == {"w": 0.5}
     assert rows[0]["loss"] == 2.5
+    for row in (rows[0], rows[-3]):
+        assert row["loss_average"] == pytest.approx(2.5)
+        assert row["cross_entropy_average"] == pytest.approx(2.0)
+        assert row["decay_average"] == {"w": pytest.approx(0.5)}
+        assert row["gpu_utilisation"] is None
     assert rows[0]["accuracy"] == 0.5
     assert rows[-1].pop("time") > 1.7e9
     assert rows[-1] == {
@@ -142,7 +150,7 @@ def test_a_terminal_gets_one_live_line():
 
 
 def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 6)
+    unreadable = Metrics(*[SimpleNamespace()] * 7)
     log = a_log([])
     log.begin(0)
     log.lap("data")
@@ -158,17 +166,33 @@ def test_loss_may_be_the_last_towers_as_the_original_printed_it():
     assert "loss = 3.00 (" in lines.step_line(last.events[0])
 
 
-def test_running_average_of_the_total_over_every_step():
+def test_running_averages_of_the_total_and_of_each_term_over_every_step():
     heard = Heard(10)
     log = a_log([heard], steps=41)
-    expected, weight = 0.0, 0.0
+    expected, weight = np.zeros(4), 0.0
     for step in range(41):
-        total = 3.0 / (1 + step)
-        log.step(step, sums(cross_entropy=(total - 0.5) * 128), STATE, 0.1, torch.zeros(0))
-        expected, weight = 0.9 * expected + 0.1 * total, 0.9 * weight + 0.1
+        terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
+        decay = {"a": torch.tensor(terms[1]), "b": torch.tensor(terms[2])}
+        state = SimpleNamespace(**{**vars(STATE), "decay_losses": lambda decay=decay: decay})
+        log.step(step, sums(cross_entropy=terms[0] * 128), state, 0.1, torch.zeros(0))
+        expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
         if step % 10 == 0:
-            assert heard.events[-1].loss_average == pytest.approx(expected / weight, rel=1e-5)
-    assert heard.events[0].loss_average == pytest.approx(3.0)
+            last = heard.events[-1]
+            found = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
+            assert found == pytest.approx((expected / weight).tolist(), rel=1e-5)
+            assert list(last.decay_average) == ["a", "b"]
+    assert heard.events[0].decay_average == {"a": 0.5, "b": 0.25}  # corrected for the start
+
+
+def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
+    state = SimpleNamespace(**{**vars(STATE), "loss_scale": 1024.0})
+    log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
+    broken = sums(cross_entropy=float("inf"))
+    broken.flags[2] = 1.0
+    log.step(0, broken, state, 0.1, torch.zeros(0), skipped=True)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
+    assert row["decay_average"] == {"w": None}
 
 
 def test_memory_and_utilisation_of_every_process(monkeypatch):
