@@ -138,7 +138,8 @@ def _processes(recipe: Recipe, placement: Placement, reduction: Reduction, devic
     shares = [owned(recipe.towers, reduction.processes, p) for p in range(reduction.processes)]
     counts = f"{' + '.join(str(len(share)) for share in shares)} {_plural('tower', recipe.towers)}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_threads(recipe)} each"
-    how = f", reduction {placement.reduction}" if reduction.processes > 1 else ""
+    shown = reduction.processes > 1 or placement.reduction == "central-cpu"
+    how = f", reduction {placement.reduction}" if shown else ""
     how += "" if reduction.exact else " (not exact)"
     return f"{reduction.processes} on {where}; {counts}{how}"
 

@@ -115,7 +115,9 @@ class Session:
         }
         sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
         lines.append(("in each", f"{sizes}; and the optimizer's state"))
-        how = REDUCTIONS[self.placement.reduction] if self.reduction.processes > 1 else "all towers in one process"
+        how = "all towers in one process"
+        if self.reduction.processes > 1 or self.placement.reduction == "central-cpu":
+            how = REDUCTIONS[self.placement.reduction]
         lines.append(("reduction", f"{values:,} float32 values a step, {values * 4 / 2**20:.1f} MiB; {how}"))
         return lines
 

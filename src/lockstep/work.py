@@ -171,7 +171,7 @@ def _reduction(job: Job, device: "torch.device") -> "Reduction":
     if processes == 1:
         from lockstep.reduce.local import Local
 
-        return Local(job.recipe.towers)
+        return Local(job.recipe.towers, job.placement.reduction, device)
     if processes > job.recipe.towers:
         check(job.recipe, job.placement.model_copy(update={"processes": processes}))
     from lockstep.reduce.process import connect
