@@ -62,11 +62,10 @@ def evaluate(
     """Classify `dataset`, seen as `recipe.test_views` says, with the given weights; equal in every process.
 
     The examples are cut into chunks of `recipe.eval_batch`, which the processes share. The last chunk is filled up
-    with repeats that are not counted: a kernel's result may depend on the number of images it is given. `progress` is
-    told at the start and after each chunk of process 0 how much of its share is done.
+    with repeats that are not counted: a kernel's result may depend on the number of images it is given. Process 0
+    tells `progress` what share of its chunks is done: before each of them, and when all processes are done.
     """
     tell = progress if progress and reduction.process == 0 else lambda share: None
-    tell(0.0)
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
@@ -78,6 +77,7 @@ def evaluate(
     # The last column: no prediction. The last row begins with how many are right by the image alone.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
     for row, chunk in enumerate(own):
+        tell(row / len(own))
         index = torch.arange(chunk * size, (chunk + 1) * size, device=dataset.labels.device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
@@ -88,8 +88,8 @@ def evaluate(
         cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
         losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
-        tell((row + 1) / len(own))
     every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
+    tell(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
     table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
     examples, confusion = int(table.sum()), table[:, :classes]

@@ -15,8 +15,8 @@ from lockstep.recipes import named
 OTHER = "(another recipe, with other bits)"
 
 
-def note(monkeypatch, kind, there, towers, world, here=None, threads=1, **placement):
-    """The note of a run of `towers` on `world` processes, `here` of them on this host with `there` cores or GPUs."""
+def block(monkeypatch, kind, there, towers, world, here=None, threads=1, **placement):
+    """The start-up block of `towers` on `world` processes, `here` of them on this host with `there` cores or GPUs."""
     monkeypatch.setattr(numerics, "cores", lambda: there)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
@@ -29,7 +29,12 @@ def note(monkeypatch, kind, there, towers, world, here=None, threads=1, **placem
         SimpleNamespace(processes=world, exact=True), torch.device(kind),
         images=(1442, 355), shape=(8, 8, 1), classes=10, parameters=1, run=Path("runs/x"),
     )  # fmt: skip
-    return dict(lines).get("note")
+    return dict(lines)
+
+
+def note(monkeypatch, *args, **options):
+    """What the start-up block notes, if anything."""
+    return block(monkeypatch, *args, **options).get("note")
 
 
 @pytest.mark.parametrize(
@@ -86,3 +91,11 @@ def test_under_an_outer_launch_this_hosts_gpus_count(monkeypatch, there, towers,
 )  # fmt: skip
 def test_cores(monkeypatch, there, towers, processes, threads, options, expected):
     assert note(monkeypatch, "cpu", there, towers, processes, threads=threads, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("processes", "reduction", "named"), [(1, "tree", False), (1, "central-cpu", True), (2, "tree", True)]
+)
+def test_the_reduction_is_named_where_it_makes_a_difference(monkeypatch, processes, reduction, named):
+    lines = block(monkeypatch, "cpu", 4, 4, processes, reduction=reduction)
+    assert (f"reduction {reduction}" in lines["processes"]) == named
