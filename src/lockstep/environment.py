@@ -131,32 +131,55 @@ def describe(
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
         lines.insert(-2, ("evaluation", f"each image in several views: {recipe.test_views}"))
-    if device.type == "cpu" and placement.processes is None and (note := _idle(recipe, reduction.processes)):
+    if note := _idle(recipe, placement, reduction.processes, device):
         lines.append(("note", note))
     return lines
 
 
-def _idle(recipe: Recipe, processes: int) -> str | None:
-    """What to say where the recipe leaves cores idle, and how to use them."""
-    cores = numerics.cores()
-    idle = cores - processes * recipe.threads_per_tower
+def _idle(recipe: Recipe, placement: Placement, processes: int, device: torch.device) -> str | None:
+    """What to say where GPUs or cores of this host are idle, or towers share a GPU, and how to use more devices."""
+    here = _on_this_host(processes)
+    if device.type == "cuda":
+        there, each, unit = len(placement.gpus or range(torch.cuda.device_count())), 1, "GPU"
+    else:
+        there, each, unit = numerics.cores(), recipe.threads_per_tower, "core"
+    towers = f"{recipe.towers} {_plural('tower', recipe.towers)}"
+    if unit == "core":
+        towers += f" of {_threads(recipe)}"
+    if recipe.towers > processes:
+        places = "GPU" if unit == "GPU" else "process"
+        towers += f" take turns on {processes} {_plural(places, processes)}"
+    idle = there - here * each
     if idle <= 0:
-        return None
-    ways = (
-        [f"--towers {cores // recipe.threads_per_tower}"] if cores // recipe.threads_per_tower > recipe.towers else []
-    )
-    if (threads := cores // processes) > recipe.threads_per_tower:
-        ways.append(f"--set threads_per_tower={threads}")
-    how = f". To use more: {' or '.join(ways)} (another recipe, with other bits)" if ways else ""
-    used = f"{recipe.towers} {_plural('tower', recipe.towers)} of {_threads(recipe)}"
-    return f"{idle} of {cores} cores {'is' if idle == 1 else 'are'} idle: {used}{how}"
+        return towers if unit == "GPU" and recipe.towers > processes else None
+    room = there // each  # for so many processes this host has devices
+    more = min(room - here, recipe.towers - processes)
+    ways, others = [], []
+    if more:
+        flag = f"--processes {here + more}" if placement.processes else f"{here + more} processes on this host"
+        ways.append(f"{flag} (the same bits)")
+    if room > here + more:
+        also = f" --processes {room}" if placement.processes else " and as many processes" if processes > here else ""
+        others.append(f"--towers {recipe.towers + room - here - more}{also}")
+    if unit == "core" and not more and there // here > each:
+        others.append(f"--set threads_per_tower={there // here}")
+    if others:
+        ways.append(f"{' or '.join(others)} (another recipe, with other bits)")
+    how = f". To use more: {', or '.join(ways)}" if ways else ""
+    return f"{idle} of {there} {_plural(unit, there)} {'is' if idle == 1 else 'are'} idle: {towers}{how}"
+
+
+def _on_this_host(processes: int) -> int:
+    """How many of the run's processes are on this host: launchers tell those of several hosts by a variable."""
+    return min(processes, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
 
 
 def _processes(recipe: Recipe, placement: Placement, reduction: Reduction, device: torch.device) -> str:
     shares = [owned(recipe.towers, reduction.processes, p) for p in range(reduction.processes)]
     counts = f"{' + '.join(str(len(share)) for share in shares)} {_plural('tower', recipe.towers)}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_threads(recipe)} each"
-    how = f", reduction {placement.reduction}" if reduction.processes > 1 else ""
+    shown = reduction.processes > 1 or placement.reduction == "central-cpu"
+    how = f", reduction {placement.reduction}" if shown else ""
     how += "" if reduction.exact else " (not exact)"
     return f"{reduction.processes} on {where}; {counts}{how}"
 
@@ -166,7 +189,9 @@ def _threads(recipe: Recipe) -> str:
 
 
 def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+    if count == 1:
+        return word
+    return f"{word}es" if word.endswith("s") else f"{word}s"
 
 
 def _own_version() -> str:

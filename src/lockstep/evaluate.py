@@ -1,6 +1,6 @@
 """Evaluation: every example exactly once, in file order, on any number of processes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,8 @@ from lockstep.data.dataset import Dataset
 from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction, owned
 from lockstep.tower import Network
+
+Progress = Callable[[float], None]  # is told the share that is done, in [0, 1]
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,15 @@ def evaluate(
     buffers: Mapping[str, Tensor],
     dataset: Dataset,
     reduction: Reduction,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Classify `dataset`, seen as `recipe.test_views` says, with the given weights; equal in every process.
 
     The examples are cut into chunks of `recipe.eval_batch`, which the processes share. The last chunk is filled up
-    with repeats that are not counted: a kernel's result may depend on the number of images it is given.
+    with repeats that are not counted: a kernel's result may depend on the number of images it is given. Process 0
+    tells `progress` what share of its chunks is done: before each of them, and when all processes are done.
     """
+    tell = progress if progress and reduction.process == 0 else lambda share: None
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
@@ -72,6 +77,7 @@ def evaluate(
     # The last column: no prediction. The last row begins with how many are right by the image alone.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
     for row, chunk in enumerate(own):
+        tell(row / len(own))
         index = torch.arange(chunk * size, (chunk + 1) * size, device=dataset.labels.device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
@@ -83,6 +89,7 @@ def evaluate(
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
         losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
     every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
+    tell(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
     table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
     examples, confusion = int(table.sum()), table[:, :classes]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -113,7 +114,7 @@ def _fit(
             keeper.stopped(log)
         return None, stop
     if not evaluated:  # resumed after the last step, before the result was written
-        evaluated.update(session.evaluate_all(test_set))
+        evaluated.update(session.evaluate_all(test_set, partial(log.evaluating, steps, recipe.tested_on)))
     session.agree()
     memory = session.peak_memory_bytes()
     return (keeper.finish(log, evaluated, memory, started) if keeper else None), None
@@ -165,9 +166,11 @@ class _AfterStep:
         if self._keeper:
             self._keeper.save()
         if evaluate:
+            split = self._session.recipe.tested_on
             with self._log.untimed():
-                self.evaluated.update(self._session.evaluate_all(self._test_set))
-                self._log.evaluation(state.step, self._session.recipe.tested_on, self.evaluated)
+                progress = partial(self._log.evaluating, state.step, split)
+                self.evaluated.update(self._session.evaluate_all(self._test_set, progress))
+                self._log.evaluation(state.step, split, self.evaluated)
                 if self._keeper:
                     self._keeper.record_accuracy(self.evaluated)
         if last and self._keeper:

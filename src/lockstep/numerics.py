@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,33 @@ def cpu() -> dict[str, str]:
         "flags": " ".join(flags),
         "caches": " ".join(path.read_text().strip() for path in sizes),
     }
+
+
+class GpuUtilisation:
+    """How busy the GPU `device` is. The driver is asked at most once a second, as an answer takes it some time.
+
+    Not yet run on a GPU.
+    """
+
+    def __init__(self, device: "torch.device") -> None:
+        self._device = device
+        self._percent: float | None = None
+        self._next: float | None = 0.0  # when to ask again, by time.monotonic(); None: never
+
+    def __call__(self) -> float | None:
+        """The percentage of the last sampling period, a second or less, in which the GPU computed.
+
+        None where that is not known: without NVIDIA's driver and the package nvidia-ml-py.
+        """
+        import torch
+
+        now = time.monotonic()
+        if self._next is not None and now >= self._next:
+            try:
+                self._percent, self._next = float(torch.cuda.utilization(self._device)), now + 1.0
+            except Exception:  # torch's, or the package's own errors, which have no base in common
+                self._percent = self._next = None
+        return self._percent
 
 
 def processor() -> str:

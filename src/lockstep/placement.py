@@ -94,6 +94,6 @@ def check(recipe: Recipe, placement: Placement) -> None:
         )
     if placement.reduction == "allreduce" and recipe.exact:
         raise LockstepError(
-            "reduction 'allreduce' does not keep the bits: choose tree or central, "
+            "reduction 'allreduce' does not keep the bits: choose tree, central or central-cpu, "
             "or give exactness up in the recipe with --set exact=false"
         )

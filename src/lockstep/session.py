@@ -15,7 +15,7 @@ from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
 from lockstep.environment import changes, exchange, fingerprint, here, towers_of
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
-from lockstep.evaluate import Evaluation, evaluate
+from lockstep.evaluate import Evaluation, Progress, evaluate
 from lockstep.placement import Placement
 from lockstep.precision import emulated
 from lockstep.recipe import Recipe
@@ -167,7 +167,9 @@ class Session:
         }
         sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
         lines.append(("in each", f"{sizes}; and the optimizer's state"))
-        how = REDUCTIONS[self.placement.reduction] if self.reduction.processes > 1 else "all towers in one process"
+        how = "all towers in one process"
+        if self.reduction.processes > 1 or self.placement.reduction == "central-cpu":
+            how = REDUCTIONS[self.placement.reduction]
         lines.append(("reduction", f"{values:,} float32 values a step, {values * 4 / 2**20:.1f} MiB; {how}"))
         return lines
 
@@ -178,16 +180,20 @@ class Session:
         own = torch.tensor([torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else held])
         return [int(row) for row in self.reduction.gather(own)]
 
-    def evaluate(self, dataset: Dataset, weights: str) -> Evaluation:
+    def evaluate(self, dataset: Dataset, weights: str, progress: Progress | None = None) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.ema if weights == "ema" else self.state.parameters
         assert parameters is not None
-        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.reduction)
+        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.reduction, progress)
 
-    def evaluate_all(self, dataset: Dataset) -> dict[str, Evaluation]:
+    def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights the run has, the one that makes the classifier first."""
         kinds = ["ema", "raw"] if self.state.ema is not None else ["raw"]
-        return {weights: self.evaluate(dataset, weights) for weights in kinds}
+
+        def part_of(kind: int) -> Progress:
+            return lambda share: progress((kind + share) / len(kinds))
+
+        return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:

@@ -15,7 +15,7 @@ from lockstep import rng
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
-from lockstep.numerics import configure_compiler, memory_bytes
+from lockstep.numerics import GpuUtilisation, configure_compiler, memory_bytes
 from lockstep.recipe import Recipe
 from lockstep.settings import load_object
 from lockstep.state import State, views
@@ -24,6 +24,7 @@ Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 BUSY_MODULUS_S = 4096.0  # float32 tells seconds apart to half a millisecond below it
+UNKNOWN = -1.0  # of a GPU's utilisation
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 REQUESTS = ("interrupt", "terminate", "hangup", "save")  # what a process may ask all processes to do after a step
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
@@ -141,8 +142,8 @@ class Metrics:
     cross_entropy: sum over the examples. last: the last tower's part of it. correct: how many are classified right.
     flags: [4 + towers], for each of REQUESTS the number of towers whose process made it; then for each tower 1 if its
     loss or gradient is not finite. memory, busy: [towers], what the tower's process holds, in MiB, and the CPU time it
-    has used, in seconds modulo BUSY_MODULUS_S. digest: [towers, 3], of the process's state, where it was taken. All
-    three are known for the first tower of a process only.
+    has used, in seconds modulo BUSY_MODULUS_S; gpu: [towers], how busy its GPU is, in percent, or UNKNOWN. digest:
+    [towers, 3], of the process's state, where it was taken. All four are known for the first tower of a process only.
     """
 
     cross_entropy: Tensor
@@ -151,6 +152,7 @@ class Metrics:
     flags: Tensor
     memory: Tensor
     busy: Tensor
+    gpu: Tensor
     digest: Tensor
 
     @property
@@ -173,7 +175,7 @@ class Layout:
     def __init__(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], towers: int) -> None:
         self.sizes = [sum(t.numel() for t in group.values()) for group in (parameters, statistics)]
         # the sizes of the fields of Metrics
-        self._metrics = [1, 1, 1, len(REQUESTS) + towers, towers, towers, towers * digests.VALUES]
+        self._metrics = [1, 1, 1, len(REQUESTS) + towers, towers, towers, towers, towers * digests.VALUES]
         self.sizes.append(sum(self._metrics))
         self.length = sum(self.sizes)
         self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
@@ -193,9 +195,9 @@ class Layout:
 
     def metrics(self, sums: Tensor) -> Metrics:
         """The fields of a vector's last part, as views of it."""
-        cross_entropy, last, correct, flags, memory, busy, digest = torch.split(sums, self._metrics)
+        cross_entropy, last, correct, flags, memory, busy, gpu, digest = torch.split(sums, self._metrics)
         digest = digest.view(-1, digests.VALUES)
-        return Metrics(cross_entropy[0], last[0], correct[0], flags, memory, busy, digest)
+        return Metrics(cross_entropy[0], last[0], correct[0], flags, memory, busy, gpu, digest)
 
 
 class Tower:
@@ -211,6 +213,8 @@ class Tower:
         self._averaged = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
         self.layout = Layout(network.parameters, self._averaged, recipe.towers)
+        device = next(iter(network.parameters.values())).device
+        self._utilisation = GpuUtilisation(device) if device.type == "cuda" else None
 
     def __call__(
         self, state: State, shard: Shard, step: int, requests: Sequence[bool] = (), digest: Sequence[float] = ()
@@ -249,6 +253,9 @@ class Tower:
                 metrics.busy[shard.tower] = time.process_time() % BUSY_MODULUS_S
                 if digest:
                     metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
+                if self._utilisation:
+                    percent = self._utilisation()
+                    metrics.gpu[shard.tower] = UNKNOWN if percent is None else percent
             self.layout.pack(out, gradients, statistics, sums)
             # Least and greatest are both finite exactly if all elements are; isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()

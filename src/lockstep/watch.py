@@ -12,6 +12,7 @@ from lockstep import checkpoint
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import DATA, LockstepError
 from lockstep.report.evaluation import Evaluated
+from lockstep.report.events import EvaluatingEvent
 from lockstep.report.ledger import Ledger
 from lockstep.run import Run
 from lockstep.session import Session
@@ -28,7 +29,7 @@ class Evaluator:
 
     `weights` is "ema", "raw" or None for the ones that make the classifier; `examples` None for the whole split.
     `strict`: an error, not a note, if the source of the model is not the one the checkpoint was trained with.
-    Raises: LockstepError if the run cannot be asked that.
+    `progress` is told in process 0 how far each evaluation is. Raises: LockstepError if the run cannot be asked that.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Evaluator:
         examples: int | None = None,
         strict: bool = False,
         note: Note = lambda text: None,
+        progress: Callable[[EvaluatingEvent], None] = lambda event: None,
     ) -> None:
-        self.session, self.run = session, Run(path)
+        self.session, self.run, self._progress = session, Run(path), progress
         self._strict, self._note, self._noted = strict, note, ""
         self.dataset = session.split(split, examples)
         own = "ema" if session.state.ema is not None else "raw"
@@ -57,8 +59,12 @@ class Evaluator:
         """Evaluate the checkpoint that process 0 found."""
         self._compare_source(found)
         self.session.restore(found)
-        result = self.session.evaluate(self.dataset, self.weights)
         step, classes = self.session.state.step, self.dataset.classes
+
+        def progress(share: float) -> None:
+            self._progress(EvaluatingEvent(step, self.split, share))
+
+        result = self.session.evaluate(self.dataset, self.weights, progress)
         return Evaluated(self.run.path, time.time(), step, self.split, self.weights, classes, result)
 
     def _compare_source(self, found: Checkpoint | None) -> None:

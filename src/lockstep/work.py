@@ -119,21 +119,29 @@ def _work(job: Job, world: World, asked: Asked) -> int:
 
 
 def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
-    """Evaluations go to stdout, at once so that a pipe's reader sees them; other words to stderr."""
+    """Evaluations go to stdout, at once so that a pipe's reader sees them; progress and other words to stderr."""
     from lockstep import watch
     from lockstep.report import evaluation
     from lockstep.session import Session
 
     session = Session(job.recipe, job.placement, reduction, device)
+    line = None
+    if reduction.process == 0 and sys.stderr is not None and sys.stderr.isatty():
+        from lockstep.report.console import progress_on
+
+        line = progress_on(sys.stderr)
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     evaluator = watch.Evaluator(
-        session, job.path, split=job.split, weights=job.weights, examples=job.examples, strict=job.strict, note=note
-    )
+        session, job.path, split=job.split, weights=job.weights, examples=job.examples, strict=job.strict, note=note,
+        progress=line.evaluating if line else lambda event: None,
+    )  # fmt: skip
 
     def tell(evaluated: evaluation.Evaluated) -> None:
+        if line:
+            line.remove()  # stdout may be the same terminal
         if job.json_output:
             lines = [json.dumps(evaluated.record())]
         elif job.watch:
@@ -175,7 +183,7 @@ def _reduction(job: Job, device: "torch.device", world: World) -> "Reduction":
     if world.processes == 1:
         from lockstep.reduce.local import Local
 
-        return Local(job.recipe.towers)
+        return Local(job.recipe.towers, job.placement.reduction, device)
     if world.processes > job.recipe.towers:
         check(job.recipe, job.placement.model_copy(update={"processes": world.processes}))
     from lockstep.reduce.process import connect

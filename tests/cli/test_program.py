@@ -40,9 +40,8 @@ def test_train_then_eval(program, tmp_path):
     run = tmp_path / "runs/digits-1"
     for word in ("1442 training and 355 test", "128 images a step (global) = 4 towers x 32", "learning rate 0.2"):
         assert word in done.stdout
-    assert re.search(
-        r"^\d{4}-.*: step 10, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\)$", done.stdout, re.M
-    )
+    line = r"^\d{4}-.*: step 10, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\), accuracy = \d+\.\d %$"
+    assert re.search(line, done.stdout, re.M)
     result = json.loads((run / "result.json").read_text())
     assert result.keys() >= {
         "recipe", "digest", "weights_sha256", "steps", "examples", "accuracy", "loss", "train_s", "total_s",

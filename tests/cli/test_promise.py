@@ -247,9 +247,7 @@ def test_a_run_folder_runs_no_code(program, own):
     done = program("train", *OWN, "--steps", 2, "--processes", 1, "--name", "b")
     assert done.returncode == 0, done.stderr
     for folder in (own, own / "runs/b"):
-        (folder / "mine.py").write_text(
-            f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n"
-        )
+        (folder / "mine.py").write_text(f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n")
     commands = (["eval", "."], ["eval", ".", "--watch", "--once"], ["train", ".", "--resume"], ["bench", "."])
     for cwd, path in ((own, "runs/b"), (own / "runs/b", str(own / "runs/b"))):
         for command, _, *options in commands:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.reduce import REDUCTIONS
 from lockstep.reduce.local import Local
 
 LENGTH = 1003  # not divisible by 2, 3 or 4
@@ -35,9 +36,12 @@ def child(folder: str) -> None:
     cpu = torch.device("cpu")
     first = connect("tree", 8, cpu)
     found = {}
-    for kind in ("tree", "central", "allreduce"):
+    gloo = dist.new_group(backend="gloo")
+    for kind in (*REDUCTIONS, "central-cpu beside a group of GPUs"):
         for towers in range(first.processes, 10):
-            reduction = Processes(towers, kind, cpu)
+            reduction = Processes(towers, kind.split()[0], cpu)
+            if "beside" in kind:  # as if the default group were nccl's
+                reduction._group = gloo
             for repeat in range(2):  # the second call meets the buffers of the first
                 total = reduction(vector(t) for t in reduction.owned)
                 found[f"{kind} {towers} {repeat}"] = bits(total)
@@ -83,7 +87,7 @@ def test_tree_and_central_have_the_bits_of_one_process(found):
     processes, totals = found
     for towers in range(processes, 10):
         expected = bits(Local(towers)(vector(t) for t in range(towers)))
-        for kind in ("tree", "central"):
+        for kind in ("tree", "central", "central-cpu", "central-cpu beside a group of GPUs"):
             for repeat in range(2):
                 assert totals[f"{kind} {towers} {repeat}"] == expected, (kind, towers, processes)
 
@@ -94,6 +98,61 @@ def test_allreduce_adds_the_same_numbers_in_another_order(found):
         expected = torch.stack([vector(t).double() for t in range(towers)]).sum(0)
         got = torch.frombuffer(bytearray.fromhex(totals[f"allreduce {towers} 0"]), dtype=torch.float32)
         assert torch.allclose(got.double(), expected[: len(got)], rtol=1e-4, atol=1e-4)
+
+
+class Elsewhere(torch.Tensor):
+    """A stand-in for a vector on a GPU: it can be copied to the CPU, and not be added to anything."""
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor).clone()
+
+    def add_(self, other):
+        raise AssertionError("added where the vectors are")
+
+
+def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(monkeypatch):
+    events, moved, to = [], [], torch.Tensor.to
+    copy = Elsewhere.cpu
+    monkeypatch.setattr(Elsewhere, "cpu", lambda self: events.append("copied") or copy(self))
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: moved.append(device) or to(self, "cpu"))
+
+    def computed():
+        for tower in range(5):
+            events.append("computed")
+            yield vector(tower).as_subclass(Elsewhere)
+
+    gpu = torch.device("cuda", 0)
+    total = Local(5, "central-cpu", gpu)(computed())
+    assert bits(total) == bits(Local(5)(vector(t) for t in range(5)))
+    assert events == ["computed", "copied"] * 5
+    assert moved == [gpu]
+    with pytest.raises(AssertionError, match="added where"):
+        Local(5, "central", gpu)(computed())
+
+
+def test_the_processes_of_gpus_exchange_over_gloo_for_central_cpu(monkeypatch):
+    """With a stand-in for torch.distributed: no GPU is needed to see which group carries what."""
+    from lockstep.reduce import process
+
+    made, carried = [], []
+    fake = {
+        "get_rank": lambda: 0,
+        "get_world_size": lambda: 2,
+        "new_group": lambda backend, timeout: made.append(backend) or "gloo beside nccl",
+        "P2POp": lambda operation, tensor, peer, group: carried.append((group, tensor.device.type)),
+        "batch_isend_irecv": lambda operations: [],
+        "broadcast": lambda tensor, src, group: carried.append((group, tensor.device.type)),
+    }
+    for name, function in fake.items():
+        monkeypatch.setattr(process.dist, name, function)
+    meta = torch.device("meta")  # a device that is not the CPU, and that every build of torch has
+    reduction = process.Processes(2, "central-cpu", meta)
+    total = reduction([vector(0).as_subclass(Elsewhere)])
+    assert total.device == meta
+    assert made == ["gloo"]
+    assert carried == [("gloo beside nccl", "cpu")] * 2
+    process.Processes(2, "central", meta)
+    assert made == ["gloo"]
 
 
 def test_gather_and_broadcast(found):

@@ -93,8 +93,9 @@ def test_another_seed_is_another_result(one, tmp_path):
     assert got["weights_sha256"] != one[0]["weights_sha256"]
 
 
-def test_central_has_the_bits_of_tree(one, tmp_path):
-    got = program(tmp_path, "--steps", STEPS, "--processes", 3, "--reduction", "central")
+@pytest.mark.parametrize(("processes", "reduction"), [(3, "central"), (1, "central-cpu"), (2, "central-cpu")])
+def test_central_has_the_bits_of_tree(one, tmp_path, processes, reduction):
+    got = program(tmp_path, "--steps", STEPS, "--processes", processes, "--reduction", reduction)
     assert got["weights_sha256"] == one[0]["weights_sha256"]
 
 

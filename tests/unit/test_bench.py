@@ -12,6 +12,7 @@ from lockstep.bench.report import report
 from lockstep.bench.table import closing, head, row
 from lockstep.bench.verdict import Parts, parts, verdict
 from lockstep.models.layers import LocalResponseNorm
+from lockstep.reduce import REDUCTIONS
 from lockstep.report.svg import ticks
 
 CPU = torch.device("cpu")
@@ -79,6 +80,7 @@ def test_exchange_counts_messages_and_bytes():
     assert exchange_s("allreduce", 8, 10**6, narrow) == pytest.approx(2 * 7 / 8)
     assert exchange_s("central", 8, 10**6, narrow) == pytest.approx(7 + 3)
     assert exchange_s("central", 8, 10**6, slow) == pytest.approx(10e-3)
+    assert exchange_s("central-cpu", 8, 10**6, slow) == pytest.approx(10e-3)
 
 
 def test_prediction_is_of_one_step_and_its_exchange():
@@ -90,6 +92,8 @@ def test_prediction_is_of_one_step_and_its_exchange():
         assert line["images_per_s"] == pytest.approx(line["batch"] / line["s_per_step"])
         assert line["efficiency"] == pytest.approx(0.1 / line["s_per_step"])
         assert line["batch"] == 128 * line["devices"]
+    for kind in REDUCTIONS:
+        assert f"reduction {kind}: " in " ".join(assumptions(0.1, 2**20, kind, link))
     text = " ".join(assumptions(0.1, 2**20, "tree", link))
     assert all(part in text for part in ("100.0 ms", "10 us", "1 GB/s", "1.0 MiB", "do not overlap"))
 

@@ -3,6 +3,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,17 +17,19 @@ from lockstep.report.metrics import MetricsFile
 from lockstep.tower import REQUESTS, Metrics
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
-LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)$"
+LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
 STATE = SimpleNamespace(
     step=0, decay_losses=lambda: {"w": torch.tensor(0.5)}, loss_scale=1.0, parameters={}, by_name=lambda flat: {}
 )
 TOWERS = 4
 
 
-def sums(cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS):
+def sums(
+    cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS, gpu=(0.0,) * TOWERS
+):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
     flags, digest = torch.zeros(len(REQUESTS) + TOWERS), torch.zeros(TOWERS, 3)
-    return Metrics(*one, flags, torch.tensor(memory), torch.tensor(busy), digest)
+    return Metrics(*one, flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
@@ -63,7 +66,7 @@ def test_plain_lines_have_the_tutorials_shape_and_cadence():
     stream = io.StringIO()
     run([console.for_stream(stream, 10)])
     text = stream.getvalue()
-    assert re.findall(LINE, text, re.M) == ["0", "10", "20", "24"]
+    assert re.findall(LINE, text, re.M) == [(step, "50.0") for step in ("0", "10", "20", "24")]
     assert "loss = 2.50" in text
     assert "ema 90.00%, raw 80.00%" in text
     assert "\x1b" not in text
@@ -77,6 +80,11 @@ def test_metrics_rows(tmp_path):
     assert rows[0]["cross_entropy"] == 2.0
     assert rows[0]["decay"] == {"w": 0.5}
     assert rows[0]["loss"] == 2.5
+    for row in (rows[0], rows[-3]):
+        assert row["loss_average"] == pytest.approx(2.5)
+        assert row["cross_entropy_average"] == pytest.approx(2.0)
+        assert row["decay_average"] == {"w": pytest.approx(0.5)}
+        assert row["gpu_utilisation"] is None
     assert rows[0]["accuracy"] == 0.5
     assert rows[-1].pop("time") > 1.7e9
     assert rows[-1] == {
@@ -137,13 +145,13 @@ def test_a_terminal_gets_one_live_line():
     live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=100))
     run([live])
     text = stream.getvalue()
-    assert "step 25/25  epoch 2.1  loss 2.500  acc 50.0%  lr 0.1" in text
+    assert "step 25/25  epoch 2.1  loss 2.500  acc 50.0%" in text
     assert not re.search(LINE, text, re.M)
     assert text.rstrip().endswith("accuracy  90%")
 
 
 def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 7)
+    unreadable = Metrics(*[SimpleNamespace()] * 8)
     log = a_log([])
     log.begin(0)
     log.lap("data")
@@ -159,17 +167,33 @@ def test_loss_may_be_the_last_towers_as_the_original_printed_it():
     assert "loss = 3.00 (" in lines.step_line(last.events[0])
 
 
-def test_running_average_of_the_total_over_every_step():
+def test_running_averages_of_the_total_and_of_each_term_over_every_step():
     heard = Heard(10)
     log = a_log([heard], steps=41)
-    expected, weight = 0.0, 0.0
+    expected, weight = np.zeros(4), 0.0
     for step in range(41):
-        total = 3.0 / (1 + step)
-        log.step(step, sums(cross_entropy=(total - 0.5) * 128), STATE, 0.1, torch.zeros(0))
-        expected, weight = 0.9 * expected + 0.1 * total, 0.9 * weight + 0.1
+        terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
+        decay = {"a": torch.tensor(terms[1]), "b": torch.tensor(terms[2])}
+        state = SimpleNamespace(**{**vars(STATE), "decay_losses": lambda decay=decay: decay})
+        log.step(step, sums(cross_entropy=terms[0] * 128), state, 0.1, torch.zeros(0))
+        expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
         if step % 10 == 0:
-            assert heard.events[-1].loss_average == pytest.approx(expected / weight, rel=1e-5)
-    assert heard.events[0].loss_average == pytest.approx(3.0)
+            last = heard.events[-1]
+            found = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
+            assert found == pytest.approx((expected / weight).tolist(), rel=1e-5)
+            assert list(last.decay_average) == ["a", "b"]
+    assert heard.events[0].decay_average == {"a": 0.5, "b": 0.25}  # corrected for the start
+
+
+def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
+    state = SimpleNamespace(**{**vars(STATE), "loss_scale": 1024.0})
+    log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
+    broken = sums(cross_entropy=float("inf"))
+    broken.flags[2] = 1.0
+    log.step(0, broken, state, 0.1, torch.zeros(0), skipped=True)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
+    assert row["decay_average"] == {"w": None}
 
 
 def test_memory_and_utilisation_of_every_process(monkeypatch):

@@ -63,3 +63,10 @@ def test_held_out_images_are_tested_on_and_not_trained_on():
 def test_holding_out_everything_is_refused():
     with pytest.raises(LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"):
         session({**WHITENED, "held_out": 40})
+
+
+@pytest.mark.parametrize(("reduction", "said"), [("tree", "all towers in one process"), ("central-cpu", "on its CPU")])
+def test_one_process_says_how_its_towers_are_added(reduction, said):
+    made = session({})
+    made.placement = Placement(reduction=reduction)
+    assert said in dict(made.places(10))["reduction"]

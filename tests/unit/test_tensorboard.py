@@ -50,7 +50,8 @@ def test_everything_is_there_at_the_steps_asked_for(trained):
     tags = events.Tags()
     weights = [name for name, _ in parts(RECIPE, (1, 8, 8))[2].named_parameters()]
     scalars = {
-        "loss/total", "loss/total_average", "loss/cross_entropy", *(f"loss/decay/{n}" for n in RECIPE.weight_decay),
+        "loss/total", "loss/total_average", "loss/cross_entropy", "loss/cross_entropy_average",
+        *(f"loss/decay/{n}{kind}" for n in RECIPE.weight_decay for kind in ("", "_average")),
         "learning_rate", "accuracy/batch", "accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw",
         "speed/images_per_s", "speed/s_per_step",
         *(f"speed/{part}_s" for part in PARTS),
@@ -80,9 +81,16 @@ def test_they_are_of_that_very_step(trained):
     events = read(path / "tb")
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     logged = {row["step"]: row for row in rows if row["kind"] == "step"}
-    for tag, field in (("loss/total", "loss"), ("loss/total_average", "loss_average"), ("learning_rate", "rate")):
+    fields = {
+        "loss/total": "loss", "loss/total_average": "loss_average", "learning_rate": "rate",
+        "loss/cross_entropy_average": "cross_entropy_average",
+    }  # fmt: skip
+    for tag, field in fields.items():
         for event in events.Scalars(tag):
             assert event.value == pytest.approx(logged[event.step][field], rel=1e-6)
+    for name in RECIPE.weight_decay:
+        for event in events.Scalars(f"loss/decay/{name}_average"):
+            assert event.value == pytest.approx(logged[event.step]["decay_average"][name], rel=1e-6)
     tower, state, _ = parts(RECIPE, (1, 8, 8))
     dataset = load(None)["train"]
     p = plan(RECIPE, 0, len(dataset))

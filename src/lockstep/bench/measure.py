@@ -21,7 +21,7 @@ from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction
 from lockstep.report.clock import PARTS
-from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 from lockstep.report.log import Log
 from lockstep.session import Session
 from lockstep.state import State
@@ -127,6 +127,9 @@ class Times:
             self.every = self._later
 
     def digest(self, step: int, text: str) -> None:
+        """Nothing."""
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
         """Nothing."""
 
     def evaluation(self, event: EvaluationEvent) -> None:

@@ -16,10 +16,11 @@ def exchange_s(kind: str, devices: int, size: int, link: Link) -> float:
 
     tree: every device sends each other one its slice of 1/W, then the sum of its own, one message after the other:
     2 (W - 1) messages, 2 (W - 1) / W of the vector. allreduce: a ring's, which are as many. central: one device
-    receives W - 1 vectors, then broadcasts the total along a binary tree.
+    receives W - 1 vectors, then broadcasts the total along a binary tree. central-cpu: the same, as copies between
+    device and CPU are taken to be free.
     """
     others = devices - 1
-    if kind == "central":
+    if kind in ("central", "central-cpu"):
         return (others + math.ceil(math.log2(devices))) * (link.latency_s + size / link.bytes_per_s)
     return 2 * others * link.latency_s + 2 * others / devices * size / link.bytes_per_s
 
@@ -50,6 +51,7 @@ def assumptions(step_s: float, size: int, kind: str, link: Link) -> list[str]:
         "tree": "2 (W - 1) messages and 2 (W - 1) / W of the vector a device, straight to each other",
         "allreduce": "a ring: 2 (W - 1) messages and 2 (W - 1) / W of the vector a device",
         "central": "W - 1 whole vectors into one device, then log2 W down a tree",
+        "central-cpu": "W - 1 whole vectors into one CPU, then log2 W down a tree; copies from and to the devices free",
     }[kind]
     return [
         f"every device computes as fast as one process here: {step_s * 1e3:.1f} ms a step, always with one tower",

@@ -38,7 +38,9 @@ def bench(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change any setting of the recipe.")
     ] = None,
-    reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (with --set exact=false).")] = "tree",
+    reduction: Annotated[
+        str, typer.Option(help="tree, central, central-cpu, or allreduce (with --set exact=false).")
+    ] = "tree",
     device: Device = "auto",
     data: Data = None,
     table: Annotated[

@@ -39,7 +39,7 @@ def train(
     ] = False,
     processes: Processes = None,
     device: Device = "auto",
-    reduction: Annotated[str, typer.Option(help="tree, central, or allreduce (not exact).")] = "tree",
+    reduction: Annotated[str, typer.Option(help="tree, central, central-cpu, or allreduce (not exact).")] = "tree",
     log_every: Annotated[int, typer.Option(min=1, help="Steps between lines.")] = 10,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 1000,
     save_every_s: Annotated[

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-# name -> what it does when there are several processes; one process needs none of them (local.py).
+# name -> what it does when there are several processes. With one (local.py) only central-cpu differs from the others.
 REDUCTIONS = {
     "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
     "central": "process 0 adds all vectors, in the canonical tree, and sends the total back; exact",
+    "central-cpu": "process 0 adds all vectors on its CPU, in the canonical tree, and sends the total back; exact",
     "allreduce": "the backend's own all-reduce, in whatever order it adds; not exact, for comparison",
 }
 

@@ -1,25 +1,39 @@
-"""The reduction of a run on one process: the canonical tree and nothing else."""
+"""The reduction of a run on one process: the canonical tree."""
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from lockstep.reduce.tree import add_leaves
 
 
 class Local:
-    """All towers in this process. See `Reduction` for the methods."""
+    """All towers in this process. See `Reduction` for the methods.
+
+    `kind` is a name in `REDUCTIONS`: "central-cpu" adds the vectors on the CPU and copies the total to `device`; all
+    others add them where they are.
+    """
 
     process = 0
     processes = 1
     exact = True
 
-    def __init__(self, towers: int) -> None:
+    def __init__(
+        self,
+        towers: int,
+        kind: str = "tree",
+        device: torch.device = torch.device("cpu"),  # noqa: B008  it is a constant
+    ) -> None:
         self.owned = range(towers)
+        self._on_cpu, self._device = kind == "central-cpu", device
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
         """The total of all towers' vectors."""
-        return add_leaves((0, len(self.owned)), iter(vectors))
+        root = (0, len(self.owned))
+        if self._on_cpu:
+            return add_leaves(root, (vector.cpu() for vector in vectors)).to(self._device)
+        return add_leaves(root, iter(vectors))
 
     def gather(self, table: Tensor) -> Tensor:
         """`table` with a leading axis of 1."""

@@ -99,7 +99,9 @@ class Processes:
 
     `kind` is a name in `REDUCTIONS`. tree: each of W processes sends every other its 1/W slice of the nodes it owns,
     adds the slices it received, and sends every other the sum; as many bytes as in a ring all-reduce. central: the
-    same with process 0 receiving everything. allreduce: the backend's own sum.
+    same with process 0 receiving everything. central-cpu: the same with all vectors copied to the CPU first, and the
+    total to the device last; GPUs exchange them over gloo, in a group beside that of nccl (not yet run on a GPU).
+    allreduce: the backend's own sum.
 
     Slices travel as plain sends and receives, straight from and into the vectors. Gloo's all_to_all and all_gather do
     the same with packed copies and a ring, in twice the time.
@@ -111,14 +113,23 @@ class Processes:
         self.owned = reduce.owned(towers, self.processes, self.process)
         self._towers, self._device = towers, device
         self._nodes = [cover(towers, reduce.owned(towers, self.processes, p)) for p in range(self.processes)]
-        self._total = {"tree": self._tree, "central": self._central, "allreduce": self._allreduce}[kind]
+        self._total = {
+            "tree": self._tree,
+            "central": self._central,
+            "central-cpu": self._central,
+            "allreduce": self._allreduce,
+        }[kind]
+        self._on_cpu = kind == "central-cpu"
+        self._group: dist.ProcessGroup | None = None  # the default one
+        if self._on_cpu and device.type != "cpu":
+            self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
         """The total of all towers' vectors, in every process."""
-        leaves = iter(vectors)
+        leaves = (vector.cpu() for vector in vectors) if self._on_cpu else iter(vectors)
         own = [add_leaves(node, leaves) for node in self._nodes[self.process]]
-        return self._total(own)
+        return self._total(own).to(self._device)
 
     @_peers
     def gather(self, table: Tensor) -> Tensor:
@@ -177,12 +188,12 @@ class Processes:
         if self.process == 0:
             foreign = [(peer, node) for peer in self._others() for node in self._nodes[peer]]
             rows = self._buffer("received", (len(foreign), length))
-            _exchange([], [(peer, row) for (peer, _), row in zip(foreign, rows, strict=True)])
+            _exchange([], [(peer, row) for (peer, _), row in zip(foreign, rows, strict=True)], self._group)
             values = dict(zip(self._nodes[0], own, strict=True)) | dict(zip([n for _, n in foreign], rows, strict=True))
             total.copy_(add_nodes((0, self._towers), values))
         else:
-            _exchange([(0, value) for value in own], [])
-        dist.broadcast(total, src=0)
+            _exchange([(0, value) for value in own], [], self._group)
+        dist.broadcast(total, src=0, group=self._group)
         return total
 
     @_peers
@@ -199,13 +210,17 @@ class Processes:
     def _buffer(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A buffer kept from step to step: fresh memory would cost a page fault for each 4 KiB, every step."""
         if name not in self._buffers or self._buffers[name].shape != shape:
-            self._buffers[name] = torch.zeros(shape, dtype=torch.float32, device=self._device)
+            self._buffers[name] = torch.zeros(
+                shape, dtype=torch.float32, device="cpu" if self._on_cpu else self._device
+            )
         return self._buffers[name]
 
 
-def _exchange(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
+def _exchange(
+    sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], group: dist.ProcessGroup | None = None
+) -> None:
     """Send and receive (peer, contiguous tensor); what goes between two processes arrives in the order of the lists."""
-    operations = [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends]
-    operations += [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in receives]
+    operations = [dist.P2POp(dist.isend, tensor, peer, group) for peer, tensor in sends]
+    operations += [dist.P2POp(dist.irecv, tensor, peer, group) for peer, tensor in receives]
     for work in dist.batch_isend_irecv(operations):
         work.wait()

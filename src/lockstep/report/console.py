@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import IO
 
@@ -11,13 +12,29 @@ from rich.console import Console
 from rich.text import Text
 
 from lockstep.report import lines
-from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+
+_FRAME_S = 0.1  # the least time between two drawings of an evaluation's progress
 
 
 def for_stream(stream: IO[str], every: int) -> Listener:
     """The listener for a stream: live if it is a terminal that can move its cursor, plain lines otherwise."""
+    console = _terminal(stream)
+    return Live(console) if console else Plain(stream, every)
+
+
+def progress_on(stream: IO[str]) -> "Line | None":
+    """A line for the progress of evaluations if `stream` is a terminal that can move its cursor, else None.
+
+    Other streams are left alone, as results go to one of them.
+    """
+    console = _terminal(stream)
+    return Line(console, redirect=False) if console else None
+
+
+def _terminal(stream: IO[str]) -> Console | None:
     console = Console(file=stream)
-    return Live(console) if console.is_terminal and not console.is_dumb_terminal else Plain(stream, every)
+    return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
 class Plain:
@@ -40,6 +57,9 @@ class Plain:
 
     def digest(self, step: int, text: str) -> None:
         """Nothing: digests are for programs to compare."""
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Nothing."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A line with the accuracies."""
@@ -67,15 +87,61 @@ class Plain:
                 discard(self._stream)
 
 
+class Line:
+    """One line of a terminal that is redrawn, never longer than the terminal is wide.
+
+    redirect: whether to put what the program writes to stdout and stderr meanwhile above the line.
+    """
+
+    def __init__(self, console: Console, *, redirect: bool = True) -> None:
+        self._console = console
+        self._ascii_only = console.options.ascii_only
+        # No refresh thread: it would share the training thread's core.
+        self._live = rich.live.Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=redirect, redirect_stderr=redirect
+        )
+        self._began = self._drawn = 0.0  # when the evaluation began, and when its progress was drawn last
+
+    def step(self, event: StepEvent) -> None:
+        """Draw a step."""
+        self._draw(lines.live_line(event, self._width, self._ascii_only))
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Draw the progress of an evaluation, unless it was drawn a moment ago."""
+        now = time.perf_counter()
+        if event.share == 0:
+            self._began = now
+        elif event.share < 1 and now - self._drawn < _FRAME_S:
+            return
+        self._drawn = now
+        left_s = (now - self._began) * (1 - event.share) / event.share if event.share else None
+        self._draw(lines.evaluating_line(event, left_s, self._width, self._ascii_only))
+
+    def remove(self) -> None:
+        """Remove the line from the terminal; drawing brings it back."""
+        with _still_training():
+            self._live.stop()
+
+    @property
+    def _width(self) -> int:
+        return self._console.width - 1  # so that the cursor, which stands behind the line, stays in its row
+
+    def _draw(self, text: str) -> None:
+        with _still_training():
+            if not self._live.is_started:
+                self._live.start()
+                self._console.show_cursor(True)  # Rich hides it, and a program that is killed could not show it again
+            self._live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
+
+
 class Live:
-    """One line that moves, on a terminal; what is worth keeping is printed above it."""
+    """One line that is redrawn, on a terminal; what is worth keeping is printed above it."""
 
     every: int | None = None
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # No refresh thread: it would share the training thread's core.
-        self._line = rich.live.Live(console=console, auto_refresh=False, transient=True)
+        self._line = Line(console)
 
     def start(self, lines_: Sequence[tuple[str, str]]) -> None:
         """The start-up block."""
@@ -86,15 +152,18 @@ class Live:
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
-        with _still_training():
-            self._line.start()
-            self._line.update(Text(lines.live_line(event), no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._line.step(event)
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Redraw the line: it shows the evaluation until that is done."""
+        self._line.evaluating(event)
 
     def digest(self, step: int, text: str) -> None:
         """Nothing: digests are for programs to compare."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """A line with the accuracies."""
+        """A line with the accuracies, in place of the live line."""
+        self._line.remove()
         self._print(lines.evaluation_line(event))
 
     def note(self, text: str) -> None:
@@ -107,9 +176,8 @@ class Live:
         self._print(*lines.block(lines_))
 
     def close(self) -> None:
-        """Give the terminal its cursor back."""
-        with _still_training():
-            self._line.stop()
+        """Remove the line."""
+        self._line.remove()
 
     def _print(self, *texts: str) -> None:
         with _still_training():

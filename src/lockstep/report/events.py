@@ -14,12 +14,15 @@ class StepEvent:
     """One step, seen after its forward and backward passes and before its update.
 
     time: seconds since the epoch. loss: mean cross-entropy over the batch plus the decay terms. loss_average: its
-    running average over the steps of this session, 0.9 of it kept at each, corrected for its start. logged_loss: what
-    the console says: `loss`, or if the placement asks for that with the last tower's cross-entropy in it. rate:
-    learning rate. images_per_s and s_per_step: means since the previous event of this kind, without evaluation and
-    saving; split: where those seconds went in process 0, by part (clock.PARTS). memory_bytes and cpu_utilisation:
-    what each process holds, and the CPU seconds it used in a second (None in a session's first event). loss_scale: of
-    float16, else None. skipped: the update is left out, for a float16 overflow; the losses may not be finite.
+    running average over the steps of this session, 0.9 of it kept at each, corrected for its start;
+    cross_entropy_average and decay_average: those of its terms. logged_loss: what the console says: `loss`, or if the
+    placement asks for that with the last tower's cross-entropy in it. rate: learning rate. images_per_s and
+    s_per_step: means since the previous event of this kind, without evaluation and saving; split: where those seconds
+    went in process 0, by part (clock.PARTS). memory_bytes and cpu_utilisation: what each process holds, and the CPU
+    seconds it used in a second (None in a session's first event).
+    gpu_utilisation: the percentage of the last sampling period, a second or less, in which the GPU of each process
+    computed; None on CPUs, and where it is not known. loss_scale: of float16, else None. skipped: the update is left
+    out, for a float16 overflow; the losses may not be finite.
     """
 
     time: float
@@ -30,7 +33,9 @@ class StepEvent:
     loss_average: float
     logged_loss: float
     cross_entropy: float
+    cross_entropy_average: float
     decay: dict[str, float]
+    decay_average: dict[str, float]
     accuracy: float
     rate: float
     images_per_s: float
@@ -38,6 +43,7 @@ class StepEvent:
     split: dict[str, float]
     memory_bytes: list[int]
     cpu_utilisation: list[float] | None
+    gpu_utilisation: list[float] | None
     loss_scale: float | None = None
     skipped: bool = False
 
@@ -50,6 +56,15 @@ class EvaluationEvent:
     step: int
     split: str
     results: dict[str, Evaluation]
+
+
+@dataclass(frozen=True)
+class EvaluatingEvent:
+    """How far an evaluation on a split after `step` updates is: `share` in [0, 1], 0 when it begins."""
+
+    step: int
+    split: str
+    share: float
 
 
 class Tensors(NamedTuple):
@@ -78,6 +93,9 @@ class Listener(Protocol):
 
     def digest(self, step: int, text: str) -> None:
         """The digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """An evaluation begins or goes on."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """A split was evaluated."""

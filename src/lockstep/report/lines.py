@@ -1,9 +1,13 @@
 """The lines people read: the same words on a terminal, in a pipe and in log.txt."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
+from statistics import fmean
 
-from lockstep.report.events import EvaluationEvent, StepEvent
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent
+
+_GAP = "  "
+_BAR = (5, 20)  # columns of a bar: the fewest that are worth showing, and the most
 
 
 def block(lines: Sequence[tuple[str, str]]) -> list[str]:
@@ -13,20 +17,37 @@ def block(lines: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def step_line(event: StepEvent) -> str:
-    """A step, in the shape of TensorFlow's CIFAR-10 tutorial."""
+    """A step, in the shape of TensorFlow's CIFAR-10 tutorial, and the accuracy on its batch."""
     return (
         f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.logged_loss:.2f} "
-        f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch)"
+        f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch), "
+        f"accuracy = {100 * event.accuracy:.1f} %"
     )
 
 
-def live_line(event: StepEvent) -> str:
-    """A step, for a line that is redrawn: what is left is an estimate from the latest steps."""
-    left = timedelta(seconds=round((event.steps - 1 - event.step) * event.s_per_step))
-    return (
-        f"step {event.step + 1}/{event.steps}  epoch {event.epoch:.1f}  loss {event.logged_loss:.3f}  "
-        f"acc {event.accuracy:.1%}  lr {event.rate:.2g}  {event.images_per_s:,.0f} img/s  {left} left"
-    )
+def live_line(event: StepEvent, width: int, ascii_only: bool = False) -> str:
+    """A step, in at most `width` columns, for a line that is redrawn. The ETA is an estimate from the latest steps."""
+    done = event.step + 1
+    step = f"step {done:>{len(str(event.steps))}}/{event.steps}"
+    parts = [
+        (1, step),
+        (8, f"epoch {event.epoch:.1f}"),
+        (3, f"loss {event.logged_loss:.3f}"),
+        (4, f"acc {event.accuracy:.1%}"),
+        (9, f"lr {event.rate:.2g}"),
+        (5, f"{event.images_per_s:,.0f} img/s"),
+        *[(7, f"gpu {fmean(used):.0f}%") for used in [event.gpu_utilisation] if used],
+        (2, f"ETA {_clock((event.steps - done) * event.s_per_step)}"),
+    ]
+    return _fitted(done / event.steps, parts, width, ascii_only)
+
+
+def evaluating_line(event: EvaluatingEvent, left_s: float | None, width: int, ascii_only: bool = False) -> str:
+    """How far an evaluation is, in at most `width` columns; `left_s` is an estimate, None if there is none yet."""
+    parts = [(1, f"evaluating on {event.split}"), (7, f"after {event.step} steps")]
+    if left_s is not None:
+        parts.append((2, f"ETA {_clock(left_s)}"))
+    return _fitted(event.share, parts, width, ascii_only)
 
 
 def evaluation_line(event: EvaluationEvent) -> str:
@@ -35,3 +56,39 @@ def evaluation_line(event: EvaluationEvent) -> str:
     parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
     where = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
     return f"{where}, accuracy on {first.examples} {event.split} images: {', '.join(parts)}"
+
+
+def _fitted(share: float, parts: Sequence[tuple[int, str]], width: int, ascii_only: bool) -> str:
+    """A bar, the percentage of `share` and the texts of `parts`, in at most `width` columns.
+
+    `parts` are (rank, text) in the order they are shown. The percentage has rank 0 and the bar rank 6. Where not
+    everything fits, the parts of the highest ranks are left out. The bar takes the columns that are left.
+    """
+    # Rounded down, so that 100 % is the end; 0.29 is a little less than 29 / 100.
+    shown = [(6, " " * _BAR[0]), (0, f"{int(100 * share + 1e-9):3d}%"), *parts]
+    room = width + len(_GAP)
+    kept: set[int] = set()
+    for rank, text in sorted(shown):
+        room -= len(text) + len(_GAP)
+        if room < 0:
+            break
+        kept.add(rank)
+    texts = [text for rank, text in shown if rank in kept]
+    if 6 in kept:
+        spare = width - len(_GAP.join(texts))
+        texts[0] = _bar(share, min(_BAR[1], _BAR[0] + spare), ascii_only)
+    return _GAP.join(texts)
+
+
+def _bar(share: float, columns: int, ascii_only: bool) -> str:
+    """A bar of which `share` is done; in characters that every terminal has, if `ascii_only`."""
+    done, rest = "#-" if ascii_only else "━─"
+    full = int(share * columns)
+    return done * full + rest * (columns - full)
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as minutes and seconds, from an hour on as hours and minutes: 0:07, 12:34, 1h02m."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}h{minute:02d}m" if hours else f"{minutes}:{second:02d}"

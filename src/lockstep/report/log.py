@@ -13,11 +13,15 @@ from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.reduce import owned
 from lockstep.report.clock import Clock, Mark, split
-from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.state import State
-from lockstep.tower import BUSY_MODULUS_S, Metrics
+from lockstep.tower import BUSY_MODULUS_S, UNKNOWN, Metrics
 
-_KEPT = 0.9  # of the running average of the loss, at each step: as TensorFlow's tutorial
+_KEPT = 0.9  # of the running averages of the loss and its terms, at each step: as TensorFlow's tutorial
+_NO_UTILISATION = (
+    "GPU utilisation is not known: torch.cuda.utilization needs NVIDIA's driver and the package nvidia-ml-py "
+    "(pip install 'lockstep[gpu]')"
+)
 
 
 class Log:
@@ -44,8 +48,10 @@ class Log:
         self._clock = Clock(device)
         self._marks: dict[int, Mark] = {}
         self._busy: dict[int, tuple[float, list[float]]] = {}  # when, and the CPU seconds each process had used
-        self._average = torch.zeros((), device=device)
+        self._average: Tensor | None = None  # of the loss, its cross-entropy and its decay terms, before correction
         self._averaged = 0
+        self._on_gpus = device.type == "cuda"
+        self._noted = False  # that GPU utilisation is not known
 
     def begin(self, step: int) -> None:
         """`step` is about to be computed."""
@@ -72,12 +78,15 @@ class Log:
             return
         self._clock.step()
         decay = state.decay_losses()
-        loss = sum(decay.values(), metrics.cross_entropy / self.recipe.batch)
+        cross_entropy = metrics.cross_entropy / self.recipe.batch
+        loss = sum(decay.values(), cross_entropy)
         if skipped:
             towers = [tower for tower, flag in enumerate(metrics.broken.tolist()) if flag]
             self.note(f"step {step}: {state.loss_scale:g} is too large a loss scale for tower {towers[0]}: skipped")
         else:
-            self._average.mul_(_KEPT).add_(loss, alpha=1 - _KEPT)
+            terms = torch.stack([loss, cross_entropy, *decay.values()])
+            self._average = torch.zeros_like(terms) if self._average is None else self._average
+            self._average.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
             self._averaged += 1
         now = self._clock.mark
         due = [i for i, who in enumerate(self.listeners) if self._wants(who, step, now, self._marks.get(i))]
@@ -94,13 +103,14 @@ class Log:
             "steps": self._steps,
             "epoch": step * self.recipe.batch / self.examples,
             "loss": float(loss),
-            "loss_average": float(self._average) / (1 - _KEPT**self._averaged) if self._averaged else float("nan"),
+            **self._averages(list(decay)),
             "logged_loss": float(logged),
             "cross_entropy": float(metrics.cross_entropy) / self.recipe.batch,
             "decay": {name: float(term) for name, term in decay.items()},
             "accuracy": float(metrics.correct) / self.recipe.batch,
             "rate": rate,
             "memory_bytes": [int(metrics.memory[first] * 2**20) for first in self._firsts],
+            "gpu_utilisation": self._gpu_utilisation(metrics),
             "loss_scale": state.loss_scale if self.recipe.precision == "float16" else None,
             "skipped": skipped,
         }
@@ -108,6 +118,30 @@ class Log:
         tensors = Tensors(state.parameters, state.by_name(gradients))
         for i in due:
             self.listeners[i].step(StepEvent(**common, **self._rates(i, now, busy)), tensors)
+
+    def _averages(self, names: list[str]) -> dict[str, Any]:
+        """The running averages, corrected for their start; `names` are those of the decay terms."""
+        if self._average is None:
+            loss, cross_entropy, *decay = [float("nan")] * (2 + len(names))
+        else:
+            loss, cross_entropy, *decay = (self._average / (1 - _KEPT**self._averaged)).tolist()
+        return {
+            "loss_average": loss,
+            "cross_entropy_average": cross_entropy,
+            "decay_average": dict(zip(names, decay, strict=True)),
+        }
+
+    def _gpu_utilisation(self, metrics: Metrics) -> list[float] | None:
+        """Of each process's GPU, in percent. None on CPUs and, after a note, where one is not known."""
+        if not self._on_gpus:
+            return None
+        used = [float(metrics.gpu[first]) for first in self._firsts]
+        if UNKNOWN not in used:
+            return used
+        if not self._noted:
+            self._noted = True
+            self.note(_NO_UTILISATION)
+        return None
 
     def _rates(self, i: int, now: Mark, busy: list[float]) -> Mapping[str, Any]:
         """The fields of listener `i`'s event that are means since its previous one."""
@@ -137,6 +171,11 @@ class Log:
         """The state's digest was taken after `step` updates."""
         for listener in self.listeners:
             listener.digest(step, text)
+
+    def evaluating(self, step: int, split: str, share: float) -> None:
+        """An evaluation on `split` after `step` updates is at `share`, in [0, 1]."""
+        for listener in self.listeners:
+            listener.evaluating(EvaluatingEvent(step, split, share))
 
     def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
         """A split was evaluated."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.files import append
-from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 
 
 class MetricsFile:
@@ -28,8 +28,10 @@ class MetricsFile:
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """A row of kind "step"."""
-        numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(event).items()}
-        self._append({"kind": "step", **numbers})  # JSON has no infinity
+        self._append({"kind": "step", **_finite(vars(event))})
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Nothing."""
 
     def digest(self, step: int, text: str) -> None:
         """A row of kind "digest"."""
@@ -62,3 +64,10 @@ class MetricsFile:
                 file.write(json.dumps(row) + "\n")
         except OSError:
             pass  # a full disk: the checkpoint that fails next says so
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for each number, at any depth of its dicts, that is not finite: JSON has no infinity."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lockstep.report.event_file import EventFile, histogram, scalar
-from lockstep.report.events import EvaluationEvent, StepEvent, Tensors
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 from lockstep.report.probe import Probe
 
 Shape = tuple[int, int, int]
@@ -72,7 +72,9 @@ class TensorBoard:
             "loss/total": event.loss,
             "loss/total_average": event.loss_average,
             "loss/cross_entropy": event.cross_entropy,
+            "loss/cross_entropy_average": event.cross_entropy_average,
             **{f"loss/decay/{name}": term for name, term in event.decay.items()},
+            **{f"loss/decay/{name}_average": term for name, term in event.decay_average.items()},
             "learning_rate": event.rate,
             "accuracy/batch": event.accuracy,
             "speed/images_per_s": event.images_per_s,
@@ -80,6 +82,7 @@ class TensorBoard:
             **{f"speed/{part}_s": seconds for part, seconds in event.split.items()},
             **{f"processes/memory_mib/{i}": held / 2**20 for i, held in enumerate(event.memory_bytes)},
             **{f"processes/cpu_utilisation/{i}": used for i, used in enumerate(event.cpu_utilisation or [])},
+            **{f"processes/gpu_utilisation/{i}": used for i, used in enumerate(event.gpu_utilisation or [])},
         }
         if event.loss_scale is not None:
             scalars["loss/scale"] = event.loss_scale
@@ -91,6 +94,9 @@ class TensorBoard:
 
     def digest(self, step: int, text: str) -> None:
         """Nothing: digests are for programs to compare."""
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Nothing."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Accuracy and loss on a split, by weights, at the number of updates they had."""

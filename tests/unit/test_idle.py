@@ -1,0 +1,101 @@
+"""What the start-up block says of devices that are idle or shared: on GPUs with a stand-in for their number."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lockstep import numerics
+from lockstep.environment import describe
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+
+OTHER = "(another recipe, with other bits)"
+
+
+def block(monkeypatch, kind, there, towers, world, here=None, threads=1, **placement):
+    """The start-up block of `towers` on `world` processes, `here` of them on this host with `there` cores or GPUs."""
+    monkeypatch.setattr(numerics, "cores", lambda: there)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    changes = {"towers": towers, "batch": 32 * towers, "threads_per_tower": threads}
+    lines = describe(
+        make(named("digits").model_dump(mode="json"), changes), Placement(**placement),
+        SimpleNamespace(processes=world, exact=True), torch.device(kind),
+        images=(1442, 355), shape=(8, 8, 1), classes=10, parameters=1, run=Path("runs/x"),
+    )  # fmt: skip
+    return dict(lines)
+
+
+def note(monkeypatch, *args, **options):
+    """What the start-up block notes, if anything."""
+    return block(monkeypatch, *args, **options).get("note")
+
+
+@pytest.mark.parametrize(
+    ("there", "towers", "processes", "options", "expected"),
+    [
+        (4, 1, 1, {}, f"3 of 4 GPUs are idle: 1 tower. To use more: --towers 4 {OTHER}"),
+        (2, 1, 1, {}, f"1 of 2 GPUs is idle: 1 tower. To use more: --towers 2 {OTHER}"),
+        (1, 4, 1, {}, "4 towers take turns on 1 GPU"),
+        (2, 4, 2, {}, "4 towers take turns on 2 GPUs"),
+        (4, 4, 1, {"processes": 1},
+         "3 of 4 GPUs are idle: 4 towers take turns on 1 GPU. To use more: --processes 4 (the same bits)"),
+        (4, 2, 1, {"processes": 1},
+         "3 of 4 GPUs are idle: 2 towers take turns on 1 GPU. To use more: --processes 2 (the same bits), "
+         f"or --towers 4 --processes 4 {OTHER}"),
+        (4, 2, 2, {"processes": 2},
+         f"2 of 4 GPUs are idle: 2 towers. To use more: --towers 4 --processes 4 {OTHER}"),
+        (4, 4, 4, {}, None),
+        (4, 2, 2, {"device": "cuda:0,2"}, None),  # the others were not to be used
+    ],
+)  # fmt: skip
+def test_gpus(monkeypatch, there, towers, processes, options, expected):
+    assert note(monkeypatch, "cuda", there, towers, processes, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("there", "towers", "processes", "here", "expected"),
+    [
+        (4, 8, 8, 4, None),  # two hosts of 4 GPUs: the 4 processes elsewhere are on GPUs of their own
+        (4, 8, 2, 1,
+         "3 of 4 GPUs are idle: 8 towers take turns on 2 GPUs. "
+         "To use more: 4 processes on this host (the same bits)"),
+        (4, 2, 2, 1, f"3 of 4 GPUs are idle: 2 towers. To use more: --towers 5 and as many processes {OTHER}"),
+        (1, 4, 4, 4, None),  # a launcher that shows each process one GPU only
+    ],
+)  # fmt: skip
+def test_under_an_outer_launch_this_hosts_gpus_count(monkeypatch, there, towers, processes, here, expected):
+    assert note(monkeypatch, "cuda", there, towers, processes, here) == expected
+
+
+@pytest.mark.parametrize(
+    ("there", "towers", "processes", "threads", "options", "expected"),
+    [
+        (2, 1, 1, 1, {},
+         f"1 of 2 cores is idle: 1 tower of 1 thread. To use more: --towers 2 or --set threads_per_tower=2 {OTHER}"),
+        (8, 2, 1, 1, {"processes": 1},
+         "7 of 8 cores are idle: 2 towers of 1 thread take turns on 1 process. "
+         f"To use more: --processes 2 (the same bits), or --towers 8 --processes 8 {OTHER}"),
+        (3, 2, 1, 2, {},
+         "1 of 3 cores is idle: 2 towers of 2 threads take turns on 1 process. "
+         f"To use more: --set threads_per_tower=3 {OTHER}"),
+        (2, 4, 2, 1, {}, None),
+        (2, 4, 4, 1, {"processes": 4}, None),
+    ],
+)  # fmt: skip
+def test_cores(monkeypatch, there, towers, processes, threads, options, expected):
+    assert note(monkeypatch, "cpu", there, towers, processes, threads=threads, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("processes", "reduction", "named"), [(1, "tree", False), (1, "central-cpu", True), (2, "tree", True)]
+)
+def test_the_reduction_is_named_where_it_makes_a_difference(monkeypatch, processes, reduction, named):
+    lines = block(monkeypatch, "cpu", 4, 4, processes, reduction=reduction)
+    assert (f"reduction {reduction}" in lines["processes"]) == named

@@ -1,0 +1,149 @@
+"""The line that is redrawn on a terminal: what it shows, and that it never is wider than the terminal."""
+
+import io
+import re
+from types import SimpleNamespace
+
+import pytest
+import rich.console
+import torch
+from tests.unit.test_evaluate import data, setting
+from tests.unit.test_report import STATE, a_log, sums
+
+from lockstep.evaluate import Evaluation, evaluate
+from lockstep.reduce.local import Local
+from lockstep.report import console, lines
+from lockstep.report.events import EvaluatingEvent
+
+WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
+
+
+def event(step=190, steps=451, **changes):
+    fields = {
+        "step": step, "steps": steps, "epoch": 16.9, "logged_loss": 0.5123, "accuracy": 0.984, "rate": 0.0512,
+        "images_per_s": 13456.0, "s_per_step": 0.0095, "gpu_utilisation": None,
+    }  # fmt: skip
+    return SimpleNamespace(**{**fields, **changes})
+
+
+class Terminal(io.StringIO):
+    """A terminal's screen file."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def frames(text):
+    """The states of the line, in order."""
+    return [frame for frame in re.split(r"\r\n|\r|\n", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text)) if "%  " in frame]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("steps", [20, 451, 100_000])
+def test_a_step_fits_and_the_least_important_goes_first(width, steps):
+    line = lines.live_line(event(steps // 2, steps, gpu_utilisation=[97.0, 91.0]), width)
+    assert len(line) <= width
+    by_importance = ("%", "step", "ETA", "loss", "acc", "img/s", "─", "gpu 94%", "epoch", "lr")
+    there = [part in line for part in by_importance]
+    assert there == sorted(there, reverse=True), line
+    assert there[0]
+
+
+def test_eighty_columns_hold_a_bar_and_all_that_matters():
+    assert lines.live_line(event(), 79) == (
+        "━━━━━───────   42%  step 191/451  loss 0.512  acc 98.4%  13,456 img/s  ETA 0:02"
+    )
+    long = lines.live_line(event(49_999, 100_000, s_per_step=0.1, images_per_s=12852.0), 79)
+    assert long == "━━───   50%  step  50000/100000  loss 0.512  acc 98.4%  12,852 img/s  ETA 1h23m"
+
+
+def test_a_stream_without_line_drawing_characters_gets_others():
+    assert lines.live_line(event(), 79, ascii_only=True).encode("ascii").startswith(b"#####-------  ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3599.6, "1h00m"), (3722, "1h02m")]
+)
+def test_the_time_that_is_left(seconds, text):
+    assert lines.live_line(event(0, 2, s_per_step=seconds), 79).endswith(f"ETA {text}")
+
+
+def test_a_hundred_percent_is_the_end():
+    shares = [line.split("%")[0][-3:].strip() for line in (lines.live_line(event(s, 100), 40) for s in range(100))]
+    assert shares == [str(s + 1) for s in range(100)]
+    assert "99%" in lines.live_line(event(99_998, 100_000), 79)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_evaluation_fits(width):
+    line = lines.evaluating_line(EvaluatingEvent(1200, "held-out", 0.5), 7.0, width)
+    assert len(line) <= width
+    there = [part in line for part in (" 50%", "evaluating on held-out", "ETA 0:07", "━", "after 1200 steps")]
+    assert there == sorted(there, reverse=True), line
+    assert "ETA" not in lines.evaluating_line(EvaluatingEvent(1200, "test", 0.0), None, width)
+
+
+def test_the_line_shows_the_evaluation_while_there_is_one(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    stream = Terminal()
+    live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=80))
+    log = a_log([live], steps=4)
+    log.start([])
+    for step in range(4):
+        now[0] += 1.0
+        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+    with log.untimed():
+        for k in range(101):
+            log.evaluating(4, "test", k / 100)
+            now[0] += 0.03
+    log.evaluation(4, "test", {"raw": Evaluation(10, 9, 0.1)})
+    log.end([("accuracy", "90%")])
+    shown = frames(stream.getvalue())
+    assert max(map(len, shown)) < 80
+    evaluating = [frame for frame in shown if "evaluating on test" in frame]
+    percents = [int(re.search(r"(\d+)%", frame)[1]) for frame in evaluating]
+    assert percents == sorted(percents)
+    assert percents[0] == 0
+    assert percents[-1] == 100
+    assert 10 < len(set(percents)) < 50  # not each of 101: a drawing every 0.1 s
+    halfway = next(frame for frame in evaluating if " 48%" in frame)
+    assert halfway.endswith("ETA 0:02")  # 48 x 0.03 s for 48 %, so 1.56 s for the rest
+    assert (
+        [frame for frame in shown if "step" in frame.replace("steps", "")][-1]
+        .lstrip("━")
+        .startswith("  100%  step 4/4")
+    )
+
+
+def test_the_cursor_is_never_left_hidden():
+    stream = Terminal()
+    live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=80))
+    live.step(event(), None)
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # as if killed here
+    live.close()
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
+
+
+def test_progress_is_for_terminals_only():
+    assert console.progress_on(io.StringIO()) is None
+    assert console.progress_on(Terminal()) is not None
+
+
+@pytest.mark.parametrize(("process", "expected"), [(0, [0.0, 0.5, 1.0]), (1, [])])
+def test_evaluation_tells_its_progress_in_process_0(process, expected):
+    recipe, network, parameters, model = setting(10)
+    told = []
+
+    class Half(Local):
+        """One of two processes; the other counts the same."""
+
+        def gather(self, table):
+            return torch.stack([table, table])
+
+    reduction = Half(4)
+    reduction.process, reduction.processes = process, 2
+    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), reduction, told.append)
+    assert told == expected

@@ -1,0 +1,108 @@
+"""How busy each process's GPU is, with a stand-in for the driver: from the query to metrics.jsonl and TensorBoard."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.unit.test_report import STATE, Heard, sums
+from tests.unit.test_tower import parts, plan
+from torch import nn
+
+from lockstep import numerics
+from lockstep.data.digits import load
+from lockstep.numerics import GpuUtilisation
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.report.log import Log
+from lockstep.report.metrics import MetricsFile
+from lockstep.report.tensorboard import TensorBoard
+
+GPU = torch.device("cuda", 3)
+DIGITS = named("digits").model_dump(mode="json")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """driver.answers: what the queries to come say; driver.asked: the devices they were about; driver.now: seconds."""
+    found = SimpleNamespace(answers=[], asked=[], now=100.0)
+
+    def utilization(device):
+        found.asked.append(device)
+        answer = found.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    monkeypatch.setattr(numerics.time, "monotonic", lambda: found.now)
+    return found
+
+
+def test_the_driver_is_asked_once_a_second(driver):
+    driver.answers = [40, 60]
+    used = GpuUtilisation(GPU)
+    seen = []
+    for _ in range(15):
+        seen.append(used())
+        driver.now += 0.125
+    assert seen == [40.0] * 8 + [60.0] * 7
+    assert driver.asked == [GPU, GPU]
+
+
+def test_a_driver_that_does_not_answer_is_not_asked_again(driver):
+    driver.answers = [ModuleNotFoundError("nvidia-ml-py does not seem to be installed")]
+    used = GpuUtilisation(GPU)
+    for _ in range(3):
+        assert used() is None
+        driver.now += 5.0
+    assert len(driver.asked) == 1
+
+
+@pytest.mark.parametrize(("answer", "told"), [(73, 73.0), (RuntimeError("no driver"), -1.0)])
+def test_it_rides_in_the_vector_of_a_process_first_tower(driver, answer, told):
+    driver.answers = [answer]
+    recipe = make(DIGITS, {"steps": 2})
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    assert tower._utilisation is None  # on a CPU
+    tower._utilisation = GpuUtilisation(GPU)
+    dataset = load(None)["train"]
+    shards = [dataset.shard(plan(recipe, 0, len(dataset)), t) for t in (2, 3)]
+    found = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
+    assert [metrics.gpu.tolist() for metrics in found] == [[0, 0, told, 0], [0, 0, 0, 0]]
+    assert not any(metrics.broken.any() for metrics in found)
+
+
+def log_on(device, listeners):
+    return Log(make(DIGITS, {"steps": 3}), Placement(), 1442, listeners, processes=2, device=torch.device(device))
+
+
+def test_metrics_and_tensorboard_have_it_for_each_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2), note=pytest.fail)
+    heard = Heard(1)
+    log = log_on("cuda", [heard, MetricsFile(tmp_path / "metrics.jsonl", 1), board])
+    log.start([])
+    log.step(0, sums(gpu=(97.0, 0.0, 88.0, 0.0)), STATE, 0.1, torch.zeros(0))  # process 1 has towers 2 and 3
+    board.close()
+    assert heard.events[0].gpu_utilisation == [97.0, 88.0]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["gpu_utilisation"] == [97.0, 88.0]
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert [events.Scalars(f"processes/gpu_utilisation/{i}")[0].value for i in range(2)] == [97.0, 88.0]
+
+
+@pytest.mark.parametrize(("device", "notes"), [("cuda", 1), ("cpu", 0)])
+def test_where_it_is_not_known_one_note_says_so(monkeypatch, device, notes):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    heard = Heard(1)
+    heard.notes = []
+    heard.note = heard.notes.append
+    log = log_on(device, [heard])
+    log.start([])
+    for step in range(3):
+        log.step(step, sums(gpu=(97.0, 0.0, -1.0, 0.0)), STATE, 0.1, torch.zeros(0))
+    assert [event.gpu_utilisation for event in heard.events] == [None] * 3
+    assert len(heard.notes) == notes
+    assert all("nvidia-ml-py" in note and "lockstep[gpu]" in note for note in heard.notes)
