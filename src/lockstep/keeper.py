@@ -36,7 +36,7 @@ class Keeper:
             self.found = checkpoint.latest(self.run.checkpoints, notes.append)
             self._check_data()
         else:
-            self.run = Run.create(path, recipe, numbered)
+            self.run = Run.create(path, recipe, numbered, notes.append)
         self._notes = notes
         stream = sys.stderr if to_stderr else sys.stdout
         self.listeners: list[Listener] = [
@@ -78,7 +78,7 @@ class Keeper:
         """
         session = self._session
         checkpoint.clear_ahead(self.run.checkpoints, session.state.step)
-        self.run.forget_ahead(session.state.step)
+        self.run.forget_ahead(session.state.step, self._notes.append)
         here = fingerprint(session.device)
         sessions = self.run.read("environment.json") or []
         for previous in sessions[-1:]:
