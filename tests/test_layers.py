@@ -9,7 +9,7 @@ import lockstep
 
 ROOT = Path(lockstep.__file__).parent
 LAYERS = [
-    {"errors", "settings", "rng", "numerics", "schedule"},
+    {"errors", "settings", "rng", "numerics", "schedule", "streams"},
     {"data", "models", "optim", "reduce"},
     {"recipe", "placement", "overrides", "recipes"},
     {"tower", "state", "checkpoint"},
@@ -22,6 +22,7 @@ TORCH_FREE = {
     "settings",
     "rng",
     "schedule",
+    "streams",
     "recipe",
     "placement",
     "overrides",

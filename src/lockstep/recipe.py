@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
 from lockstep.errors import LockstepError, unknown
@@ -18,12 +19,23 @@ from lockstep.settings import Settings, choose
 
 S = TypeVar("S", bound=Settings)
 
+NAME_RULE = "give letters, digits, dots, dashes and underscores, no dot first"
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_OWN_MODEL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def plain_name(name: str) -> str:
+    """`name`, which is part of a run's folder. Raises: ValueError if it might name another folder."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(NAME_RULE)
+    return name
+
 
 class Recipe(Settings):
     """All that can change a bit of the result.
 
     Attributes:
-        name: what the recipe is called.
+        name: what the recipe is called: letters, digits, dots, dashes and underscores, no dot first.
         dataset: a name in DATASETS.
         held_out: training images that are left out of training, which is evaluated on them instead of the test images:
             for choosing settings, so that the test images (`lockstep eval RUN --split test`) still judge what was
@@ -54,7 +66,7 @@ class Recipe(Settings):
         exact: False gives up equal bits, for reductions and kernels that do not keep them.
     """
 
-    name: str
+    name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
     held_out: int = Field(0, ge=0)
     model: str
@@ -84,7 +96,7 @@ class Recipe(Settings):
     def _consistent(self) -> "Recipe":
         if self.dataset not in DATASETS:
             raise ValueError(unknown("data set", self.dataset, DATASETS))
-        if self.model not in MODELS and ":" not in self.model:
+        if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
@@ -142,8 +154,12 @@ class Recipe(Settings):
         return [f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in keys if mine.get(k) != theirs.get(k)]
 
     def toml(self) -> str:
-        """The recipe as a TOML file that can be trained; settings that are None are left out."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        """The recipe as a TOML file that can be trained; settings that are None are left out.
+
+        It is safe to print: what does not print is in its strings alone, and written there as TOML's escapes.
+        """
+        text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
 
 
 def _stated(settings: Settings) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep import numerics
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
+from lockstep import numerics, streams
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError, printable
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
 from lockstep.reduce import MEETING
@@ -117,7 +117,7 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     evaluator = watch.Evaluator(session, job.path, split=job.split, weights=job.weights, examples=job.examples)
 
     def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def tell(evaluated: evaluation.Evaluated) -> None:
         if job.json_output:
@@ -127,7 +127,7 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
         else:
             lines = [evaluation.summary_line(evaluated), "", *evaluation.table_lines(evaluated)]
         try:
-            print(*lines, sep="\n", flush=True)
+            print(*map(printable, lines), sep="\n", flush=True)
         except BrokenPipeError:  # as in `lockstep eval | head`
             from lockstep.report.console import discard
 
@@ -171,6 +171,7 @@ def _reduction(job: Job, device: "torch.device") -> "Reduction":
 
 def main() -> None:
     """One started process: read the job, do its part, leave a report if it fails."""
+    streams.reserve()
     job = Job.model_validate_json(Path(sys.argv[1]).read_text())
     assert job.parent is not None
     assert job.reports is not None

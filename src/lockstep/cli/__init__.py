@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from lockstep import streams
 from lockstep.cli.bench import bench
 from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
-from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError
+from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 
 app = typer.Typer(
     name="lockstep",
@@ -57,6 +58,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """The `lockstep` program: a user's mistake is one message and its exit code; a bug keeps its traceback (1)."""
+    streams.reserve()
     try:
         app()
     except LockstepError as error:
@@ -65,7 +67,7 @@ def main() -> None:
         sys.stdout.flush()
         # Under torchrun all processes get the same words, or all of a host.
         if is_first_process() or (error.code != USAGE and (error.code != DATA or os.environ["LOCAL_RANK"] == "0")):
-            print(f"lockstep: {error}", file=sys.stderr)
+            print(printable(f"lockstep: {error}", keep="\n"), file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(SIGNAL_BASE + signal.SIGINT)

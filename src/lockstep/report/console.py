@@ -10,6 +10,7 @@ import rich.live
 from rich.console import Console
 from rich.text import Text
 
+from lockstep.errors import printable
 from lockstep.report import lines
 from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
 
@@ -59,7 +60,7 @@ class Plain:
     def _print(self, *texts: str) -> None:
         with _still_training():
             try:
-                print(*texts, sep="\n", file=self._stream, flush=True)
+                print(*map(printable, texts), sep="\n", file=self._stream, flush=True)
             except BrokenPipeError:  # as in `lockstep train | head`
                 discard(self._stream)
 
@@ -108,7 +109,7 @@ class Live:
     def _print(self, *texts: str) -> None:
         with _still_training():
             for text in texts:
-                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _still_training() -> contextlib.suppress:
