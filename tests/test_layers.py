@@ -13,7 +13,20 @@ LAYERS = [
     {"data", "models", "optim", "reduce"},
     {"recipe", "placement", "overrides", "recipes"},
     {"tower", "state", "checkpoint"},
-    {"train", "evaluate", "report", "run", "environment", "session", "keeper", "profile", "fit", "bench", "watch"},
+    {
+        "train",
+        "evaluate",
+        "report",
+        "run",
+        "classifier_file",
+        "environment",
+        "session",
+        "keeper",
+        "profile",
+        "fit",
+        "bench",
+        "watch",
+    },
     {"signals", "request", "work", "launch", "cli", "__main__", "__init__"},
 ]
 DISTRIBUTED = {"reduce/process.py"}

@@ -34,11 +34,13 @@ def fit(
     resume: bool = False,
     numbered: bool = False,
     to_stderr: bool = False,
+    quiet: bool = False,
     asked: Callable[[], Sequence[bool]] = lambda: (False, False),
     started: float | None = None,
 ) -> tuple[dict[str, Any] | None, Signals | None]:
     """Train in the run folder `path`: a new one (at the next number if `numbered`), or with `resume` the one there.
 
+    With `quiet` the run is reported in its folder only.
     `asked` is as in `train`; `started` is the time.time() the program was started at. Returns the result record (in
     process 0) and None, or None and the signal that stopped the run.
     Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
@@ -48,7 +50,8 @@ def fit(
     check_profile(placement, 0, recipe.total_steps(len(session.splits["train"])))
     if reduction.process != 0:
         return _fit(session, None, asked, started)
-    with closing(Keeper(session, path, resume=resume, numbered=numbered, to_stderr=to_stderr)) as keeper:
+    keeper = Keeper(session, path, resume=resume, numbered=numbered, to_stderr=to_stderr, quiet=quiet)
+    with closing(keeper):
         try:
             return _fit(session, keeper, asked, started)
         except OSError as error:

@@ -1,15 +1,12 @@
 """Keeper: process 0's hold on the run folder, and all that is written there."""
 
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from torch import Tensor
-
 from lockstep import checkpoint
+from lockstep.classifier_file import save_classifier
 from lockstep.data.dataset import Dataset
 from lockstep.environment import describe, fingerprint
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -25,7 +22,9 @@ from lockstep.session import Session
 class Keeper:
     """Process 0's hold on the run folder."""
 
-    def __init__(self, session: Session, path: Path, *, resume: bool, numbered: bool, to_stderr: bool) -> None:
+    def __init__(
+        self, session: Session, path: Path, *, resume: bool, numbered: bool, to_stderr: bool, quiet: bool
+    ) -> None:
         self._session = session
         recipe, placement = session.recipe, session.placement
         self.found: checkpoint.Checkpoint | None = None
@@ -40,7 +39,7 @@ class Keeper:
         self._notes = notes
         stream = sys.stderr if to_stderr else sys.stdout
         self.listeners: list[Listener] = [
-            console.for_stream(stream, placement.log_every),
+            *([] if quiet else [console.for_stream(stream, placement.log_every)]),
             console.Plain(self.run.log.open("a"), placement.log_every),
             MetricsFile(self.run.metrics, placement.log_every),
         ]
@@ -141,8 +140,7 @@ class Keeper:
     def finish(self, log: Log, evaluated: dict[str, Evaluation], memory: list[int], started: float) -> dict[str, Any]:
         """Write the model and the result, and say where they are."""
         session, recipe = self._session, self._session.recipe
-        classes = session.splits["train"].classes
-        _save_model(self.run.model, session, classes)
+        save_classifier(self.run.model, session)
         best = next(iter(evaluated.values()))
         views = {"accuracy_one_view": best.summary()["accuracy_one_view"]} if recipe.test_views != "one" else {}
         result = {
@@ -191,25 +189,3 @@ class Keeper:
                 f"give the same files as --data to resume",
                 DATA,
             )
-
-
-def _save_model(path: Path, session: Session, classes: tuple[str, ...]) -> None:
-    """Write the classifier: float32 weights by name, and what is needed to use them in the metadata, as JSON.
-
-    One metadata key, `lockstep`: safetensors writes several in no fixed order.
-    """
-    recipe = session.recipe
-    facts = {
-        "model": recipe.model,
-        "model_options": recipe.model_options,
-        "classes": classes,
-        "image_shape": list(session.splits["train"].images.shape[1:]),
-        "preprocessing": recipe.augmentation.model_dump(mode="json"),
-        "test_views": recipe.test_views,
-        "weights": "ema" if session.state.ema is not None else "raw",
-        "recipe_digest": recipe.digest(),
-    }
-    tensors: dict[str, Tensor] = {**session.state.evaluated, **session.state.buffers}
-    temporary = path.with_name(f".{path.name}")
-    save_file({k: t.detach().cpu().clone() for k, t in tensors.items()}, temporary, {"lockstep": json.dumps(facts)})
-    temporary.replace(path)

@@ -5,6 +5,7 @@ with the job in a file, and waits; it has no need of torch, whose import would b
 outer `torchrun` each process finds torchrun's variables and joins.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep import numerics
@@ -33,12 +35,22 @@ def launch(job: Job) -> int:
     check(job.recipe, job.placement)
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
     if "synthetic" not in job.modes:
-        with handled_by(leave):
+        with handled_by(leave), _silenced(job.quiet):
             ensure(job.recipe.dataset, job.placement.data)
     processes = None if joins_outer_launch() else _count(job.recipe, job.placement)
     if processes is not None and processes > 1:
         return _start(job, processes)
     return work(job)
+
+
+@contextlib.contextmanager
+def _silenced(quiet: bool) -> Iterator[None]:
+    """Have the download that `ensure` may make say nothing, if `quiet`; errors are raised, not printed."""
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
 
 
 def _count(recipe: Recipe, placement: Placement) -> int:

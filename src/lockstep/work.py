@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstep.reduce import Reduction
+    from lockstep.session import Session
 
 
 class Job(Settings):
@@ -39,9 +40,12 @@ class Job(Settings):
     resume: bool = False
     numbered: bool = False
     json_output: bool = False
+    quiet: bool = False
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
     examples: int | None = None
+    checkpoint: int | Literal["best"] | None = None
+    save_model: Path | None = None
     watch: bool = False
     interval: float = 5.0
     once: bool = False
@@ -98,6 +102,7 @@ def _work(job: Job, asked: Asked) -> int:
             resume=job.resume,
             numbered=job.numbered,
             to_stderr=job.json_output,
+            quiet=job.quiet,
             asked=asked,
             started=job.started,
         )
@@ -117,11 +122,14 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     evaluator = watch.Evaluator(session, job.path, split=job.split, weights=job.weights, examples=job.examples)
 
     def note(text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+        if not job.quiet:
+            print(printable(text), file=sys.stderr, flush=True)
 
     def tell(evaluated: evaluation.Evaluated) -> None:
         if job.json_output:
             lines = [json.dumps(evaluated.record())]
+        elif job.quiet:
+            return
         elif job.watch:
             lines = [evaluation.precision_line(evaluated)]
         else:
@@ -136,9 +144,27 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     if job.watch:
         watch.watch(evaluator, interval=job.interval, once=job.once, tell=tell, note=note)
         return
-    evaluated = watch.evaluate_newest(evaluator, note)
+    if job.checkpoint is None:
+        evaluated = watch.evaluate_newest(evaluator, note)
+    else:
+        evaluated = watch.evaluate_chosen(evaluator, job.checkpoint)
     if reduction.process == 0:
         tell(evaluated)
+        if job.save_model is not None:
+            _save_model(job.save_model, session, evaluated.weights)
+            note(f"the model after {evaluated.step} steps, {evaluated.weights} weights, is saved in {job.save_model}")
+
+
+def _save_model(path: Path, session: "Session", weights: str) -> None:
+    """Write the classifier that was evaluated. Raises: LockstepError."""
+    from safetensors import SafetensorError
+
+    from lockstep.classifier_file import save_classifier
+
+    try:
+        save_classifier(path, session, weights)
+    except (OSError, SafetensorError) as error:
+        raise LockstepError(f"--save-model {path}: cannot be written: {error}", ENVIRONMENT) from None
 
 
 def _device(torch: Any, placement: Placement) -> "torch.device":

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json, Processes
+from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet
 
 
 def train(
@@ -55,6 +55,7 @@ def train(
     profile: Annotated[
         str | None, typer.Option(metavar="steps=FIRST:END", help="Record the operators of these steps, as in 10:13.")
     ] = None,
+    quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
     """Train a classifier.
@@ -96,11 +97,13 @@ def train(
     path, resume, numbered = folder_for(named_run, name, runs, resume, recipe)
     if resume and (result := result_of(path, recipe)) is not None:
         if is_first_process():
-            print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
-            print(json.dumps(result) if json_output else "", end="\n" if json_output else "")
+            if not quiet:
+                print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+            if json_output:
+                print(json.dumps(result))
         return
     job = Job(
         command="train", recipe=recipe, placement=placement, path=path, resume=resume, numbered=numbered,
-        json_output=json_output, started=STARTED,
+        json_output=json_output, quiet=quiet, started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))
