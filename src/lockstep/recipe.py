@@ -31,6 +31,13 @@ def plain_name(name: str) -> str:
     return name
 
 
+_SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def _full_name(precision: Any) -> Any:
+    return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
+
+
 class Recipe(Settings):
     """All that can change a bit of the result.
 
@@ -56,8 +63,9 @@ class Recipe(Settings):
         freeze: name of a layer or parameter -> the part of the run after which it is trained no more. The backward pass
             ends before layers at the input that are frozen, which saves its time.
         ema: the average of the parameters, or None.
-        precision: what towers compute in; weights, optimizer state, average and reduction are always float32. With
-            float16 the loss is scaled, by a power of two that follows the gradients (optim/scale.py).
+        precision: what towers compute in (also as fp32, bf16 or fp16); weights, optimizer state, average and reduction
+            are always float32. With float16 the loss is scaled, by a power of two that follows the gradients
+            (optim/scale.py).
         compile: have torch compile the network, in every process at its start: for GPUs, where that takes a minute and
             makes steps faster. On a CPU it takes as long and gains nothing. Needs a C compiler.
         threads_per_tower: CPU threads a tower computes on (a sum over two threads is another sum).
@@ -85,7 +93,7 @@ class Recipe(Settings):
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     ema: EMA | None = None
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
     compile: bool = False
     threads_per_tower: int = Field(1, ge=1)
     eval_batch: int = Field(500, ge=1)
