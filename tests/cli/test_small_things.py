@@ -1,9 +1,11 @@
 """Small things of the command line, through the real program."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.cli.test_mistakes import DATA, USAGE, contents, refused
@@ -11,6 +13,7 @@ from tests.cli.test_survival import slow_model
 
 from lockstep import checkpoint
 
+ROOT = Path(__file__).parents[2]
 NEVER_BEGAN = "runs/a was stopped before its first step: started anew"
 
 
@@ -135,3 +138,15 @@ def test_a_runs_name_is_plain(program, tmp_path, name):
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nname = {json.dumps(name)}\n')
     refused(program("train", "mine.toml"), USAGE, f"name: got {name!r}")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_says_what_it_sets_up_before_it_does():
+    command = ["make", "--dry-run", "--always-make", "VENV=elsewhere", "train"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    where = [next(i for i, line in enumerate(lines) if words in line) for words in (
+        f"Setting up {ROOT}/elsewhere: PyTorch and the rest, about ", "-m venv", "pip install",
+        f"{ROOT}/elsewhere is ready", "lockstep train",
+    )]  # fmt: skip
+    assert where == sorted(where)
+    assert " GB on disk" in lines[where[0]]
