@@ -9,7 +9,7 @@ import lockstep
 
 ROOT = Path(lockstep.__file__).parent
 LAYERS = [
-    {"errors", "files", "settings", "source", "rng", "numerics", "schedule", "world"},
+    {"errors", "files", "settings", "source", "rng", "numerics", "schedule", "streams", "world"},
     {"data", "models", "optim", "reduce"},
     {"recipe", "placement", "overrides", "precision", "recipes"},
     {"digest", "tower", "state", "checkpoint"},
@@ -18,9 +18,10 @@ LAYERS = [
         "evaluate",
         "report",
         "run",
+        "arithmetic",
+        "classifier_file",
         "environment",
         "session",
-        "arithmetic",
         "keeper",
         "saver",
         "profile",
@@ -40,6 +41,7 @@ TORCH_FREE = {
     "precision",
     "rng",
     "schedule",
+    "streams",
     "recipe",
     "placement",
     "overrides",

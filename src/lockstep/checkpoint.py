@@ -99,6 +99,24 @@ def steps(folder: Path) -> list[int]:
     return [_step(path) for path in _newest_first(folder)]
 
 
+def best_step(folder: Path) -> int | None:
+    """The step of the checkpoint with the best accuracy in its manifest, the earliest of equals; None if none has one.
+
+    Raises: LockstepError if a manifest is damaged, FileNotFoundError if one was deleted while it was read.
+    """
+    found = {}
+    for path in reversed(list(_newest_first(folder))):
+        try:
+            accuracy = json.loads((path / _MANIFEST).read_text()).get("accuracy")
+            if accuracy is not None:
+                found[_step(path)] = float(accuracy)
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            if not os.path.lexists(path):
+                raise FileNotFoundError(f"{path} was deleted while it was read") from None
+            raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
+    return max(found, key=lambda step: found[step], default=None)
+
+
 def read_step(folder: Path, step: int) -> Checkpoint:
     """The checkpoint after `step` updates. Raises: as `read`."""
     return read(folder / _name(step))

@@ -29,6 +29,14 @@ class PeerLostError(LockstepError):
         super().__init__(message, ENVIRONMENT)
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Escape, as Python does, the characters of `text` that do not print, except those in `keep`.
+
+    Names, notes and errors may come from other people's files, and a terminal obeys the control codes in them.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
     """The sentence for a name that is not one of `allowed`, with the nearest names first."""
     allowed = sorted(allowed)

@@ -35,6 +35,7 @@ def fit(
     resume: bool = False,
     numbered: bool = False,
     to_stderr: bool = False,
+    quiet: bool = False,
     strict: bool = False,
     notes: Sequence[str] = (),
     asked: Callable[[], Sequence[bool]] = lambda: (False, False, False),
@@ -43,8 +44,9 @@ def fit(
     """Train in the run folder `path`: a new one (at the next number if `numbered`), or with `resume` the one there.
 
     `asked` says whether this process was sent each of `train.SIGNALS`. `started` is the time.time() the program was
-    started at. `notes` are told at the start. With `strict` a run is not resumed with other arithmetic or another
-    source of its model. Returns the result record (in process 0) and None, or None and the signal that stopped the run.
+    started at. `notes` are told at the start. With `quiet` the run is reported in its folder only. With `strict` a run
+    is not resumed with other arithmetic or another source of its model. Returns the result record (in process 0) and
+    None, or None and the signal that stopped the run.
     Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
     """
     started = time.time() if started is None else started
@@ -55,7 +57,8 @@ def fit(
     slower = session.emulation(train_set)
     if reduction.process != 0:
         return _fit(session, train_set, None, asked, started)
-    with closing(Keeper(session, path, probed, resume=resume, numbered=numbered, to_stderr=to_stderr)) as keeper:
+    keeper = Keeper(session, path, probed, resume=resume, numbered=numbered, to_stderr=to_stderr, quiet=quiet)
+    with closing(keeper):
         try:
             keeper.notes += [*notes, *([slower] if slower else [])]
             if resume:

@@ -1,7 +1,5 @@
 """Keeper: process 0's hold on the run folder, and all that is written there."""
 
-import json
-import os
 import shlex
 import sys
 import time
@@ -9,16 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
-
 from lockstep import checkpoint
+from lockstep.classifier_file import save_classifier
 from lockstep.data.dataset import Dataset
 from lockstep.environment import changes, describe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.evaluate import Evaluation
-from lockstep.files import append, flush, share
+from lockstep.files import append
 from lockstep.report import console
 from lockstep.report.events import Listener
 from lockstep.report.log import Log
@@ -41,7 +36,7 @@ class Keeper:
     """
 
     def __init__(
-        self, session: Session, path: Path, probed: str, *, resume: bool, numbered: bool, to_stderr: bool
+        self, session: Session, path: Path, probed: str, *, resume: bool, numbered: bool, to_stderr: bool, quiet: bool
     ) -> None:
         """Make the run's folder, or take over the one that is there. `probed` is what `session.probe` found."""
         self._session = session
@@ -56,7 +51,7 @@ class Keeper:
             self._check_data()
             self._earlier = self.run.read("environment.json") or []
         else:
-            self.run = Run.create(path, recipe, numbered)
+            self.run = Run.create(path, recipe, numbered, self.notes.append)
         self._here = {
             "processes": session.reduction.processes,
             "data": str(placement.data) if placement.data else None,
@@ -67,7 +62,7 @@ class Keeper:
         self.saver = Saver(self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s)
         stream = sys.stderr if to_stderr else sys.stdout
         self.listeners: list[Listener] = [
-            console.for_stream(stream, placement.log_every),
+            *([] if quiet else [console.for_stream(stream, placement.log_every)]),
             console.Plain(append(self.run.log), placement.log_every),
             MetricsFile(self.run.metrics, placement.log_every),
         ]
@@ -141,7 +136,7 @@ class Keeper:
         """
         session = self._session
         checkpoint.clear_ahead(self.run.checkpoints, session.state.step)
-        self.run.forget_ahead(session.state.step)
+        self.run.forget_ahead(session.state.step, self.notes.append)
         self.run.write("environment.json", [*self._earlier, {"step": session.state.step, **self._here}])
         lines = describe(
             session.recipe,
@@ -222,8 +217,7 @@ class Keeper:
     def finish(self, log: Log, evaluated: dict[str, Evaluation], memory: list[int], started: float) -> dict[str, Any]:
         """Write the model and the result, and say where they are."""
         session, recipe = self._session, self._session.recipe
-        classes = session.splits["train"].classes
-        _save_model(self.run.model, session, classes)
+        save_classifier(self.run.model, session)
         best = next(iter(evaluated.values()))
         views = {"accuracy_one_view": best.summary()["accuracy_one_view"]} if recipe.test_views != "one" else {}
         result = {
@@ -288,32 +282,3 @@ class Keeper:
                     f"(its sha256 differs): give the same files as --data to resume",
                     DATA,
                 )
-
-
-def _save_model(path: Path, session: Session, classes: tuple[str, ...]) -> None:
-    """Write the classifier: float32 weights by name, and what is needed to use them in the metadata, as JSON.
-
-    One metadata key, `lockstep`: safetensors writes several in no fixed order.
-    """
-    recipe = session.recipe
-    facts = {
-        "model": recipe.model,
-        "model_options": recipe.model_options,
-        "classes": classes,
-        "image_shape": list(session.splits["train"].images.shape[1:]),
-        "preprocessing": recipe.augmentation.model_dump(mode="json"),
-        "test_views": recipe.test_views,
-        "weights": "ema" if session.state.ema is not None else "raw",
-        "recipe_digest": recipe.digest(),
-    }
-    tensors: dict[str, Tensor] = {**session.state.evaluated, **session.state.buffers}
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        save_file({k: t.detach().cpu().clone() for k, t in tensors.items()}, temporary, {"lockstep": json.dumps(facts)})
-        share(temporary)
-        flush(temporary)
-        temporary.replace(path)
-        flush(path.parent)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise error if isinstance(error, OSError) else OSError(str(error)) from error

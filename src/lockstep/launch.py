@@ -5,6 +5,7 @@ with the job in a file, and waits; it has no need of torch, whose import would b
 outer launch (torchrun, srun, mpirun) each process finds the launcher's variables and joins.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep import numerics
@@ -36,7 +38,7 @@ def launch(job: Job) -> int:
     _check_count(job.placement, world)
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
     if "synthetic" not in job.modes:
-        with handled_by(leave):
+        with handled_by(leave), _silenced(job.quiet):
             ensure(job.recipe.dataset, job.placement.data)
     processes = 1 if world.joined else _count(job.recipe, job.placement)
     return work(job, world) if processes == 1 else _start(job, processes)
@@ -49,6 +51,16 @@ def _check_count(placement: Placement, world: World) -> None:
             f"--processes {placement.processes}, but {world.launcher} started {world.processes}: leave out --processes "
             f"under an outer launch, which says how many there are"
         )
+
+
+@contextlib.contextmanager
+def _silenced(quiet: bool) -> Iterator[None]:
+    """Have the download that `ensure` may make say nothing, if `quiet`; errors are raised, not printed."""
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
 
 
 def _count(recipe: Recipe, placement: Placement) -> int:

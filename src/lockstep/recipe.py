@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
 from lockstep.errors import LockstepError, unknown
@@ -18,12 +19,30 @@ from lockstep.settings import Settings, choose
 
 S = TypeVar("S", bound=Settings)
 
+NAME_RULE = "give letters, digits, dots, dashes and underscores, no dot first"
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_OWN_MODEL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def plain_name(name: str) -> str:
+    """`name`, which is part of a run's folder. Raises: ValueError if it might name another folder."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(NAME_RULE)
+    return name
+
+
+_SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def _full_name(precision: Any) -> Any:
+    return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
+
 
 class Recipe(Settings):
     """All that can change a bit of the result.
 
     Attributes:
-        name: what the recipe is called.
+        name: what the recipe is called: letters, digits, dots, dashes and underscores, no dot first.
         dataset: a name in DATASETS.
         held_out: training images that are left out of training, which is evaluated on them instead of the test images:
             for choosing settings, so that the test images (`lockstep eval RUN --split test`) still judge what was
@@ -44,9 +63,10 @@ class Recipe(Settings):
         freeze: name of a layer or parameter -> the part of the run after which it is trained no more. The backward pass
             ends before layers at the input that are frozen, which saves its time.
         ema: the average of the parameters, or None.
-        precision: what towers compute in; weights, optimizer state, average and reduction are always float32. With
-            float16 the loss is scaled, by a power of two that follows the gradients (optim/scale.py). "auto" becomes
-            bfloat16 or float32 when a run is created, by what its hardware computes fast (precision.py).
+        precision: what towers compute in (also as fp32, bf16 or fp16); weights, optimizer state, average and reduction
+            are always float32. With float16 the loss is scaled, by a power of two that follows the gradients
+            (optim/scale.py). "auto" becomes bfloat16 or float32 when a run is created, by what its hardware computes
+            fast (precision.py).
         compile: have torch compile the network, in every process at its start: for GPUs, where that takes a minute and
             makes steps faster. On a CPU it takes as long and gains nothing. Needs a C compiler.
         threads_per_tower: CPU threads a tower computes on (a sum over two threads is another sum).
@@ -55,7 +75,7 @@ class Recipe(Settings):
         exact: False gives up equal bits, for reductions and kernels that do not keep them.
     """
 
-    name: str
+    name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
     held_out: int = Field(0, ge=0)
     model: str
@@ -74,7 +94,7 @@ class Recipe(Settings):
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     ema: EMA | None = None
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
     compile: bool = False
     threads_per_tower: int = Field(1, ge=1)
     eval_batch: int = Field(500, ge=1)
@@ -85,7 +105,7 @@ class Recipe(Settings):
     def _consistent(self) -> "Recipe":
         if self.dataset not in DATASETS:
             raise ValueError(unknown("data set", self.dataset, DATASETS))
-        if self.model not in MODELS and ":" not in self.model:
+        if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
@@ -143,8 +163,12 @@ class Recipe(Settings):
         return [f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in keys if mine.get(k) != theirs.get(k)]
 
     def toml(self) -> str:
-        """The recipe as a TOML file that can be trained; settings that are None are left out."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        """The recipe as a TOML file that can be trained; settings that are None are left out.
+
+        It is safe to print: what does not print is in its strings alone, and written there as TOML's escapes.
+        """
+        text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
 
 
 def _stated(settings: Settings) -> dict[str, Any]:

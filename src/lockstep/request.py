@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.errors import LockstepError
 from lockstep.overrides import make, read_file
 from lockstep.precision import on_gpu, resolve
-from lockstep.recipe import Recipe, dotted
+from lockstep.recipe import Recipe, dotted, plain_name
 from lockstep.recipes import RECIPES, named
 from lockstep.run import Run, fresh_path, newest, refuse_existing
 from lockstep.world import World
@@ -106,6 +106,7 @@ def is_first_process() -> bool:
 
 
 def _plain(name: str) -> str:
-    if Path(name).name != name or name.startswith("."):
-        raise LockstepError(f"--name {name!r}: give a plain name without slashes; --runs says the folder it is in")
-    return name
+    try:
+        return plain_name(name)
+    except ValueError as error:
+        raise LockstepError(f"--name {name!r} is no plain name: {error}; --runs says the folder it is in") from None

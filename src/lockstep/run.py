@@ -7,13 +7,24 @@ import contextlib
 import fcntl
 import json
 import os
+import re
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import open_lock, replace
 from lockstep.recipe import Recipe, validated
+
+# What a run makes before its first step, as paths in its folder.
+_FIRST_FOLDERS = re.compile(r"tb|checkpoints(/(step-0{9}|\.writing-0{9}-\d+))?")
+_FIRST_FILES = re.compile(
+    r"\.lock|(recipe|environment)\.json|\.(recipe|environment)\.json-\d+|metrics\.jsonl|log\.txt"
+    r"|tb/events\.out\.tfevents\.[^/]+"
+    r"|checkpoints/(step-0{9}|\.writing-0{9}-\d+)/(state\.safetensors|manifest\.json)"
+)
 
 
 class Run:
@@ -30,10 +41,13 @@ class Run:
         self._lock: IO[str] | None = None
 
     @staticmethod
-    def create(path: Path, recipe: Recipe, numbered: bool = False) -> "Run":
+    def create(
+        path: Path, recipe: Recipe, numbered: bool = False, note: Callable[[str], None] = lambda text: None
+    ) -> "Run":
         """A new folder at `path`, or if that is taken and the name is `numbered`, at the next free number.
 
-        Raises: LockstepError if there is something already, or it cannot be written.
+        The folder of a run that was stopped before its first step is emptied and used, and `note` is told.
+        Raises: LockstepError if there is something else already, or it cannot be written.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,14 +58,37 @@ class Run:
                 except FileExistsError:
                     if not numbered:
                         refuse_existing(path)
+                        break
                     path = fresh_path(path.parent, path.name.rpartition("-")[0])
             run = Run(path)
-            run.checkpoints.mkdir()
-            run.write("recipe.json", recipe.model_dump(mode="json"))
+            run.lock()  # before anything is written: of two programs that start anew in one folder, one gets it
+            try:
+                run._empty(note)
+                run.checkpoints.mkdir()
+                run.write("recipe.json", recipe.model_dump(mode="json"))
+            except BaseException:
+                run.unlock()
+                raise
         except OSError as error:
             raise LockstepError(f"cannot write the run folder {path}: {error.strerror}", ENVIRONMENT) from None
-        run.lock()
         return run
+
+    def _empty(self, note: Callable[[str], None]) -> None:
+        """Delete what a run left that never made a step, and tell `note`. This program holds the lock.
+
+        recipe.json stays until it is replaced, so that a watcher always finds one.
+        """
+        found = [path for path in self.path.iterdir() if path.name not in (".lock", "recipe.json")]
+        if not found and not (self.path / "recipe.json").exists():
+            return
+        if not _has_no_step(self.path):  # another program trained here since this one looked
+            raise _exists(self.path)
+        for path in found:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        note(f"{self.path} was stopped before its first step: started anew")
 
     @staticmethod
     def open(path: Path) -> "Run":
@@ -95,6 +132,7 @@ class Run:
                 time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.unlock()
             raise LockstepError(
                 f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
             ) from None
@@ -102,12 +140,14 @@ class Run:
             raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
 
     def is_held(self) -> bool:
-        """Whether a program is training here now."""
-        with (self.path / ".lock").open() as lock:
-            try:
+        """Whether a program is training here now. A copy of a run may have no lock file: nobody trains there."""
+        try:
+            with (self.path / ".lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
         return False
 
     def unlock(self) -> None:
@@ -129,34 +169,82 @@ class Run:
 
     def evaluations(self, step: int) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl on evaluations after `step` updates."""
-        rows = map(json.loads, self.metrics.read_text().splitlines()) if self.metrics.is_file() else ()
+        lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ()
+        rows = [row for line in lines if (row := _row(line)) is not None]
         return [row for row in rows if row["kind"] == "evaluation" and row["step"] == step]
 
-    def forget_ahead(self, step: int) -> None:
-        """Drop the metrics of steps a resumed run will do again: those after `step` updates."""
+    def forget_ahead(self, step: int, note: Callable[[str], None] = lambda text: None) -> None:
+        """Drop the metrics of steps a resumed run will do again: those after `step` updates.
+
+        Drop damaged lines, too, and tell `note`: the last one of a killed run, or what a disk or an editor did.
+        """
         if not self.metrics.is_file():
             return
-        kept = []
-        for line in self.metrics.read_text().splitlines(keepends=True):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # the last line of a run that was killed
-            if row["step"] < step + (row["kind"] == "evaluation"):
-                kept.append(line)
+        kept, damaged = [], []
+        for number, line in enumerate(self.metrics.read_bytes().splitlines(), start=1):
+            row = _row(line)
+            if row is None:
+                damaged.append(str(number))
+            elif row["step"] < step + (row["kind"] == "evaluation"):
+                kept.append(line + b"\n")
+        if damaged:
+            lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
+            note(f"{self.metrics}: {lines} damaged and dropped")
         temporary = self.metrics.with_suffix(".rewriting")
-        temporary.write_text("".join(kept))
+        with temporary.open("wb") as file:
+            file.write(b"".join(kept))
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(self.metrics)
+        _flush(self.path)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or None if it is damaged."""
+    try:
+        row = json.loads(line)
+        whole = isinstance(row["step"], int)
+        if row["kind"] == "evaluation":
+            whole = whole and all(isinstance(row[name], str) for name in ("split", "weights"))
+            whole = whole and all(isinstance(row[name], float | int) for name in ("accuracy", "loss"))
+        return row if whole else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk keep the names in `folder`."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise a LockstepError if there is anything at `path`."""
-    if path.exists():
-        name = path.name
-        raise LockstepError(
-            f"{path} exists, and a run is never overwritten: continue it with --resume, or choose another --name "
-            f"than {name}"
-        )
+    """Raise a LockstepError if there is anything at `path` but a run that nobody trains and that never made a step."""
+    if os.path.lexists(path) and (not _has_no_step(path) or Run(path).is_held()):
+        raise _exists(path)
+
+
+def _exists(path: Path) -> LockstepError:
+    return LockstepError(
+        f"{path} exists, and a run is never overwritten: continue it with --resume, or choose another --name "
+        f"than {path.name}"
+    )
+
+
+def _has_no_step(path: Path) -> bool:
+    """Whether the folder at `path` is a run's, and holds only what a run makes before its first step."""
+    if path.is_symlink() or not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
+        return False
+    for found in path.rglob("*"):
+        name = found.relative_to(path).as_posix()
+        allowed = _FIRST_FOLDERS if found.is_dir() else _FIRST_FILES
+        if found.is_symlink() or not (found.is_dir() or found.is_file()) or not allowed.fullmatch(name):
+            return False
+    metrics = path / "metrics.jsonl"
+    return not metrics.is_file() or not metrics.read_bytes().strip()
 
 
 def fresh_path(runs: Path, stem: str) -> Path:

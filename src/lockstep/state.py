@@ -134,26 +134,36 @@ class State:
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
-        groups = {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
-        for group, members in groups.items():
-            named |= {f"{group}/{name}": t for name, t in members.items()}
+        named |= self._members()
         for name, parameter in self.parameters.items():
             slots = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
         return {name: t.detach() for name, t in named.items()}
 
+    def _members(self) -> dict[str, Tensor]:
+        """Parameters, buffers and averages, by the names they have in a checkpoint."""
+        groups = {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
+        return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors()` returned. Raises: LockstepError if it is of another model."""
+        """Take over what `tensors()` returned. Raises: LockstepError if its names or shapes are another model's."""
         own = {name for name in self.named() if not name.startswith("optimizer/")}
         if missing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
             raise LockstepError(f"the checkpoint is of another model: {', '.join(missing[:5])} differ", DATA)
+        members = self._members()
+        for name, tensor in members.items():
+            if (there := tensors[name].shape) != tensor.shape:
+                raise LockstepError(
+                    f"the checkpoint is of another model: {name} has shape {list(there)} in it, and "
+                    f"{list(tensor.shape)} in model {self._recipe.model}",
+                    DATA,
+                )
         self.step = int(tensors["step"])
         if self._scale is not None:
             self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
-        for group, members in {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}.items():
+        with torch.no_grad():
             for name, tensor in members.items():
-                with torch.no_grad():
-                    tensor.copy_(tensors[f"{group}/{name}"])
+                tensor.copy_(tensors[name])
         for key, tensor in tensors.items():
             kind, _, rest = key.partition("/")
             if kind == "optimizer":

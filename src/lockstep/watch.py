@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from lockstep import checkpoint
 from lockstep.checkpoint import Checkpoint
@@ -86,6 +87,14 @@ def evaluate_newest(evaluator: Evaluator, note: Note) -> Evaluated:
     if evaluator.is_first and found is None:
         raise _none_yet(evaluator.run)
     return evaluator(found)
+
+
+def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> Evaluated:
+    """Evaluate the checkpoint after `which` updates, or the best: that of the highest accuracy measured in training.
+
+    Raises: LockstepError if there is none such, or it is damaged.
+    """
+    return evaluator(_chosen(evaluator.run, which) if evaluator.is_first else None)
 
 
 def watch(evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[Evaluated], None], note: Note) -> None:
@@ -180,6 +189,26 @@ class _Watcher:
         if text not in self._noted:
             self._noted.add(text)
             self._note(text)
+
+
+def _chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+    while True:
+        there = checkpoint.steps(run.checkpoints)
+        if not there:
+            raise _none_yet(run)
+        have = f"there are those after {', '.join(map(str, sorted(there)))} steps"
+        try:
+            step = checkpoint.best_step(run.checkpoints) if which == "best" else which
+            if step is None:
+                raise LockstepError(
+                    f"--checkpoint best: no checkpoint of {run.path} was evaluated in training: {have}; "
+                    f"train with --eval-every N to know the best"
+                )
+            if step not in there:
+                raise LockstepError(f"--checkpoint {step}: {run.path} has no such checkpoint: {have}")
+            return checkpoint.read_step(run.checkpoints, step)
+        except FileNotFoundError:
+            continue  # training deleted one while we read: look again
 
 
 def _none_yet(run: Run) -> LockstepError:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep import numerics
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
+from lockstep import numerics, streams
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError, printable
 from lockstep.placement import Placement, check
 from lockstep.recipe import Recipe
 from lockstep.settings import Settings
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstep.reduce import Reduction
+    from lockstep.session import Session
 
 
 class Job(Settings):
@@ -42,9 +43,12 @@ class Job(Settings):
     strict: bool = False
     notes: tuple[str, ...] = ()
     json_output: bool = False
+    quiet: bool = False
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
     examples: int | None = None
+    checkpoint: int | Literal["best"] | None = None
+    save_model: Path | None = None
     watch: bool = False
     interval: float = 5.0
     once: bool = False
@@ -107,6 +111,7 @@ def _work(job: Job, world: World, asked: Asked) -> int:
             resume=job.resume,
             numbered=job.numbered,
             to_stderr=job.json_output,
+            quiet=job.quiet,
             strict=job.strict,
             notes=job.notes,
             asked=asked,
@@ -126,13 +131,14 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
 
     session = Session(job.recipe, job.placement, reduction, device)
     line = None
-    if reduction.process == 0 and sys.stderr is not None and sys.stderr.isatty():
+    if reduction.process == 0 and not job.quiet and sys.stderr.isatty():
         from lockstep.report.console import progress_on
 
         line = progress_on(sys.stderr)
 
     def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        if not job.quiet:
+            print(printable(text), file=sys.stderr, flush=True)
 
     evaluator = watch.Evaluator(
         session, job.path, split=job.split, weights=job.weights, examples=job.examples, strict=job.strict, note=note,
@@ -144,12 +150,14 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
             line.remove()  # stdout may be the same terminal
         if job.json_output:
             lines = [json.dumps(evaluated.record())]
+        elif job.quiet:
+            return
         elif job.watch:
             lines = [evaluation.precision_line(evaluated)]
         else:
             lines = [evaluation.summary_line(evaluated), "", *evaluation.table_lines(evaluated)]
         try:
-            print(*lines, sep="\n", flush=True)
+            print(*map(printable, lines), sep="\n", flush=True)
         except BrokenPipeError:  # as in `lockstep eval | head`
             from lockstep.report.console import discard
 
@@ -158,9 +166,25 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     if job.watch:
         watch.watch(evaluator, interval=job.interval, once=job.once, tell=tell, note=note)
         return
-    evaluated = watch.evaluate_newest(evaluator, note)
+    if job.checkpoint is None:
+        evaluated = watch.evaluate_newest(evaluator, note)
+    else:
+        evaluated = watch.evaluate_chosen(evaluator, job.checkpoint)
     if reduction.process == 0:
         tell(evaluated)
+        if job.save_model is not None:
+            _save_model(job.save_model, session, evaluated.weights)
+            note(f"the model after {evaluated.step} steps, {evaluated.weights} weights, is saved in {job.save_model}")
+
+
+def _save_model(path: Path, session: "Session", weights: str) -> None:
+    """Write the classifier that was evaluated. Raises: LockstepError."""
+    from lockstep.classifier_file import save_classifier
+
+    try:
+        save_classifier(path, session, weights)
+    except OSError as error:
+        raise LockstepError(f"--save-model {path}: cannot be written: {error}", ENVIRONMENT) from None
 
 
 def _device(torch: Any, placement: Placement, world: World) -> "torch.device":
@@ -193,6 +217,7 @@ def _reduction(job: Job, device: "torch.device", world: World) -> "Reduction":
 
 def main() -> None:
     """One started process: read the job, do its part, leave a report if it fails."""
+    streams.reserve()
     job = Job.model_validate_json(Path(sys.argv[1]).read_text())
     assert job.parent is not None
     assert job.reports is not None

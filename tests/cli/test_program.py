@@ -126,7 +126,7 @@ def test_a_model_of_ones_own(program, tmp_path):
 
 
 def test_version(program):
-    assert re.fullmatch(r"\d+\.\d+\.\d+\n", program("--version").stdout)
+    assert re.fullmatch(r"lockstep \d+\.\d+\.\d+\n", program("--version").stdout)
 
 
 def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):

@@ -91,7 +91,7 @@ def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["runs/none", "--watch"], ["runs/none is no folder"]),
+        (["runs/none", "--watch", "--once"], ["runs/none is no folder"]),
         ([".", "--watch", "--once"], ["not a run"]),
         (["runs/none", "--once"], ["--once is for --watch"]),
         (["runs/none", "--interval", "3"], ["--interval is for --watch"]),

@@ -37,7 +37,7 @@ def test_towers_keep_their_batch():
         ({"schedule": "stairs"}, "Allowed: constant, staircase, triangle"),
         ({"dataset": "cifar-10"}, "did you mean cifar10"),
         ({"model": "tutoral"}, "did you mean tutorial"),
-        ({"precision": "fp32"}, "'float32', 'bfloat16' or 'float16'"),
+        ({"precision": "fp8"}, "'float32', 'bfloat16' or 'float16'"),
         ({"lr": "fast"}, "recipe setting lr: got 'fast'"),
         ({"lr": float("nan")}, "recipe setting lr"),
         ({"seed": -1}, "recipe setting seed"),

@@ -3,7 +3,7 @@ import hashlib
 import pytest
 import torch
 
-from lockstep.errors import LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.overrides import make
 from lockstep.recipes import named
 from lockstep.state import State
@@ -92,3 +92,16 @@ def test_what_is_frozen_stays_with_its_slots_until_it_is_trained_again():
 def test_a_name_that_nothing_has_cannot_be_frozen(name):
     with pytest.raises(LockstepError, match="layer or parameter in freeze"):
         state(freeze={name: 0.5})
+
+
+@pytest.mark.parametrize("name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"])
+def test_a_checkpoint_with_other_shapes_is_refused_before_anything_is_taken_over(name):
+    s, tensors = state(), state(seed=1).tensors()
+    before = s.weights_sha256()
+    whole = tensors[name]
+    tensors[name] = whole.flatten()[:1]  # which copy_ would broadcast
+    words = rf"{name} has shape \[1\] in it, and \{[*whole.shape]} in model digits"
+    with pytest.raises(LockstepError, match=words) as error:
+        s.load(tensors)
+    assert error.value.code == DATA
+    assert (s.weights_sha256(), s.step) == (before, 0)

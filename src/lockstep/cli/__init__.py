@@ -6,19 +6,21 @@ from typing import Annotated
 
 import typer
 
+from lockstep import streams
 from lockstep.cli.bench import bench
 from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
+from lockstep.cli.hints import HintingCommand, HintingGroup
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
-from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError
+from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 
 app = typer.Typer(
     name="lockstep",
+    cls=HintingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Train image classifiers synchronously on one or many devices, with one result.
 
@@ -31,17 +33,22 @@ Examples:
   lockstep eval runs/digits-1
   lockstep recipes
   lockstep data list
+  lockstep --install-completion                    names and options by the Tab key, in new shells
 
 \b
 Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 data, 4 environment or processes,
 130 Ctrl-C (saved), 143 SIGTERM (saved).""",
 )
 
-app.command(short_help="Train a classifier: a recipe, your own recipe file, or a run to continue.")(train)
-app.command("eval", short_help="Evaluate the newest checkpoint of a run.")(evaluate)
-app.command(short_help="Measure training speed, by number of processes, and take a step apart.")(bench)
-app.command(short_help="List the recipes with their measured results.")(recipes)
-app.command(short_help="Print a recipe, as a file that train takes.")(show)
+app.command(cls=HintingCommand, short_help="Train a classifier: a recipe, your own recipe file, or a run to continue.")(
+    train
+)
+app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a run, or each new one.")(evaluate)
+app.command(cls=HintingCommand, short_help="Measure training speed, by number of processes, and take a step apart.")(
+    bench
+)
+app.command(cls=HintingCommand, short_help="List the recipes with their measured results.")(recipes)
+app.command(cls=HintingCommand, short_help="Print a recipe, as a file that train takes.")(show)
 app.add_typer(data, name="data", short_help="Download, list and check data sets.")
 
 
@@ -50,18 +57,19 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         from importlib.metadata import version as installed
 
-        print(installed("lockstep"))
+        print(f"lockstep {installed('lockstep')}")
         raise typer.Exit
 
 
 def main() -> None:
     """The `lockstep` program: a user's mistake is one message and its exit code; a bug keeps its traceback (1)."""
+    streams.reserve()
     try:
-        app()
+        app(prog_name="lockstep")
     except LockstepError as error:
         sys.stdout.flush()
         if _tells(error.code):
-            print(f"lockstep: {error}", file=sys.stderr)
+            print(printable(f"lockstep: {error}", keep="\n"), file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(SIGNAL_BASE + signal.SIGINT)

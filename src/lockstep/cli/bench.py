@@ -34,7 +34,7 @@ def bench(
         bool, typer.Option("--independent", help="No exchange: every process trains for itself.")
     ] = False,
     tower_batch: Annotated[int | None, typer.Option(min=1, help="Images a step for each tower.")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (or fp32, bf16, fp16).")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change any setting of the recipe.")
     ] = None,

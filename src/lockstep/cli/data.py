@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.cli.hints import HintingCommand
 from lockstep.cli.options import Json
 from lockstep.errors import DATA, LockstepError, unknown
 
@@ -31,7 +32,7 @@ Examples:
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; `lockstep data list` has them.")]
 
 
-@app.command(short_help="Download a data set, unless it is here.")
+@app.command(cls=HintingCommand, short_help="Download a data set, unless it is here.")
 def fetch(
     name: Name,
     data: Annotated[
@@ -70,7 +71,7 @@ def fetch(
         print(f"{name} is in {place}")
 
 
-@app.command("list", short_help="List the data sets, and where they are.")
+@app.command("list", cls=HintingCommand, short_help="List the data sets, and where they are.")
 def list_(json_output: Json = False) -> None:
     """List the data sets: images, size of the download, and the folder they are in if they are here.
 
@@ -106,7 +107,7 @@ def list_(json_output: Json = False) -> None:
         print(f"{source.name:14} {source.images:7}  {download:>9}  {where if source.archives else 'in scikit-learn'}")
 
 
-@app.command(short_help="Verify the files of a data set.")
+@app.command(cls=HintingCommand, short_help="Verify the files of a data set.")
 def check(
     name: Name,
     data: Annotated[

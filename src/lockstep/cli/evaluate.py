@@ -1,13 +1,19 @@
 """lockstep eval."""
 
 import math
+import os
+import sys
+import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lockstep.cli.options import STARTED, Data, Device, Json
-from lockstep.errors import LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, printable
+
+if TYPE_CHECKING:
+    from lockstep.run import Run
 
 
 def evaluate(
@@ -22,8 +28,16 @@ def evaluate(
     examples: Annotated[
         int | None, typer.Option(metavar="N", help="Only the first N of the split. Default: all.")
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="best|STEP",
+            help="That after STEP steps, or that of the best accuracy in training (--eval-every). Default: the newest.",
+        ),
+    ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Evaluate each new checkpoint once, until the run has ended.")
+        bool,
+        typer.Option("--watch", help="Evaluate each new checkpoint once, until the run has ended; wait for its start."),
     ] = False,
     interval: Annotated[
         float | None, typer.Option(metavar="S", help="With --watch: seconds between looks. Default: 5.")
@@ -47,9 +61,22 @@ def evaluate(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a model whose code has changed since it was trained.")
     ] = False,
+    save_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the model that was evaluated, as a finished run has it. A new file."),
+    ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="Print nothing but errors (and the record of --json): for --watch, whose record is in RUN/eval, for "
+            "--save-model, or where the exit code is enough.",
+        ),
+    ] = False,
     json_output: Json = False,
 ) -> None:
-    """Evaluate the newest whole checkpoint of a run: every example of a split exactly once,
+    """Evaluate a checkpoint of a run, the newest whole one by default: every example of a split exactly once,
     in the views the recipe names (test_views), not distorted.
 
     Says the accuracy, then for each class its examples, its accuracy and what it was taken for: its row of the
@@ -64,6 +91,7 @@ def evaluate(
       lockstep eval runs/digits-1
       lockstep eval runs/digits-1 --weights raw --split train --json
       lockstep eval runs/digits-1 --examples 100
+      lockstep eval runs/big --checkpoint best --save-model best.safetensors
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
@@ -79,7 +107,13 @@ def evaluate(
     interval = 5.0 if interval is None else interval
     if not 0 < interval < math.inf:
         raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
-    opened = Run.open(run)
+    if watch and (checkpoint is not None or save_model is not None):
+        option = "--checkpoint" if checkpoint is not None else "--save-model"
+        raise LockstepError(f"{option} is for one checkpoint, and --watch evaluates each: leave one of them out")
+    which = None if checkpoint is None else _which(checkpoint)
+    if save_model is not None:
+        _check_new(save_model)
+    opened = _awaited(run, interval, quiet) if watch and not once else Run.open(run)
     recipe = opened.recipe()
     if model is None:
         refuse_code(run, recipe)
@@ -90,7 +124,43 @@ def evaluate(
     fields = {"device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None)}
     job = Job(
         command="eval", recipe=recipe, placement=validated(Placement, fields), path=run,
-        weights=weights, split=split or recipe.tested_on, examples=examples, watch=watch, interval=interval, once=once,
-        strict=strict, json_output=json_output, started=STARTED,
+        weights=weights, split=split or recipe.tested_on, examples=examples, checkpoint=which, save_model=save_model,
+        watch=watch, interval=interval, once=once, strict=strict, json_output=json_output, quiet=quiet,
+        started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))
+
+
+def _which(text: str) -> int | Literal["best"]:
+    """The checkpoint that --checkpoint names."""
+    if text == "best":
+        return "best"
+    if not (text.isascii() and text.isdigit()):
+        raise LockstepError(f"--checkpoint {text!r}: give best, or the number of steps of a checkpoint, as in 1000")
+    return int(text)
+
+
+def _check_new(path: Path) -> None:
+    """Raise a LockstepError, before anything is computed, if --save-model cannot write a new file at `path`."""
+    from lockstep.request import is_first_process
+
+    if not is_first_process():
+        return
+    if os.path.lexists(path):
+        raise LockstepError(f"--save-model {path}: there is something already: give a new file, or move it away")
+    if not path.absolute().parent.is_dir():
+        raise LockstepError(f"--save-model {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
+
+
+def _awaited(path: Path, interval: float, quiet: bool) -> "Run":
+    """The run at `path` when it has begun, which may be later. Raises: LockstepError if there is a file."""
+    from lockstep.request import is_first_process
+    from lockstep.run import Run
+
+    said = quiet or not is_first_process()
+    while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
+        if not said:
+            print(printable(f"{path} has not begun, as it has no recipe.json: waiting"), file=sys.stderr, flush=True)
+        said = True
+        time.sleep(interval)
+    return Run.open(path)

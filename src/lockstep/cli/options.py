@@ -22,4 +22,7 @@ Device = Annotated[
     str,
     typer.Option("--device", help="auto (GPUs if there are any), cpu, cuda, or the GPUs to use, as in cuda:0,2."),
 ]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and the record of --json); log.txt has it all.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout and nothing else there.")]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.cli.options import Json
+from lockstep.errors import printable
 
 
 def recipes(json_output: Json = False) -> None:
@@ -51,7 +52,7 @@ def show(
     print(f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}")
     if run_path:
         done = f"accuracy {_accuracy(result)}, {result['steps']} steps" if result else "not complete"
-        print(f"# {run_path}: {done}")
+        print(printable(f"# {run_path}: {done}"))
     print(recipe.toml(), end="")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json, Processes
+from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet
 
 
 def train(
@@ -27,7 +27,7 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides weights, order, augmentation and dropout.")] = None,
     model: Annotated[str | None, typer.Option(help="A model's name, or package.module:function.")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (or fp32, bf16, fp16).")] = None,
     data: Data = None,
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's, numbered.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder the runs are in.")] = Path("runs"),
@@ -64,6 +64,7 @@ def train(
     profile: Annotated[
         str | None, typer.Option(metavar="steps=FIRST:END", help="Record the operators of these steps, as in 10:13.")
     ] = None,
+    quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
     """Train a classifier.
@@ -107,13 +108,15 @@ def train(
     recipe, chosen = fixed_precision(recipe, placement.device, path if resume else None)
     if resume and (result := result_of(path, recipe)) is not None:
         if is_first_process():
-            print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
-            print(json.dumps(result) if json_output else "", end="\n" if json_output else "")
+            if not quiet:
+                print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+            if json_output:
+                print(json.dumps(result))
         return
     if resume:
         placement = placement.model_copy(update={"data": data_of(path, placement.data)})
     job = Job(
         command="train", recipe=recipe, placement=placement, path=path, resume=resume, numbered=numbered,
-        strict=strict, notes=(chosen,) if chosen else (), json_output=json_output, started=STARTED,
+        strict=strict, notes=(chosen,) if chosen else (), json_output=json_output, quiet=quiet, started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job))

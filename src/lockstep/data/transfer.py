@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lockstep.data.catalog import Archive, Source
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, printable
 
 TIMEOUT_S = 30.0  # to connect, and between two parts of an answer
 _CHUNK_BYTES = 1 << 16
@@ -72,7 +72,7 @@ def no_room(error: OSError) -> bool:
 
 def say(message: str) -> None:
     """To the user, never to stdout: that is for what the command gives."""
-    print(f"lockstep: {message}", file=sys.stderr, flush=True)
+    print(f"lockstep: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def size(count: int) -> str:

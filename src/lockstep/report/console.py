@@ -11,6 +11,7 @@ import rich.live
 from rich.console import Console
 from rich.text import Text
 
+from lockstep.errors import printable
 from lockstep.report import lines
 from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
@@ -82,7 +83,7 @@ class Plain:
     def _print(self, *texts: str) -> None:
         with _still_training():
             try:
-                print(*texts, sep="\n", file=self._stream, flush=True)
+                print(*map(printable, texts), sep="\n", file=self._stream, flush=True)
             except BrokenPipeError:  # as in `lockstep train | head`
                 discard(self._stream)
 
@@ -182,7 +183,7 @@ class Live:
     def _print(self, *texts: str) -> None:
         with _still_training():
             for text in texts:
-                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _still_training() -> contextlib.suppress:

@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import printable
 from lockstep.evaluate import Evaluation
 
 _WIDE = 20  # classes whose confusion matrix still fits a screen
@@ -56,7 +57,7 @@ def table_lines(evaluated: Evaluated) -> list[str]:
     That is its row of the confusion matrix, or with many classes the three most frequent wrong predictions.
     """
     result = evaluated.result
-    names = [name if len(name) <= _NAME else name[: _NAME - 1] + "…" for name in evaluated.classes]
+    names = [name if len(name) <= _NAME else name[: _NAME - 1] + "…" for name in map(printable, evaluated.classes)]
     matrix = len(names) <= _WIDE
     rows = [["class", "examples", "accuracy", *(names if matrix else ["most often taken for"])]]
     for label, (name, examples, row) in enumerate(zip(names, result.class_examples, result.confusion, strict=True)):

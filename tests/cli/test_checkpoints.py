@@ -1,0 +1,147 @@
+"""Which checkpoint `lockstep eval` takes, what it saves of it, and a watcher that comes before the run."""
+
+import json
+import shutil
+import signal
+import time
+
+import pytest
+from tests.cli.test_mistakes import ENVIRONMENT, USAGE, contents, refused
+from tests.unit.test_checkpoint import flip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run with an evaluated checkpoint every 2 of its 10 steps, and its record."""
+    from tests.conftest import start
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    process = start(
+        "train", "--steps", 10, "--save-every", 2, "--eval-every", 2, "--keep", 9, "--processes", 1, "--name", "a",
+        "--json", cwd=folder,
+    )  # fmt: skip
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return folder / "runs/a", json.loads(out)
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of its own for each test."""
+    shutil.copytree(trained[0], tmp_path / "runs/a")
+    return tmp_path / "runs/a"
+
+
+def test_best_and_a_step_on_any_number_of_processes(program, run):
+    for which, processes in (("best", 2), (4, 1)):
+        done = program("eval", run, "--checkpoint", which, "--json", "--processes", processes)
+        record = json.loads(done.stdout)
+        manifest = run / f"checkpoints/step-{record['step']:09d}/manifest.json"
+        assert record["accuracy"] == json.loads(manifest.read_text())["accuracy"]
+        assert which in ("best", record["step"])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["last"], "--checkpoint 'last': give best, or the number of steps"),
+        (["-4"], "--checkpoint '-4': give best, or the number of steps"),
+        (["best", "--watch"], "--checkpoint is for one checkpoint, and --watch evaluates each"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_one_that_is_not(program, run, args, words):
+    refused(program("eval", "runs/a", "--checkpoint", *args), USAGE, words)
+
+
+def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, run, tmp_path):
+    whole = (run / "model.safetensors").read_bytes()
+    for name in ("model.safetensors", "result.json"):
+        (run / name).unlink()
+    before = contents(run)
+    done = program("eval", run, "--save-model", "mine.safetensors", "--processes", 2)
+    assert done.returncode == 0
+    assert done.stderr == "the model after 10 steps, ema weights, is saved in mine.safetensors\n"
+    assert (tmp_path / "mine.safetensors").read_bytes() == whole
+    assert contents(run) == before
+    refused(program("eval", run, "--save-model", "mine.safetensors"), USAGE, "there is something already")
+    assert (tmp_path / "mine.safetensors").read_bytes() == whole
+    refused(program("eval", run, "--save-model", "none/x"), ENVIRONMENT, "there is no folder none")
+    refused(program("eval", run, "--save-model", "x", "--watch"), USAGE, "--save-model is for one checkpoint")
+
+
+def test_the_model_of_another_checkpoint_and_of_the_raw_weights(program, run, tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    done = program("eval", run, "--checkpoint", 4, "--weights", "raw", "--save-model", "raw", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with safe_open(tmp_path / "raw", "pt") as file:
+        facts = json.loads(file.metadata()["lockstep"])
+    with safe_open(run / "model.safetensors", "pt") as file:
+        assert facts == json.loads(file.metadata()["lockstep"]) | {"weights": "raw"}
+    saved = load_file(run / "checkpoints/step-000000004/state.safetensors")
+    for name, tensor in load_file(tmp_path / "raw").items():
+        assert tensor.equal(saved[f"buffer/{name}" if "running" in name or "num_" in name else f"parameter/{name}"])
+
+
+def test_a_quiet_evaluation(program, run):
+    flip(run / "checkpoints/step-000000010/state.safetensors")  # of which a note would be
+    done = program("eval", run, "-q", "--json")
+    assert (json.loads(done.stdout)["step"], done.stderr) == (8, "")
+    done = program("eval", run, "-q", "--watch", "--once")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert json.loads((run / "eval/metrics.jsonl").read_text())["step"] == 8
+    refused(program("eval", "runs/none", "-q"), USAGE, "runs/none is no folder")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_quiet_run(program, tmp_path, processes):
+    options = ("train", "--steps", 3, "--processes", processes, "-q", "--name", "b")
+    done = program(*options, *(["--json"] if processes == 2 else []))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line)["steps"] for line in done.stdout.splitlines()] == [3] * (processes - 1)
+    log = (tmp_path / "runs/b/log.txt").read_text()
+    assert log.count("sec/batch)") == 2
+    assert "lockstep eval runs/b" in log
+    done = program("train", "runs/b", "--resume", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    refused(program(*options), USAGE, "runs/b exists")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_watcher_may_come_before_the_run(started, program, tmp_path, processes):
+    watcher = started("eval", "runs/b", "--watch", "--interval", 0.05, "--processes", processes, "--json")
+    assert watcher.stderr.readline() == "runs/b has not begun, as it has no recipe.json: waiting\n"
+    (tmp_path / "runs/b").mkdir(parents=True)
+    (tmp_path / "runs/b/.lock").touch()  # as of a run that is about to begin
+    time.sleep(0.5)
+    done = program("train", "--steps", 2, "--processes", 1, "--name", "b", "--json")
+    assert done.returncode == 0, done.stderr
+    out, err = watcher.communicate(timeout=120)
+    assert watcher.returncode == 0, err
+    assert "has not begun" not in err  # said once
+    assert json.loads(out.splitlines()[-1])["accuracy"] == json.loads(done.stdout)["accuracy"]["ema"]
+
+
+def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, program, tmp_path):
+    watcher = started("eval", "runs/b", "--watch", "--interval", 3600)
+    assert "waiting" in watcher.stderr.readline()
+    watcher.send_signal(signal.SIGINT)
+    out, err = watcher.communicate(timeout=60)
+    assert (watcher.returncode, out, err) == (130, "", "")
+    (tmp_path / "file").touch()
+    refused(program("eval", "file", "--watch"), USAGE, "file is no folder")
+
+
+def test_a_copied_run_without_its_lock_can_be_watched(started, run):
+    for name in (".lock", "result.json"):
+        (run / name).unlink()
+    watcher = started("eval", run, "--watch", "--interval", 0.05, "--json")
+    words = "waiting; --once does not"
+    while words not in watcher.stderr.readline():
+        assert watcher.poll() is None
+    (run / "result.json").write_text("{}")
+    out, err = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, err
+    assert [json.loads(line)["step"] for line in out.splitlines()] == [0, 2, 4, 6, 8, 10]

@@ -1,0 +1,144 @@
+"""Options of the programs we succeed, and our own written otherwise: one line that says what to write."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from tests.cli.test_mistakes import USAGE, refused
+
+from lockstep.cli.hints import hint
+from lockstep.overrides import make, parse
+from lockstep.recipes import named
+
+TRAIN = ["--towers", "--tower-batch", "--runs", "--data", "--steps", "--lr", "--log-every", "--log-placement"]
+TRAIN += ["--precision"]
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "shown", "words"),
+    [
+        ("--num_gpus 4", TRAIN, "--num_gpus 4", "--towers 4 ("),
+        ("--num_gpus 4", [], "--num_gpus 4", "lockstep train --towers 4 ("),
+        ("--num-gpus=4", TRAIN, "--num-gpus 4", "--towers 4 ("),
+        ("--num_gpus", TRAIN, "--num_gpus", "--towers N ("),
+        ("--num_gpus --lr 1", TRAIN, "--num_gpus", "--towers N ("),
+        ("--batch_size 64", TRAIN, "--batch_size 64", "--tower-batch 64 (batch_size was per GPU"),
+        ("--train_dir=/tmp/c/d", TRAIN, "--train_dir /tmp/c/d", "--runs /tmp/c --name d ("),
+        ("--train_dir d", TRAIN, "--train_dir d", "--runs . --name d ("),
+        ("--train_dir", TRAIN, "--train_dir", "--runs PARENT --name NAME ("),
+        ("--data_dir=a;b", TRAIN, "--data_dir a;b", "--data 'a;b' ("),
+        ("--max_steps 9", TRAIN, "--max_steps 9", "--steps 9"),
+        ("--num_steps 9", TRAIN, "--num_steps 9", "--steps 9"),
+        ("--learning_rate .1", TRAIN, "--learning_rate .1", "--lr .1"),
+        ("--log_frequency 5", TRAIN, "--log_frequency 5", "--log-every 5"),
+        ("--display_step 5", TRAIN, "--display_step 5", "--log-every 5"),
+        ("--log_device_placement", TRAIN, "--log_device_placement", "--log-placement"),
+        ("--log_device_placement digits", TRAIN, "--log_device_placement", "--log-placement"),
+        ("--log_device_placement=False", [], "--log_device_placement False", "lockstep train without --log-placement"),
+        ("--use_fp16 True", TRAIN, "--use_fp16 True", "--precision float16 ("),
+        ("--use_fp16=0", TRAIN, "--use_fp16 0", "--precision float32"),
+        ("--eval_interval_secs 60", ["--watch"], "--eval_interval_secs 60", "lockstep eval RUN --watch --interval 60"),
+        ("--run_once", ["--watch"], "--run_once", "lockstep eval RUN, without --watch"),
+        ("--run_once=false", ["--watch"], "--run_once false", "lockstep eval RUN --watch"),
+        ("--eval_data test", [], "--eval_data test", "lockstep eval RUN --split test"),
+        ("--eval_data=train_eval", [], "--eval_data train_eval", "lockstep eval RUN --split train"),
+        ("--num_examples 99", [], "--num_examples 99", "lockstep eval RUN --examples 99 ("),
+        ("--checkpoint_dir r/x", [], "--checkpoint_dir r/x", "lockstep eval r/x ("),
+        ("--eval_dir e", [], "--eval_dir e", "lockstep eval RUN --watch ("),
+    ],
+)
+def test_an_option_of_tensorflows_is_answered_with_ours(given, own, shown, words):
+    args = given.split()
+    said = hint(args[0].partition("=")[0], ["digits", *args], own)
+    assert said.startswith(f"{shown} is TensorFlow's: use {words}")
+    assert words.endswith("(") or said.endswith(words) or words in said
+
+
+def test_of_what_nobody_knows_nothing_is_said():
+    assert hint("--bacth", ["--bacth", "3"], TRAIN) is None
+    assert hint("--log_everything", [], TRAIN) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train", "--num_gpus", 4], "--num_gpus 4 is TensorFlow's: use --towers 4 ("),
+        (["train", "mnist", "--batch-size=64"], "--batch-size 64 is TensorFlow's: use --tower-batch 64 ("),
+        (["eval", "r", "--eval_interval_secs", 60], "use lockstep eval RUN --watch --interval 60"),
+        (["--num_gpus=4", "train"], "use lockstep train --towers 4 ("),
+        (["data", "fetch", "cifar10", "--data_dir", "/x"], "use --data /x ("),
+        (["train", "--log_every", 5], "no such option: --log_every: write --log-every"),
+        (["eval", "r", "--save_model=x"], "no such option: --save_model: write --save-model"),
+    ],
+)
+def test_in_one_line(program, args, words):
+    done = program(*args)
+    refused(done, USAGE, words)
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("lockstep: ")
+
+
+def test_our_own_options_are_ours():
+    """None of the names in the table is an option there is, in any command."""
+    from typer.main import get_command
+
+    from lockstep.cli import app
+    from lockstep.cli.hints import _ANSWERS
+
+    commands = [get_command(app)]
+    own = set()
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        own |= {name for parameter in command.params for name in parameter.opts}
+    assert {"--towers", "--checkpoint", "--synthetic", "--version"} <= own
+    assert own.isdisjoint(f"--{name.replace('_', '-')}" for name in _ANSWERS)
+    answers = [one for answer in _ANSWERS.values() for one in (answer if isinstance(answer, tuple) else (answer,))]
+    named_there = {option for answer in answers for option in re.findall(r"--[a-z-]+", answer)}
+    assert len(named_there) > 10
+    assert named_there <= own
+
+
+@pytest.mark.parametrize(("short", "full"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
+def test_short_names_of_a_precision(tmp_path, short, full):
+    from lockstep.request import recipe_of
+
+    start = named("digits").model_dump(mode="json")
+    (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nprecision = "{short}"\n')
+    recipes = [
+        recipe_of("digits", parse([f"precision={short}"], {}))[0],
+        recipe_of("digits", parse([], {"precision": short}))[0],
+        recipe_of(str(tmp_path / "mine.toml"), {})[0],
+    ]
+    for recipe in recipes:
+        assert recipe.precision == recipe.model_dump(mode="json")["precision"] == full
+        assert recipe.digest() == make(start, {"precision": full}).digest()
+        assert recipe == make(start, {"precision": full})
+
+
+def test_a_short_name_through_the_program(program, tmp_path):
+    done = program("train", "--precision", "bf16", "--steps", 1, "--name", "a", "--processes", 1)
+    assert done.returncode == 0, done.stderr
+    assert "computed in bfloat16" in done.stdout
+    assert json.loads((tmp_path / "runs/a/recipe.json").read_text())["precision"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("lockstep tra", ["train"]), ("lockstep train --summ", ["--summary-every"]), ("lockstep data f", ["fetch"])],
+)
+def test_a_shell_completes_commands_and_options(words, found):
+    place = {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    command = [sys.executable, "-m", "lockstep"]
+    done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == found
+
+
+def test_completion_is_offered(program):
+    shown = program("--help").stdout
+    assert "--install-completion" in shown
+    assert "Usage: lockstep " in shown
+    script = program("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1").stdout
+    assert "_LOCKSTEP_COMPLETE=complete_bash" in script

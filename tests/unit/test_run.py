@@ -1,0 +1,202 @@
+"""The run folder: which one may be used again, and metrics that a crash or a disk damaged."""
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+
+import pytest
+
+from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
+from lockstep.recipes import named
+from lockstep.run import Run, refuse_existing
+
+RECIPE = named("digits")
+NEVER_BEGAN = "was stopped before its first step: started anew"
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A run that was killed before its first step, with all that it may have made by then."""
+    run = Run.create(tmp_path / "a", RECIPE)
+    run.write("environment.json", [])
+    run.log.write_text("  recipe  digits\n")
+    run.metrics.touch()
+    run.summaries.mkdir()
+    (run.summaries / "events.out.tfevents.1700000000.host.1.000000").touch()
+    for name in ("step-000000000", ".writing-000000000-77"):
+        (run.checkpoints / name).mkdir()
+        (run.checkpoints / name / "state.safetensors").touch()
+    (run.path / ".environment.json-77").touch()
+    run.unlock()
+    return run.path
+
+
+def contents(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def refused(path, code=USAGE, words="exists, and a run is never overwritten"):
+    """Both who asks first and who creates refuse, and nothing is changed."""
+    before = contents(path)
+    if code == USAGE:
+        with pytest.raises(LockstepError, match=words):
+            refuse_existing(path)
+    with pytest.raises(LockstepError, match=words) as error:
+        Run.create(path, RECIPE, note=pytest.fail)
+    assert error.value.code == code
+    assert contents(path) == before
+
+
+def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped):
+    notes = []
+    refuse_existing(stopped)
+    run = Run.create(stopped, named("mnist"), note=notes.append)
+    assert notes == [f"{stopped} {NEVER_BEGAN}"]
+    assert run.recipe() == named("mnist")
+    assert sorted(path.name for path in stopped.rglob("*")) == [".lock", "checkpoints", "recipe.json"]
+    run.unlock()
+
+
+def test_one_that_was_killed_before_it_wrote_its_recipe_does_not_either(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/.lock").touch()
+    Run.create(tmp_path / "a", RECIPE, note=pytest.fail).unlock()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "result.json", "model.safetensors", "notes.txt", "tb/mine.txt", "checkpoints/notes.txt", "eval/metrics.jsonl",
+        "profile/operators-0-3.txt", "checkpoints/step-000000001/manifest.json", "checkpoints/mine/manifest.json",
+        "checkpoints/step-000000000/mine", "checkpoints/damaged-step-000000000/manifest.json", "sub/recipe.json",
+    ],
+)  # fmt: skip
+def test_a_folder_with_anything_else_is_refused(stopped, name):
+    (stopped / name).parent.mkdir(exist_ok=True)
+    (stopped / name).write_text("mine")
+    refused(stopped)
+
+
+def test_nor_one_with_a_step_a_link_an_empty_folder_or_nothing(stopped, tmp_path):
+    (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
+    refused(stopped)
+    (stopped / "metrics.jsonl").unlink()
+    (stopped / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    refused(stopped)
+    (stopped / "metrics.jsonl").unlink()
+    (stopped / "mine").mkdir()
+    refused(stopped)
+    (stopped / "mine").rmdir()
+    (tmp_path / "link").symlink_to(stopped)
+    refused(tmp_path / "link")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty")
+    (tmp_path / "file").touch()
+    with pytest.raises(LockstepError, match="never overwritten"):
+        refuse_existing(tmp_path / "file")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    with pytest.raises(LockstepError, match="never overwritten"):
+        refuse_existing(tmp_path / "nowhere")
+
+
+def test_nor_one_that_a_program_starts_in(stopped):
+    first = Run.create(stopped, RECIPE)
+    refused(stopped)
+    first.unlock()
+    Run.create(stopped, RECIPE).unlock()
+
+
+def test_a_program_that_comes_between_keeps_the_folder(stopped, monkeypatch):
+    """Who asked before the other began is refused by the lock, and touches nothing."""
+    monkeypatch.setattr("lockstep.run.refuse_existing", lambda path: None)
+    first = Run.create(stopped, RECIPE)
+    refused(stopped, ENVIRONMENT, "another program is training in")
+    first.unlock()
+    (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
+    before = contents(stopped)
+    with pytest.raises(LockstepError, match="never overwritten"):
+        Run.create(stopped, RECIPE, note=pytest.fail)
+    assert contents(stopped) == before
+
+
+def test_of_many_programs_one_starts_anew(stopped):
+    """Every thread opens the lock file itself, so the lock holds between them as between programs."""
+    barrier, won, errors = threading.Barrier(8), [], []
+
+    def program():
+        barrier.wait()
+        try:
+            won.append(Run.create(stopped, RECIPE))
+        except LockstepError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=program) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(errors)) == (1, 7), errors
+    assert won[0].recipe() == RECIPE
+    won[0].unlock()
+
+
+def test_a_copied_run_without_a_lock_file_is_not_held(stopped):
+    with (stopped / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert Run(stopped).is_held()
+    shutil.copytree(stopped, stopped.with_name("copy"), ignore=shutil.ignore_patterns(".lock"))
+    assert not Run(stopped.with_name("copy")).is_held()
+    assert not (stopped.with_name("copy") / ".lock").exists()
+
+
+def step(number):
+    return json.dumps({"kind": "step", "step": number, "loss": 0.5}).encode()
+
+
+def evaluation(number, **fields):
+    row = {"kind": "evaluation", "step": number, "split": "test", "weights": "raw", "accuracy": 0.5, "loss": 0.25}
+    return json.dumps(row | fields).encode()
+
+
+DAMAGED = [
+    b"\xff\xfe\x00", step(1)[:-7], b"[]", b"7", b'{"kind": "step"}', b'{"step": 1}', b'{"kind": "step", "step": "1"}',
+    evaluation(1, loss=None), evaluation(1, split=5), evaluation(1).replace(b"raw", b"r\xe4w"),
+    b'{"kind": "evaluation", "step": 1}', b"",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", DAMAGED)
+def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, bad):
+    run, good = Run(stopped), [step(0), evaluation(1), step(1), step(2), evaluation(2)]
+    run.metrics.write_bytes(b"\n".join([good[0], bad, *good[1:]]))
+    assert run.evaluations(1) == [json.loads(evaluation(1))]
+    notes = []
+    run.forget_ahead(1, notes.append)
+    assert notes == [f"{run.metrics}: line 2 was damaged and dropped"]
+    assert run.metrics.read_bytes() == b"\n".join(good[:2]) + b"\n"
+    run.forget_ahead(1, pytest.fail)
+
+
+def test_several_damaged_lines_are_one_note(stopped):
+    run, notes = Run(stopped), []
+    run.metrics.write_bytes(b"{\n" + step(0) + b"\n\x80\n")
+    run.forget_ahead(5, notes.append)
+    assert notes == [f"{run.metrics}: lines 1, 3 were damaged and dropped"]
+    assert run.metrics.read_bytes() == step(0) + b"\n"
+
+
+def test_rewritten_metrics_are_on_the_disk_before_they_take_the_old_ones_place(stopped, monkeypatch):
+    run, done = Run(stopped), []
+    run.metrics.write_bytes(step(0) + b"\n")
+    sync = os.fsync
+
+    def synced(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        done.append((os.path.basename(path), run.metrics.read_bytes()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    run.forget_ahead(0)
+    assert done == [("metrics.rewriting", step(0) + b"\n"), ("a", b"")]
