@@ -37,7 +37,7 @@ Examples:
 
 \b
 Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 data, 4 environment or processes,
-130 Ctrl-C (saved), 143 SIGTERM (saved).""",
+129 SIGHUP, 130 Ctrl-C, 143 SIGTERM (saved).""",
 )
 
 app.command(cls=HintingCommand, short_help="Train a classifier: a recipe, your own recipe file, or a run to continue.")(
