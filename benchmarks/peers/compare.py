@@ -4,8 +4,8 @@ MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two c
 two processes of one thread, TensorFlow with two towers in one process with the threads it chooses. The settings are
 the best of those tried once for each peer, and are in the record; XLA was slower than none.
 A program's figure is its median over the rounds; a round's is the median of its intervals, for Lockstep the mean rate
-of the run without its first five steps. Only equal precisions are divided. With --more the rounds are added to those of the record, so that they can be
-spread over times when the machine is quiet.
+of the run without its first five steps. Only equal precisions are divided. With --more the rounds are added to those
+of the record, so that they can be spread over times when the machine is quiet.
 """
 
 import argparse
@@ -127,7 +127,9 @@ def main() -> None:
     for name, figure in figures["images_per_s"].items():
         print(f"{name:22} {figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f})")
     for name, ratio in figures["lockstep_over"].items():
-        print(f"lockstep is {ratio['of_medians']:.2f} times as fast as {name} ({ratio['min']:.2f} to {ratio['max']:.2f})")
+        print(
+            f"lockstep is {ratio['of_medians']:.2f} times as fast as {name} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+        )
     save(f"peers-{args.model}", {**figures, "rounds": rounds, "programs": programs_run})
 
 
