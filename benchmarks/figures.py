@@ -1,5 +1,6 @@
 """From a record in benchmarks/results/ to a row of text: what `benchmarks.tables` is made of."""
 
+import hashlib
 import json
 import shlex
 from collections.abc import Iterable
@@ -16,6 +17,10 @@ from lockstep.recipe import Recipe
 from lockstep.recipes import named
 
 RECIPE_FLAGS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "precision")
+FIRST_SETTINGS = (
+    "augmentation", "batch", "dataset", "ema", "epochs", "eval_batch", "exact", "lr", "model", "name",
+    "optimizer", "precision", "schedule", "seed", "steps", "threads_per_tower", "towers", "weight_decay",
+)  # fmt: skip
 WEIGHTS = {"ema": "averaged weights", "raw": "raw weights"}
 COLUMNS = ("what", "result", "n", "range", "precision")
 
@@ -130,8 +135,26 @@ def recipe_state(record: str) -> str:
     then = found.get("result", found).get("digest")
     if then is None:
         return "the record has no digest of its recipe"
-    today = recipe_of(found["command"]).digest()
-    return "same recipe as today" if then == today else f"another recipe: digest `{then[:8]}`, today `{today[:8]}`"
+    recipe = recipe_of(found["command"])
+    if then == recipe.digest():
+        return "same recipe as today"
+    if then == first_digest(recipe):
+        return "same settings as today, by the digest of that time"
+    return f"another recipe: digest `{then[:8]}`, today `{recipe.digest()[:8]}`"
+
+
+def first_digest(recipe: Recipe) -> str | None:
+    """The digest as the oldest records have it: of all settings there were, also those at their default.
+
+    None if the recipe uses a setting that is newer.
+    """
+    newer = [name for name in Recipe.model_fields if name not in FIRST_SETTINGS]
+    if any(getattr(recipe, name) != Recipe.model_fields[name].default for name in newer):
+        return None
+    values = recipe.model_dump(mode="json", include=set(FIRST_SETTINGS))
+    if values["schedule"].pop("per_tower", False):
+        return None
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def recipe_of(command: str) -> Recipe:

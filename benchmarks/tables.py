@@ -57,7 +57,8 @@ def introduction() -> str:
 
 `python -m benchmarks.tables` writes this page from the records in `benchmarks/results/`, and a test compares the two.
 Do not edit it by hand. Above each table are the command that reproduces it, the machine and the record. "Same recipe as
-today" means that the record and today's code have the same digest of the recipe.
+today" means that the record and today's code have the same digest of the recipe. The oldest records have a digest of
+another kind: of all settings, also those at their default.
 
 A result is the median of n measurements, or the only one, unless it says otherwise. Range is the least to the most.
 AMD EPYC is Zen 4 (AVX-512 with bfloat16, no AMX). Intel Xeon has AVX-512 and AMX. Both are shared machines, and the
@@ -243,8 +244,8 @@ Target for two processes over one: {target} times. Missed.
 
 Measured before convolution, pool and ReLU became one operation (same model, other low-order bits, slower). Exact `tree`
 costs {cost["allreduce"]} of the throughput of the backend's `allreduce`, and {cost["bare loop"]} of that of a bare
-PyTorch loop. TensorBoard summaries every 100 steps, the default, cost {COST.of(summaries["cost"])} of the throughput of no
-summaries. These are ratios of medians.
+PyTorch loop. TensorBoard summaries every 100 steps, the default, cost {COST.of(summaries["cost"])} of the throughput
+without summaries. These are ratios of medians.
 
 {tables(*older)}
 """
@@ -295,8 +296,8 @@ dropout, in each program in its own way.
 
 The notebook's log states the last GPU's loss after the update of the step: {states}.
 The run {link(MNIST)} (bfloat16, n 1) has, after as many updates, {same}.
-The loss of TensorFlow's program falls like that of Lockstep. So the notebook's log is slower, not Lockstep's arithmetic.
-Why it is slower is not known: its version of TensorFlow and its GPUs were not available.
+The loss of TensorFlow's program falls like that of Lockstep, so the notebook's log is slower, not Lockstep's
+arithmetic. Why it is slower is not known: its version of TensorFlow and its GPUs were not available.
 """
 
 
@@ -392,7 +393,7 @@ def place(record: str) -> str:
     cpu, cores = machine(record).split(", ")
     found = load(record)
     alone = found.get("result", found)["processes"] == 1
-    return f"{'one process' if alone else cores} on an {cpu}"
+    return f"one process on an {cpu}" if alone else f"{cores} of an {cpu}"
 
 
 def mean_loss(record: str, step: int) -> float:
