@@ -93,8 +93,8 @@ Their standard deviation is {deviation}. The settings were chosen on held-out tr
 The port keeps float32 weights under autocast to bfloat16. It uses two threads in one process and channels last. It took
 turns with seeds 4 to 6 of `cifar10`. `cifar10` takes {share} of the port's time. Target: half of it. Missed.
 
-The MNIST notebook's log states a test accuracy of {load("stated")["notebook"]["accuracy"]}: the mean of ten chunks'
-means. float16 has not been measured on CIFAR-10.
+The MNIST notebook's log states a test accuracy of {load("stated")["notebook"]["accuracy"]}, a mean of chunks' means.
+float16 has not been measured on CIFAR-10.
 """
 
 
@@ -283,7 +283,7 @@ def loss_of_mnist() -> str:
     return f"""## MNIST's loss over the first steps
 
 `lockstep train mnist` and [TensorFlow's program](../benchmarks/peers/tensorflow_mnist.py) (TensorFlow
-{theirs[0]["tensorflow"]}), both in float32 with 2 towers of 1,024 images; n {len(theirs)} and {len(ours)} seeds.
+{theirs[0]["tensorflow"]}), both in float32 with 2 towers of 1,024 images, n {len(ours)} seeds each.
 The loss of step n is the mean cross-entropy of that step's 2,048 images, under dropout, before the step's update: the
 weights have had n - 1 updates. A cell is the mean over the seeds and their range. The seed decides weights, order and
 dropout, in each program in its own way.
@@ -335,7 +335,12 @@ def headlines() -> str:
         (f"`mnist`, {mnist['steps']} steps: test accuracy", PERCENT.of(mnist["accuracy"]["raw"]), 1, MNIST),
         ratios("cifar10-tutorial", {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}),
         ratios("mnist", {"tensorflow": "TensorFlow"}),
-        ("throughput of the exact sum over `allreduce`", TIMES.of(exact["median"]), exact["n"], "overhead"),
+        (
+            "throughput with the exact sum, two processes",
+            f"{TIMES.of(exact['median'])} `allreduce`",
+            exact["n"],
+            "overhead",
+        ),
     ]
     lines = [f"| {what} | {value} | {n} | {machine(record)} | {link(record, '')} |" for what, value, n, record in rows]
     return "\n".join([BEGIN, "| what | result | n | machine | record |", "|---|---|---|---|---|", *lines, END])
@@ -348,10 +353,12 @@ def ratios(model: str, programs: dict[str, str]) -> tuple[str, str, int, str]:
         title: [found[f"{program} {precision}"] for precision in ("float32", "bfloat16")]
         for program, title in programs.items()
     }
-    values = [f"{' / '.join(TIMES.bare(one['of_medians']) for one in pair)} ({title})" for title, pair in pairs.items()]
+    values = [
+        f"{' / '.join(TIMES.bare(one['of_medians']) for one in pair)} times {title}" for title, pair in pairs.items()
+    ]
     (n,) = {one["n"] for pair in pairs.values() for one in pair}
-    what = f"`{model}`, 2 towers: throughput over other programs, in float32 / bfloat16"
-    return what, f"{', '.join(values)} times", n, f"peers-{model}"
+    what = f"`{model}`, 2 towers: throughput in float32 / bfloat16"
+    return what, ", ".join(values), n, f"peers-{model}"
 
 
 def with_headlines(readme: str) -> str:

@@ -48,7 +48,7 @@ def test_accuracy_is_correct_over_examples_and_no_mean_of_chunks_means():
 
 @pytest.mark.parametrize(("towers", "tower_batch", "steps"), [(2, 24, 3), (4, 8, 5)])
 def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_path, towers, tower_batch, steps):
-    """In its result and in its metrics, as both are written; the test set in chunks of 100, of which the last is short."""
+    """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last one is short."""
     recipe = make(DIGITS, {"towers": towers, "tower_batch": tower_batch, "steps": steps, "eval_batch": 100})
     result, _ = fit(recipe, Placement(summary_every=0), Local(towers), CPU, path=tmp_path / "run", to_stderr=True)
     assert result == json.loads((tmp_path / "run/result.json").read_text())

@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import shutil
+import statistics
 
 import pytest
 from benchmarks import common, figures, tables
@@ -22,7 +23,7 @@ WITH_DIGEST = sorted({*RUN_RECORDS, "seeds-cifar10", "seeds-digits", "loss-mnist
 MEASUREMENT = re.compile(
     r"""\d\s?(?:images|examples)/s | \d\s?% | \d\.\d+\s?(?:s|ms|min|minutes|seconds|hours|h)\b | \d\s?MiB\b
     | \bin\s\d[\d,.]*\s?(?:s|ms|min|minutes|seconds|hours)\b | \d\s?(?:times|x)\s(?:as|the|its|that|faster|over)\b
-    | \bmedian\b | \bn\s?=?\s?\d | \b\d+\sseeds\b""",
+    | \(median\b | \bmedians?\s(?:of|over)\s\d | \bn\s?=?\s?\d | \b\d+\sseeds\b""",
     re.VERBOSE,
 )
 
@@ -202,6 +203,15 @@ def test_a_peer_without_lockstep_in_its_precision_is_not_divided():
     assert compare.summary(rounds)["lockstep_over"] == {
         "peer float32": {"of_medians": 2.0, "n": 1, "min": 2.0, "max": 2.0}
     }
+
+
+@pytest.mark.parametrize("recipe", ["cifar10", "digits"])
+def test_figures_over_seeds_are_those_of_the_runs(recipe):
+    found = figures.load(f"seeds-{recipe}")
+    for name, figure in found["figures"].items():
+        values = [run[name] for run in found["runs"]]
+        expected = {**common.spread(values), "mean": statistics.mean(values), "deviation": statistics.stdev(values)}
+        assert figure == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("record", RUN_RECORDS)
