@@ -3,6 +3,7 @@
 `lockstep train mnist` and benchmarks/peers/tensorflow_mnist.py, both in float32 with 2 towers of 1 024 images. The loss
 of step n (1, 2, ...) is the mean cross-entropy over the 2 048 images of that step, under dropout, before its update: by
 weights that have been updated n - 1 times. Weights, order and dropout follow the seed, in each program in its own way.
+The learning rate is constant, so these are also the first steps of a longer run.
 
 The record is written after every run, and a call makes only the runs that it lacks: a series can be made in parts.
 """
