@@ -4,8 +4,8 @@ MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two c
 two processes of one thread, TensorFlow with two towers in one process with the threads it chooses. The settings are
 the best of those tried once for each peer, and are in the record; XLA was slower than none.
 A program's figure is its median over the rounds; a round's is the median of its intervals, for Lockstep the mean rate
-of the run without its first five steps. With --more the rounds are added to those of the record, so that they can be
-spread over times when the machine is quiet.
+of the run without its first five steps. Only equal precisions are divided. With --more the rounds are added to those
+of the record, so that they can be spread over times when the machine is quiet.
 """
 
 import argparse
@@ -86,6 +86,24 @@ def refuse_without(python: str) -> None:
         )
 
 
+def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Each program's images/s over the `rounds`, and how many times as fast Lockstep is, for each other program.
+
+    A program is called "NAME PRECISION". Lockstep in a precision is divided by the others in that precision only:
+    the ratio of the medians, with n and the range of the ratios of single rounds.
+    """
+    figures = {name: spread([one[name] for one in rounds]) for name in rounds[0]}
+    ratios = {}
+    for name in figures:
+        program, _, precision = name.rpartition(" ")
+        ours = f"lockstep {precision}"
+        if program != "lockstep" and ours in figures:
+            by_round = spread([one[ours] / one[name] for one in rounds])
+            of_medians = figures[ours]["median"] / figures[name]["median"]
+            ratios[name] = {"of_medians": of_medians, **{key: by_round[key] for key in ("n", "min", "max")}}
+    return {"images_per_s": figures, "lockstep_over": ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
@@ -105,14 +123,14 @@ def main() -> None:
             record = run()
             rounds[-1][name], programs_run[name] = record.pop("rate"), record
             print(f"{name:22} {rounds[-1][name]:7.0f} images/s", flush=True)
-    figures = {name: spread([one[name] for one in rounds]) for name in runs}
-    ours = figures["lockstep bfloat16"]["median"]
-    ratios = {name: ours / figure["median"] for name, figure in figures.items()}
-    for name, figure in figures.items():
-        rate = f"{figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']})"
-        print(f"{name:22} {rate}: lockstep bfloat16 is {ratios[name]:.2f} times that")
-    summary = {"images_per_s": figures, "lockstep_bfloat16_over": ratios, "rounds": rounds, "programs": programs_run}
-    save(f"peers-{args.model}", summary)
+    figures = summary(rounds)
+    for name, figure in figures["images_per_s"].items():
+        print(f"{name:22} {figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f})")
+    for name, ratio in figures["lockstep_over"].items():
+        print(
+            f"lockstep is {ratio['of_medians']:.2f} times as fast as {name} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+        )
+    save(f"peers-{args.model}", {**figures, "rounds": rounds, "programs": programs_run})
 
 
 if __name__ == "__main__":

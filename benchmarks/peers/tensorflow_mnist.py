@@ -1,20 +1,22 @@
 """TensorFlow-Examples' multi-GPU MNIST on TensorFlow 2: the program `mnist` is measured against.
 
-Written from its specification: batches of 1 024 a tower from the first 55 000 images, three convolutions, dense
+Written from its specification: batches of 1 024 a tower from the 55 000 training images, three convolutions, dense
 layers without activation, 0.75 of their units dropped, Adam at 0.001 on the mean of the towers' gradients.
+With --losses N it prints the loss of the first N steps instead of the throughput.
 
 `DIR/bin/python -m benchmarks.peers.tensorflow_mnist --data FOLDER --towers 2`, where FOLDER holds the idx files and
 DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`).
 """
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report
+from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report, settings
 
 BATCH = 1024
 LAYERS = {
@@ -65,9 +67,19 @@ def tower_loss(weights: dict[str, Any], precision: str) -> Any:
     return loss
 
 
+def losses(step: Callable[[], list[Any]], count: int) -> list[float]:
+    """The loss of the first `count` steps, before each update: the mean over the towers' equal batches."""
+    return [float(tf.reduce_mean(tf.stack(step()))) for _ in range(count)]
+
+
 def main() -> None:
-    args = options(__doc__).parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--seed", type=int, help="of weights, order and dropout (default: another in each run)")
+    parser.add_argument("--losses", type=int, metavar="N", help="print the loss of the first N steps, and nothing else")
+    args = parser.parse_args()
     configure(args)
+    if args.seed is not None:
+        tf.keras.utils.set_random_seed(args.seed)
     source, initial = batches(args.data), tf.keras.initializers.GlorotUniform()
     weights = {name: tf.Variable(initial(shape)) for name, shape in LAYERS.items()}
     weights |= {f"{name} bias": tf.Variable(tf.zeros(shape[-1:])) for name, shape in LAYERS.items()}
@@ -76,7 +88,7 @@ def main() -> None:
     powers, loss = (tf.Variable(0.9), tf.Variable(0.999)), tower_loss(weights, args.precision)
 
     def update(*inputs: Any) -> Any:
-        value, gradients = mean_gradients(loss, list(inputs), parameters)
+        towers, gradients = mean_gradients(loss, list(inputs), parameters)
         for weight, gradient, (first, second) in zip(parameters, gradients, slots, strict=True):
             tf.raw_ops.ResourceApplyAdam(
                 var=weight.handle, m=first.handle, v=second.handle, beta1_power=powers[0], beta2_power=powers[1],
@@ -84,11 +96,15 @@ def main() -> None:
             )  # fmt: skip
         powers[0].assign(powers[0] * 0.9)
         powers[1].assign(powers[1] * 0.999)
-        return value
+        return towers
 
     compiled = tf.function(update, jit_compile=args.xla or None)
     everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))
-    report({"program": "tensorflow", "model": "mnist", **measure(args, everything, BATCH)})
+    if args.losses:
+        found = {"losses": losses(everything, args.losses), "settings": settings(args)}
+        report({"program": "tensorflow", "model": "mnist", **found, "versions": {"tensorflow": tf.__version__}})
+    else:
+        report({"program": "tensorflow", "model": "mnist", **measure(args, everything, BATCH)})
 
 
 if __name__ == "__main__":

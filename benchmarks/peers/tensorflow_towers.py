@@ -43,25 +43,33 @@ def cast(precision: str) -> Callable[[Any], Any]:
     return (lambda x: x) if precision == "float32" else (lambda x: tf.cast(x, tf.bfloat16))
 
 
-def mean_gradients(loss: Loss, batches: list[Any], variables: list[Any]) -> tuple[Any, list[Any]]:
-    """(last tower's loss, gradients averaged over the towers): towers do not depend on one another in the graph."""
+def mean_gradients(loss: Loss, batches: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+    """(each tower's loss, gradients averaged over the towers): towers do not depend on one another in the graph."""
     losses, gradients = [], []
     for images, labels in batches:
         with tf.GradientTape() as tape:
             losses.append(loss(images, labels))
         gradients.append(tape.gradient(losses[-1], variables))
-    return losses[-1], [tf.add_n(list(parts)) / len(batches) for parts in zip(*gradients, strict=True)]
+    return losses, [tf.add_n(list(parts)) / len(batches) for parts in zip(*gradients, strict=True)]
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the program was told, less where its data is."""
+    return {name: value for name, value in vars(args).items() if name != "data"}
 
 
 def measure(args: argparse.Namespace, step: Callable[[], Any], batch: int) -> dict[str, Any]:
-    """Images per second over `args.intervals` of `args.steps`; `batch` images a tower and step."""
+    """Images per second over `args.intervals` of `args.steps`; `batch` images a tower and step.
+
+    `step` returns each tower's loss; `last_loss` is the last tower's, as the originals print it.
+    """
     for _ in range(args.steps):
-        loss = step()
+        loss = step()[-1]
     rates = []
     for _ in range(args.intervals):
         started = time.perf_counter()
         for _ in range(args.steps):
-            loss = step()
+            loss = step()[-1]
         float(loss)
         rates.append(batch * args.towers * args.steps / (time.perf_counter() - started))
     return {
@@ -69,7 +77,7 @@ def measure(args: argparse.Namespace, step: Callable[[], Any], batch: int) -> di
             "n": len(rates), "median": statistics.median(rates), "min": min(rates), "max": max(rates)
         },
         "last_loss": float(loss),
-        "settings": {k: v for k, v in vars(args).items() if k != "data"},
+        "settings": settings(args),
         "versions": {"tensorflow": tf.__version__},
     }  # fmt: skip
 

@@ -92,13 +92,13 @@ def main() -> None:
     count, loss = tf.Variable(0.0), tower_loss(weights, args.precision)
 
     def update(*inputs: Any) -> Any:
-        value, gradients = mean_gradients(loss, list(inputs), parameters)
+        losses, gradients = mean_gradients(loss, list(inputs), parameters)
         decay = tf.minimum(0.9999, (1.0 + count) / (10.0 + count))
         for weight, gradient, shadow in zip(parameters, gradients, average, strict=True):
             weight.assign_sub(0.1 * gradient)
             shadow.assign_sub((1.0 - decay) * (shadow - weight))
         count.assign_add(1.0)
-        return value
+        return losses
 
     compiled = tf.function(update, jit_compile=args.xla or None)
     everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))

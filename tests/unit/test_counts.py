@@ -1,0 +1,62 @@
+"""Accuracy and examples of a run are counts: rows 51 and O-3 of docs/tutorial-parity.md, on runs made here."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.test_tower import parts
+from torch import nn
+
+from lockstep.data import digits
+from lockstep.data.dataset import Dataset
+from lockstep.evaluate import evaluate
+from lockstep.fit import fit
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+
+CPU = torch.device("cpu")
+MNIST = named("mnist").model_dump(mode="json")
+DIGITS = named("digits").model_dump(mode="json")
+
+
+def brightness(shape, classes):
+    """A network that answers with the value of its image, of one pixel in 0 to 9 of 255."""
+    layer = nn.Linear(1, classes)
+    values = torch.arange(classes, dtype=torch.float32)
+    layer.weight.data = 255 * values[:, None]  # the largest of v * c - c * c / 2 is that of c = v
+    layer.bias.data = -values.square() / 2
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def test_accuracy_is_correct_over_examples_and_no_mean_of_chunks_means():
+    """1 003 images in chunks of 100: all of the last chunk's three are right, of the others every fourth."""
+    labels = np.arange(1003) % 10
+    answers = np.where((np.arange(1003) % 4 == 0) | (np.arange(1003) >= 1000), labels, (labels + 1) % 10)
+    test_set = Dataset.of(answers.reshape(-1, 1, 1, 1).astype(np.uint8), labels, tuple("0123456789"))
+    model = "tests.unit.test_counts:brightness"
+    recipe = make(MNIST, {"model": model, "eval_batch": 100})
+    tower, state, _ = parts(recipe, (1, 1, 1))
+    result = evaluate(recipe, tower._network, state.parameters, {}, test_set, Local(2))
+    assert (result.correct, result.examples) == (253, 1003)
+    assert result.accuracy == result.summary()["accuracy"] == 253 / 1003
+    by_chunk = [(answers == labels)[start : start + 100].mean() for start in range(0, 1003, 100)]
+    assert np.mean(by_chunk) == pytest.approx(3.5 / 11)  # what the original would state
+
+
+@pytest.mark.parametrize(("towers", "tower_batch", "steps"), [(2, 24, 3), (4, 8, 5)])
+def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_path, towers, tower_batch, steps):
+    """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last one is short."""
+    recipe = make(DIGITS, {"towers": towers, "tower_batch": tower_batch, "steps": steps, "eval_batch": 100})
+    result, _ = fit(recipe, Placement(summary_every=0), Local(towers), CPU, path=tmp_path / "run", to_stderr=True)
+    assert result == json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["steps"], result["examples"]) == (steps, steps * towers * tower_batch)
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    found = [row for row in rows if row["kind"] == "evaluation"]
+    assert [row["weights"] for row in found] == ["ema", "raw"]
+    images = len(digits.load(None)["test"])
+    for row in found:
+        assert (row["examples"], row["accuracy"]) == (images, row["correct"] / images)
+        assert result["accuracy"][row["weights"]] == row["accuracy"]

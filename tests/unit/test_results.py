@@ -1,0 +1,231 @@
+"""Every published number is its record's: docs/results.md, README's headlines, the recipes' docstrings."""
+
+import inspect
+import json
+import re
+import shutil
+import statistics
+
+import pytest
+from benchmarks import common, figures, tables
+from benchmarks.peers import compare
+
+from lockstep.recipes import RECIPES
+from lockstep.schedule import Staircase
+
+RUN_RECORDS = [
+    tables.LONG, tables.FOUR_TOWERS, tables.MNIST, "digits-float16",
+    *(record for records in tables.BY_PRECISION.values() for record in records),
+]  # fmt: skip
+WITH_DIGEST = sorted({*RUN_RECORDS, "seeds-cifar10", "seeds-digits", "loss-mnist"})
+
+# What a measurement looks like. README may state defaults ("every 100 steps", "60 s"), but none of these by hand.
+MEASUREMENT = re.compile(
+    r"""\d\s?(?:images|examples)/s | \d\s?% | \d\.\d+\s?(?:s|ms|min|minutes|seconds|hours|h)\b | \d\s?MiB\b
+    | \bin\s\d[\d,.]*\s?(?:s|ms|min|minutes|seconds|hours)\b | \d\s?(?:times|x)\s(?:as|the|its|that|faster|over)\b
+    | \(median\b | \bmedians?\s(?:of|over)\s\d | \bn\s?=?\s?\d | \b\d+\sseeds\b""",
+    re.VERBOSE,
+)
+
+
+@pytest.fixture
+def records(monkeypatch, tmp_path):
+    """A copy of the records that a test may change, from which everything is rendered."""
+    folder = tmp_path / "results"
+    shutil.copytree(common.RESULTS, folder)
+    for module in (figures, tables):
+        monkeypatch.setattr(module, "RESULTS", folder)
+    return folder
+
+
+def change(folder, record, edit):
+    file = folder / f"{record}.json"
+    found = json.loads(file.read_text())
+    edit(found)
+    file.write_text(json.dumps(found))
+
+
+def by_hand(readme):
+    """Measurements in `readme` outside the generated headlines."""
+    before, rest = readme.split(tables.BEGIN)
+    return [text for part in (before, rest.split(tables.END)[1]) for text in MEASUREMENT.findall(part)]
+
+
+def test_the_page_is_what_the_records_give():
+    assert tables.DOCUMENT.read_text() == tables.document(), "run: python -m benchmarks.tables"
+
+
+def test_readmes_headlines_are_what_the_records_give():
+    readme = tables.README.read_text()
+    assert readme == tables.with_headlines(readme), "run: python -m benchmarks.tables"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipes_docstring_states_what_the_records_give(recipe):
+    stated = " ".join(inspect.getdoc(RECIPES[recipe]).split())
+    assert tables.measured(recipe) in stated, f"its docstring should say: {tables.measured(recipe)}"
+    before, after = stated.split(tables.measured(recipe))
+    assert not MEASUREMENT.search(before + after)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_measured_if_and_only_if_there_is_a_record(recipe):
+    recorded = {figures.recipe_of(figures.load(name)["command"]).name for name in WITH_DIGEST}
+    assert (tables.measured(recipe) == "Measured: not yet") == (recipe not in recorded)
+
+
+def test_a_number_that_is_not_its_records_is_found(records):
+    page, headlines, digits = tables.document(), tables.headlines(), tables.measured("digits")
+    change(records, "seeds-cifar10", lambda found: found["figures"]["total_s"].update(median=518.0))
+    change(records, "seeds-digits", lambda found: found["figures"]["accuracy"].update(min=0.5))
+    assert "518.0 s" not in page + headlines
+    assert "518.0 s" in tables.document()
+    assert "518.0 s" in tables.headlines()
+    assert tables.measured("digits") != digits
+
+
+def test_readme_states_no_measurement_by_hand():
+    assert by_hand(tables.README.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2,852 images/s", "94.01 %", "86% of the test images", "11.05 s in all", "trains in 520 s", "7.8 minutes",
+        "773 MiB a process", "1.47 times as fast", "2x the rate", "the median of 5", "n 5", "over 10 seeds",
+    ],
+)  # fmt: skip
+def test_a_measurement_by_hand_is_found(text):
+    readme = tables.README.read_text()
+    assert by_hand(f"{readme}\n{text}\n")
+    assert by_hand(f"{text}\n{readme}")
+
+
+@pytest.mark.parametrize("text", ["every 100 steps", "--timeout 60", "cifar10 on 1 to 4 processes", "saves every 30 s"])
+def test_a_default_is_no_measurement(text):
+    assert not MEASUREMENT.search(text)
+
+
+def captioned(page):
+    """(caption, its rows) for each table of figures in `page`."""
+    parts = page.split(f"| {' | '.join(figures.COLUMNS)} |\n")
+    captions = [part.rstrip().rsplit("\n", 1)[-1] for part in parts[:-1]]
+    tables_below = [part.split("\n\n", 1)[0].splitlines()[1:] for part in parts[1:]]
+    return [
+        (caption, [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines])
+        for caption, lines in zip(captions, tables_below, strict=True)
+    ]
+
+
+def incomplete(page):
+    """Figures of `page` that lack their command, machine, record, n, range or precision."""
+    found = []
+    for caption, rows in captioned(page):
+        head = re.fullmatch(r"(.+) on (.+, \d+ cores) \(\[(\S+)\]\(\.\./benchmarks/results/\3\.json\); .+\):", caption)
+        commands = r"`(lockstep|python -m benchmarks\.)[^`]+`"
+        known = head and (head[3] == "peers-cifar10" or re.fullmatch(commands, head[1]))
+        if not known or not (tables.ROOT / f"benchmarks/results/{head[3]}.json").is_file():
+            found.append(caption)
+        for cells in rows:
+            if len(cells) != 5 or not all(cells) or not re.fullmatch(r"[1-9]\d*", cells[2]):
+                found.append(cells)
+    return found
+
+
+def test_every_figure_has_command_machine_n_and_record():
+    page = tables.document()
+    assert sum(len(rows) for _, rows in captioned(page)) > 50
+    assert incomplete(page) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("`python -m benchmarks.start` on", "on"),
+        (" on AMD EPYC, 2 cores (", " ("),
+        ("| 5 | 0.98 to 1.02 |", "|  | 0.98 to 1.02 |"),
+        ("[start](../benchmarks/results/start.json)", ""),
+    ],
+)
+def test_a_figure_without_command_machine_n_or_record_is_found(old, new):
+    page = tables.document()
+    assert old in page
+    assert incomplete(page.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("record", WITH_DIGEST)
+def test_the_page_says_whether_a_records_recipe_is_todays(record):
+    found = figures.load(record)
+    then = found.get("result", found)["digest"]
+    recipe = figures.recipe_of(found["command"])
+    state = {
+        recipe.digest(): "same recipe as today", figures.first_digest(recipe): "same settings as today"
+    }.get(then, f"another recipe: digest `{then[:8]}`, today `{recipe.digest()[:8]}`")  # fmt: skip
+    captions = {line for line in tables.document().splitlines() if f"([{record}](" in line}
+    assert captions
+    assert all(f"{record}.json); {state}" in caption for caption in captions)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "changes"),
+    [
+        ("digits", "seeds-digits", {"lr": 0.3}),
+        ("cifar10-tutorial", tables.LONG, {"lr": 0.3}),  # a setting that the oldest digest covers, and one it does not
+        ("cifar10-tutorial", tables.LONG, {"label_smoothing": 0.1}),
+        ("cifar10-tutorial", tables.LONG, {"schedule": Staircase(decay=0.1, every_epochs=350.0, per_tower=True)}),
+    ],
+)
+def test_a_recipe_that_changes_is_told_from_its_record(monkeypatch, name, record, changes):
+    assert figures.recipe_state(record).startswith("same ")
+    changed = RECIPES[name]().model_copy(update=changes)
+    monkeypatch.setitem(RECIPES, name, lambda: changed)
+    assert figures.recipe_state(record).startswith("another recipe: digest `")
+    assert tables.DOCUMENT.read_text() != tables.document()
+
+
+def test_the_recipe_of_a_command_is_what_the_program_would_train():
+    recipe = figures.recipe_of("lockstep train cifar10-tutorial --precision bfloat16 --towers 4 --steps 30000 --seed 3")
+    assert (recipe.precision, recipe.towers, recipe.batch, recipe.steps, recipe.seed) == ("bfloat16", 4, 512, 30_000, 3)
+
+
+@pytest.mark.parametrize("model", ["cifar10-tutorial", "mnist"])
+def test_only_equal_precisions_are_divided(model):
+    found = figures.load(f"peers-{model}")
+    assert compare.summary(found["rounds"]) == {key: found[key] for key in ("images_per_s", "lockstep_over")}
+    assert set(found["lockstep_over"]) == {name for name in found["images_per_s"] if not name.startswith("lockstep")}
+    for name, ratio in found["lockstep_over"].items():
+        ours = found["images_per_s"][f"lockstep {name.split()[-1]}"]["median"]
+        assert ratio["of_medians"] == ours / found["images_per_s"][name]["median"]
+
+
+def test_a_peer_without_lockstep_in_its_precision_is_not_divided():
+    rounds = [{"lockstep float32": 4.0, "peer float32": 2.0, "peer bfloat16": 1.0}]
+    assert compare.summary(rounds)["lockstep_over"] == {
+        "peer float32": {"of_medians": 2.0, "n": 1, "min": 2.0, "max": 2.0}
+    }
+
+
+@pytest.mark.parametrize("recipe", ["cifar10", "digits"])
+def test_figures_over_seeds_are_those_of_the_runs(recipe):
+    found = figures.load(f"seeds-{recipe}")
+    for name, figure in found["figures"].items():
+        values = [run[name] for run in found["runs"]]
+        expected = {**common.spread(values), "mean": statistics.mean(values), "deviation": statistics.stdev(values)}
+        assert figure == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("record", RUN_RECORDS)
+def test_a_run_counted_every_example(record):
+    found = figures.load(record)
+    result, recipe = found["result"], figures.recipe_of(found["command"])
+    assert (result["steps"], result["examples"]) == (recipe.steps or result["steps"], result["steps"] * recipe.batch)
+    for row in found.get("evaluations", []):
+        assert (row["examples"], row["accuracy"]) == (10_000, row["correct"] / 10_000)
+
+
+def test_losses_of_mnist_are_of_as_many_seeds_of_each_program():
+    runs = figures.load("loss-mnist")["runs"]
+    for program in ("lockstep float32", "tensorflow float32"):
+        assert sorted(run["seed"] for run in runs[program]) == [0, 1, 2]
+        assert len({tuple(run["losses"]) for run in runs[program]}) == 3
+        assert all(len(run["losses"]) >= max(tables.CURVE_STEPS) for run in runs[program])
