@@ -42,11 +42,11 @@ def judged_on(images: int) -> tuple[object, ...]:
 
 
 def test_the_tutorial_learns_alike_on_1_and_2_processes_and_is_evaluated(trained, program, synthetic_data):
-    small = ("--towers", 2, "--tower-batch", 16, "--steps", 40, *judged_on(200))
+    small = ("--towers", 2, "--tower-batch", 16, "--steps", 60, *judged_on(200))
     one, losses = trained("cifar10-tutorial", "cifar10", *small, "--processes", 1, "--name", "one")
     two, again = trained("cifar10-tutorial", "cifar10", *small, "--processes", 2, "--name", "two")
     assert losses[0] == pytest.approx(4.676, abs=0.03)
-    assert sum(losses[-3:]) / 3 < losses[0] - 0.8
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.8
     assert one["accuracy"]["ema"] > 0.5
     assert (one["processes"], two["processes"]) == (1, 2)
     assert two["weights_sha256"] == one["weights_sha256"]
@@ -54,15 +54,15 @@ def test_the_tutorial_learns_alike_on_1_and_2_processes_and_is_evaluated(trained
     done = program("eval", "runs/one", "--split", "test", "--json", "--data", synthetic_data("cifar10"))
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (record["examples"], record["step"], record["weights"]) == (10_000, 40, "ema")
+    assert (record["examples"], record["step"], record["weights"]) == (10_000, 60, "ema")
     assert record["accuracy"] == pytest.approx(one["accuracy"]["ema"], abs=0.1)
 
 
 def test_mnist_learns_alike_on_1_and_2_processes_and_is_evaluated(trained, program, synthetic_data):
-    small = ("--tower-batch", 24, "--steps", 8, *judged_on(100))
+    small = ("--tower-batch", 24, "--steps", 12, *judged_on(100))
     one, losses = trained("mnist", "mnist", *small, "--processes", 1, "--name", "one")
     two, again = trained("mnist", "mnist", *small, "--processes", 2, "--name", "two")
-    assert one["loss"]["raw"] < losses[0] - 0.5  # of all units, where training drops three in four
+    assert sum(losses[-3:]) / 3 < losses[0] - 0.3
     assert one["accuracy"]["raw"] > 0.5
     assert (one["processes"], two["processes"]) == (1, 2)
     assert two["weights_sha256"] == one["weights_sha256"]
@@ -80,7 +80,7 @@ def test_cifar10_learns_on_growing_images(trained):
     result, losses = trained("cifar10", "cifar10", *small, "--processes", 2, "--name", "fast")
     assert losses[-1] < losses[0] - 0.8
     assert result["accuracy"]["raw"] > 0.8
-    assert result["accuracy_one_view"]["raw"] > 0.5
+    assert result["accuracy_one_view"] > 0.5
 
 
 def test_cifar100_has_100_classes(trained):
