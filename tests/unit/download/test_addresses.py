@@ -32,7 +32,7 @@ def test_https_comes_first_and_plain_http_only_where_the_page_says_so(source, ar
         assert f"`{base.split('/')[2]}`" in row
 
 
-def test_the_page_names_no_address_that_is_not_used():
+def test_each_exception_is_still_needed():
     used = {base for _, archive in ARCHIVES for base in archive.bases}
     assert used >= PLAIN
 
