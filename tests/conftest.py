@@ -2,8 +2,11 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ numerics.prepare(1)  # before torch is imported: tests that compare bits in this
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+
+from tests import synthetic  # noqa: E402
 
 numerics.configure(1, exact=True)
 
@@ -39,6 +44,21 @@ def real_data() -> Path:
     if not _REAL_DATA:
         pytest.skip("LOCKSTEP_DATA does not name the real data")
     return Path(_REAL_DATA).absolute()
+
+
+@pytest.fixture(scope="session")
+def synthetic_data(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
+    """synthetic_data(name) -> the folder of a data set in its official format, made by tests/synthetic.py."""
+    folder = tmp_path_factory.mktemp("synthetic")
+
+    @cache
+    def written(name: str) -> Path:
+        (folder / name).mkdir()
+        synthetic.WRITERS[name](folder / name)
+        return folder / name
+
+    yield written
+    shutil.rmtree(folder)  # up to 400 MB, which pytest would keep for three sessions
 
 
 def _outside() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A small convolutional network for 8x8 images, with batch norm and dropout: 31 000 parameters."""
+"""A small convolutional network with batch norm and dropout: 58 474 parameters for 8x8 grey and 10 classes."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -7,7 +7,10 @@ from lockstep.models.layers import at_least
 
 
 class Digits(nn.Module):
-    """Two 3x3 convolutions, each with batch norm, a pool, a third, then the mean over positions and the logits."""
+    """Three 3x3 convolutions, each with batch norm and a ReLU, then dropout and the logits.
+
+    A 2x2 max-pool follows the second convolution and the third. The features keep their positions: they are flattened.
+    """
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()

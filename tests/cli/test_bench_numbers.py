@@ -1,0 +1,45 @@
+"""A real bench whose right answer is known: of a network that sleeps, in processes that do not wait for a core."""
+
+import json
+
+import pytest
+
+STEP_S = 0.15
+
+SLEEPER = f"""
+import time
+from torch import nn
+
+class Sleeper(nn.Linear):
+    passes = 0
+
+    def forward(self, images):
+        self.passes += 1
+        time.sleep(1.0 if self.passes <= 2 else {STEP_S})  # the first steps are slow, as where kernels are chosen
+        return super().forward(images.flatten(1))
+
+def build(shape, classes):
+    return Sleeper(shape[0] * shape[1] * shape[2], classes)
+"""
+
+
+def test_two_sleepers_do_twice_as_much_as_one(program, tmp_path):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    done = program(
+        "bench", "digits", "--set", "model=sleeper:build", "--set", "weight_decay={}", "--processes", 2,
+        "--steps", 10, "--warmup", 4, "--table", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout)["records"]
+    for found, processes in ((one, 1), (two, 2)):
+        assert (found["processes"], found["batch"]) == (processes, 32 * processes)
+        assert STEP_S <= found["s_per_step"] < 1.5 * STEP_S  # no slow step is in it
+        assert found["images_per_s"] == pytest.approx(found["batch"] / found["s_per_step"])
+        assert STEP_S <= found["split"]["compute"] < 1.5 * STEP_S  # and it is computing that takes the time
+        assert found["split"]["data"] < 0.1 * STEP_S
+        assert 0 < found["images_per_s_error"] < 0.1 * found["images_per_s"]
+        assert 0 < found["images_per_s_jitter"] < 0.3 * found["images_per_s"]
+    assert (one["speed_up"], one["efficiency"]) == (1.0, 1.0)
+    assert two["speed_up"] == pytest.approx(two["images_per_s"] / one["images_per_s"])
+    assert 1.5 < two["speed_up"] < 2.2
+    assert two["efficiency"] == pytest.approx(two["speed_up"] / 2)

@@ -1,0 +1,99 @@
+"""Every recipe with a download, trained by the real program on files in the official format and size, made by a test.
+
+The images are no photographs, so what is learnt says nothing of accuracies; that it is learnt says that the whole way
+from the files to the weights works. Batches are small, and most runs are judged on few images, to take seconds.
+"""
+
+import json
+import shutil
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_runs_stay(tmp_path):
+    """A run of MNIST's network holds 400 MB, and pytest would keep it for three sessions."""
+    yield
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+
+
+@pytest.fixture
+def trained(program, synthetic_data, tmp_path):
+    """trained(recipe, data set, *flags) -> (result, losses of all steps, in training)."""
+
+    def run(recipe: str, dataset: str, *flags: object) -> tuple[dict, list[float]]:
+        data = synthetic_data(dataset)
+        quiet = ("--log-every", 1, "--summary-every", 0, "--keep", 1)
+        done = program("train", recipe, "--data", data, "--json", *quiet, *flags)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        folder = tmp_path / "runs" / flags[flags.index("--name") + 1]
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses = [row["loss"] for row in rows if row["kind"] == "step"]
+        assert len(losses) == result["steps"]
+        return result, losses
+
+    return run
+
+
+def judged_on(images: int) -> tuple[object, ...]:
+    """Flags: evaluate so many training images, held out, instead of all 10 000 test images, at once."""
+    return "--set", f"held_out={images}", "--set", f"eval_batch={images}"
+
+
+def test_the_tutorial_learns_alike_on_1_and_2_processes_and_is_evaluated(trained, program, synthetic_data):
+    small = ("--towers", 2, "--tower-batch", 16, "--steps", 60, *judged_on(200))
+    one, losses = trained("cifar10-tutorial", "cifar10", *small, "--processes", 1, "--name", "one")
+    two, again = trained("cifar10-tutorial", "cifar10", *small, "--processes", 2, "--name", "two")
+    assert losses[0] == pytest.approx(4.676, abs=0.03)
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.8
+    assert one["accuracy"]["ema"] > 0.5
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert two["weights_sha256"] == one["weights_sha256"]
+    assert (two["accuracy"], again) == (one["accuracy"], losses)
+    done = program("eval", "runs/one", "--split", "test", "--json", "--data", synthetic_data("cifar10"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["examples"], record["step"], record["weights"]) == (10_000, 60, "ema")
+    assert record["accuracy"] == pytest.approx(one["accuracy"]["ema"], abs=0.1)
+
+
+def test_mnist_learns_alike_on_1_and_2_processes_and_is_evaluated(trained, program, synthetic_data):
+    small = ("--tower-batch", 24, "--steps", 12, *judged_on(100))
+    one, losses = trained("mnist", "mnist", *small, "--processes", 1, "--name", "one")
+    two, again = trained("mnist", "mnist", *small, "--processes", 2, "--name", "two")
+    assert sum(losses[-3:]) / 3 < losses[0] - 0.3
+    assert one["accuracy"]["raw"] > 0.5
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert two["weights_sha256"] == one["weights_sha256"]
+    assert (two["accuracy"], again) == (one["accuracy"], losses)
+    held = json.loads(program("eval", "runs/one", "--json", "--data", synthetic_data("mnist")).stdout)
+    assert (held["examples"], held["accuracy"]) == (100, one["accuracy"]["raw"])
+    test = ("--split", "test", "--examples", 200)
+    record = json.loads(program("eval", "runs/one", *test, "--json", "--data", synthetic_data("mnist")).stdout)
+    assert (record["examples"], record["split"]) == (200, "test")
+    assert record["accuracy"] > 0.4
+
+
+def test_cifar10_learns_on_growing_images(trained):
+    small = ("--batch", 80, "--steps", 10, *judged_on(100))
+    result, losses = trained("cifar10", "cifar10", *small, "--processes", 2, "--name", "fast")
+    assert losses[-1] < losses[0] - 0.8
+    assert result["accuracy"]["raw"] > 0.8
+    assert result["accuracy_one_view"] > 0.5
+
+
+def test_cifar100_has_100_classes(trained):
+    small = ("--batch", 80, "--steps", 4, *judged_on(100))
+    _, losses = trained("cifar100", "cifar100", *small, "--processes", 2, "--name", "fine")
+    assert losses[0] == pytest.approx(4.6, abs=0.2)  # ln 100
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("recipe", ["cifar10-record", "cifar10-96"])
+def test_recipes_for_a_gpu_take_steps_on_a_cpu(trained, recipe):
+    """Not compiled: a compiler would take minutes for this network here; `test_compiled.py` compiles a smaller one."""
+    small = ("--batch", 16, "--steps", 2, *judged_on(20), "--set", "compile=false")
+    result, losses = trained(recipe, "cifar10", *small, "--name", "steps")
+    assert losses[0] == pytest.approx(2.3, abs=0.3)  # ln 10
+    assert result["examples"] == 32

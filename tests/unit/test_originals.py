@@ -1,0 +1,146 @@
+"""The recipes of the originals, by what their input and their network do: the constants are written out here."""
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.test_tower import parts, plan
+
+from lockstep.data import Distort
+from lockstep.data.dataset import Dataset
+from lockstep.data.plan import Plan
+from lockstep.models import fused
+from lockstep.overrides import make
+from lockstep.recipes import named
+from lockstep.tower import build_model
+
+COUNT = 8_000
+
+
+@pytest.fixture(scope="module")
+def distorted() -> torch.Tensor:
+    """Training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation, which would hide brightness.
+
+    Each is made of the same image: its pixels hold their row, their column and 7, so the draws can be read off it.
+    """
+    rows, columns = np.mgrid[:32, :32].astype(np.uint8)
+    image = np.stack([rows, columns, np.full((32, 32), 7, np.uint8)], axis=-1)
+    dataset = Dataset.of(np.broadcast_to(image, (COUNT, 32, 32, 3)), np.zeros(COUNT), ("any",))
+    recipe = named("cifar10-tutorial")
+    all_at_once = Plan.at(
+        seed=recipe.seed, step=0, batch=COUNT, towers=1, examples=COUNT, augmentation=recipe.augmentation
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lockstep.data.augment.standardise", lambda values: values.permute(0, 3, 1, 2))
+        return dataset.shard(all_at_once, 0).images.double()
+
+
+def assert_uniform(values: torch.Tensor, low: float, high: float) -> None:
+    """All of COUNT values are in [low, high], as many in each twentieth of it."""
+    assert low - 1e-3 <= values.min()
+    assert values.max() <= high + 1e-3
+    counts = torch.histc(values, 20, low, high)
+    assert counts.sum() == pytest.approx(COUNT, abs=2)  # a value may be rounded over the edge
+    assert ((counts - COUNT / 20) ** 2 / (COUNT / 20)).sum() < 50  # chi squared, 19 degrees: p < 0.0005
+
+
+def test_the_tutorials_settings_are_the_originals():
+    assert named("cifar10-tutorial").augmentation == Distort(crop_px=24, brightness=63.0, contrast=(0.2, 1.8))
+
+
+def test_the_tutorials_own_crop_and_flip(distorted):
+    """Contrast keeps a channel's mean and brightness moves all alike, so the means tell where the crop was."""
+    assert distorted.shape == (COUNT, 3, 24, 24)
+    row, column, added = (distorted.mean((2, 3)) - torch.tensor([11.5, 11.5, 7.0])).unbind(1)
+    tops, lefts = (row - added).round().long(), (column - added).round().long()
+    assert (row - added - tops).abs().max() < 1e-3
+    assert (column - added - lefts).abs().max() < 1e-3
+    counts = torch.bincount(tops * 9 + lefts)
+    assert len(counts) == 81  # offsets from 0 to 8, of rows and of columns
+    assert ((counts - COUNT / 81) ** 2 / (COUNT / 81)).sum() < 130  # chi squared, 80 degrees: p < 0.0005
+    mirrored = distorted[:, 1, 0, 0] > distorted[:, 1, 0, -1]
+    assert 0.48 < mirrored.double().mean() < 0.52
+
+
+def test_the_tutorials_own_brightness_and_contrast(distorted):
+    assert_uniform(distorted[:, 2].mean((1, 2)) - 7, -63, 63)
+    assert_uniform((distorted[:, 0, -1] - distorted[:, 0, 0]).mean(1) / 23, 0.2, 1.8)
+    assert distorted[:, 2].min() < -55  # 7 less some 63: not clipped at 0
+
+
+def test_the_tutorials_evaluation_sees_the_central_crop_alone():
+    """Standardised, and the same for every image that is the same."""
+    images = torch.randint(256, (1, 32, 32, 3), dtype=torch.uint8).expand(2, 32, 32, 3)
+    seen = named("cifar10-tutorial").augmentation.test(images).double()
+    centre = images[:, 4:28, 4:28].permute(0, 3, 1, 2).double()
+    deviation, mean = torch.std_mean(centre, (1, 2, 3), correction=0, keepdim=True)
+    assert torch.allclose(seen, (centre - mean) / deviation, atol=1e-4)
+
+
+def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
+    network = build_model(named("mnist"), (1, 28, 28), 10)
+    seen = {}
+    for name in ("dense1", "dense2", "logits"):
+        layer = network.get_submodule(name)
+        layer.register_forward_hook(lambda _, taken, made, name=name: seen.update({name: (taken[0], made)}))
+    images = torch.rand(32, 1, 28, 28)
+
+    def passed(train: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What each dense layer makes [32, units], and what the next one takes of it."""
+        network.train(train)
+        with torch.no_grad():
+            network(images)
+        return [(seen["dense1"][1], seen["dense2"][0]), (seen["dense2"][1], seen["logits"][0])]
+
+    masks = []
+    for _ in range(2):
+        for made, taken in passed(train=True):
+            kept = taken != 0
+            assert kept.double().mean() == pytest.approx(0.25, abs=0.01)  # of 32 768 units or more: 4 deviations
+            assert torch.equal(taken[kept], 4 * made[kept])
+            assert not torch.equal(kept[0], kept[1])  # every image has a mask of its own
+            assert kept.any(0).double().mean() > 0.99  # and no unit is dropped for all
+            masks.append(kept)
+    assert [mask.shape[1] for mask in masks] == [2048, 1024, 2048, 1024]
+    assert not torch.equal(masks[0], masks[2])  # the next pass has other masks
+    assert not torch.equal(masks[1], masks[3])
+    for made, taken in passed(train=False):
+        assert torch.equal(made, taken)
+
+
+def test_mnists_dropout_is_in_the_step():
+    """The loss of the same images differs by tower and by step, as the masks do; it repeats for the same two."""
+    recipe = named("mnist")
+    dataset = Dataset.of(np.random.default_rng(0).integers(0, 256, (2048, 16, 16, 1), np.uint8), np.arange(2048) % 10,
+                         tuple("0123456789"))  # fmt: skip
+    tower, state, _ = parts(recipe, (1, 16, 16))
+    shard = dataset.shard(plan(recipe, 0, 2048), 0)
+    few = shard._replace(images=shard.images[:8], labels=shard.labels[:8])
+
+    def loss(number: int, step: int) -> float:
+        vector = tower(state, few._replace(tower=number), step)
+        return tower.layout.split(vector)[2].cross_entropy.item()
+
+    assert loss(0, 0) == loss(0, 0)
+    assert len({loss(0, 0), loss(1, 0), loss(0, 1)}) == 3
+
+
+@pytest.mark.parametrize("amx", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shape", "convolutions"), [("mnist", (1, 28, 28), 2), ("cifar10-tutorial", (3, 24, 24), 0)]
+)
+def test_which_convolutions_go_through_winograds_scheme(monkeypatch, name, shape, convolutions, amx):
+    """MNIST's conv2 and conv3, unless a CPU with AMX computes them in bfloat16; the tutorial's are 5x5, so none."""
+    transformed = []
+
+    class Noted(fused.Winograd):
+        def __init__(self, *args):
+            transformed.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(fused, "Winograd", Noted)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
+    for precision in ("float32", "bfloat16", "float16"):  # of which a CPU computes the convolutions in float32
+        tower, _, _ = parts(make(named(name).model_dump(mode="json"), {"precision": precision}), shape)
+        transformed.clear()
+        tower._network(torch.rand(2, *shape))
+        assert len(transformed) == (0 if amx and precision == "bfloat16" else convolutions), precision

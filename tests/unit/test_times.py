@@ -1,0 +1,135 @@
+"""Where the seconds of a run go: the real loop, by a clock that only the parts of a step move."""
+
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.unit.test_tower import parts
+
+from lockstep.data import Shift
+from lockstep.data.dataset import Dataset
+from lockstep.fit import fit
+from lockstep.keeper import Keeper
+from lockstep.overrides import make
+from lockstep.placement import Placement
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.report.log import Log
+from lockstep.report.metrics import MetricsFile
+from lockstep.report.tensorboard import TensorBoard
+from lockstep.session import Session
+from lockstep.state import State
+from lockstep.tower import Tower
+from lockstep.train import train
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """Stands still but when it is told to pass."""
+
+    def __init__(self, monkeypatch):
+        self.now, self._monkeypatch = 0.0, monkeypatch
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def costs(self, owner, name, seconds, calls=None):
+        """Let every call of `owner.name` take so many seconds, or what `seconds` makes of its arguments."""
+        call = getattr(owner, name)
+
+        def slow(*args, **kwargs):
+            if calls is not None:
+                calls.append(args)
+            result = call(*args, **kwargs)
+            self.now += seconds(*args) if callable(seconds) else seconds
+            return result
+
+        self._monkeypatch.setattr(owner, name, slow)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def rows(path):
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["step"]: row for row in found if row["kind"] == "step"}
+
+
+class Slow:
+    """A listener that takes half a second a step to say what it has heard."""
+
+    every = 1
+
+    def __init__(self, clock):
+        self._clock = clock
+
+    def __getattr__(self, name):
+        return lambda *arguments: None
+
+    def step(self, event, tensors):
+        self._clock.now += 0.5
+
+
+def test_the_inputs_share_of_a_step_is_the_time_of_the_augmentation_and_nothing_else(tmp_path, clock):
+    """And the input is computed in line: whole towers' batches, one after the other, by the thread that trains."""
+    recipe = make(named("digits").model_dump(mode="json"), {"steps": 7})
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), dtype=np.uint8)
+    dataset = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    calls, threads = [], set()
+    clock.costs(Shift, "train", lambda *args: threads.add(threading.current_thread()) or 3.0, calls)
+    clock.costs(Tower, "__call__", 5.0)
+    clock.costs(Local, "__call__", 2.0)
+    clock.costs(State, "apply", 1.0)
+    board = TensorBoard(tmp_path / "tb", 2, tower._network.module, (1, 8, 8), note=print)
+    log = Log(recipe, Placement(), len(dataset), [MetricsFile(tmp_path / "metrics.jsonl", 2), board, Slow(clock)])
+
+    def save(state):
+        with log.untimed():
+            clock.now += 100.0
+
+    log.start([])
+    train(recipe, dataset, Local(4), tower, state, log, after_step=save)
+    board.close()
+    whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 2.0, "report": 0.5, "update": 1.0}
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    found = rows(tmp_path / "metrics.jsonl")
+    assert list(found) == [0, 2, 4, 6]
+    for step, row in found.items():
+        # A step is told of before its update, so the first has no report and no update yet.
+        assert row["split"] == (whole if step else whole | {"report": 0.0, "update": 0.0})
+        assert row["s_per_step"] == pytest.approx(sum(row["split"].values()))
+    for part, seconds in whole.items():
+        assert events.Scalars(f"speed/{part}_s")[-1].value == seconds
+    assert [len(images) for _, images, _ in calls] == [32] * 4 * 7
+    assert threads == {threading.main_thread()}
+
+
+def test_no_rate_of_a_run_counts_saving_or_evaluating_and_the_results_not_the_first_steps(tmp_path, clock):
+    """A whole run of 5 steps of 10 s and 20 of half a second; an evaluation takes 1 000 s, a checkpoint 100 s."""
+    recipe = make(named("digits").model_dump(mode="json"), {"steps": 25})
+    saved, evaluated = [], []
+    clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4)
+    clock.costs(Keeper, "save", 100.0, saved)
+    clock.costs(Session, "evaluate_all", 1000.0, evaluated)
+    place = Placement(log_every=10, save_every=4, eval_every=7, summary_every=0)
+    result, _ = fit(recipe, place, Local(4), CPU, path=tmp_path / "run", to_stderr=True)
+    assert len(evaluated) == 4
+    assert len(saved) > 4
+    assert result["train_s"] == pytest.approx(5 * 10.0 + 20 * 0.5)
+    assert result["images_per_s"] == pytest.approx(128 / 0.5)
+    windows = {0: 10.0, 10: (4 * 10.0 + 6 * 0.5) / 10, 20: 0.5, 24: 0.5}
+    found = rows(tmp_path / "run/metrics.jsonl")
+    assert {step: row["s_per_step"] for step, row in found.items()} == pytest.approx(windows)
+    assert {step: row["images_per_s"] for step, row in found.items()} == pytest.approx(
+        {step: 128 / seconds for step, seconds in windows.items()}
+    )
+    line = re.compile(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch\)")
+    for step, rate, seconds in line.findall((tmp_path / "run/log.txt").read_text()):
+        assert float(rate) == pytest.approx(128 / windows[int(step)], abs=0.05)
+        assert float(seconds) == pytest.approx(windows[int(step)], abs=0.0005)
