@@ -1,0 +1,133 @@
+"""What the checks and the checkpoints of a run cost: `python -m benchmarks.safety [--quick]`.
+
+On random images in the shape of each data set, so no files are needed, with one process of one thread: the arithmetic
+probe of every recipe; then for `mnist`, whose state is the largest (242 MB with Adam), the digest of the state as a
+share of 100 steps, and how long the training loop waits for each checkpoint that is written beside it.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import HEAD, figure, line, save
+from lockstep import numerics
+
+numerics.prepare(1)  # before torch is imported
+
+import torch  # noqa: E402
+
+from lockstep.data import synthetic  # noqa: E402
+from lockstep.overrides import make  # noqa: E402
+from lockstep.placement import Placement  # noqa: E402
+from lockstep.precision import resolve  # noqa: E402
+from lockstep.recipes import RECIPES, named  # noqa: E402
+from lockstep.reduce.local import Local  # noqa: E402
+from lockstep.report.log import Log  # noqa: E402
+from lockstep.saver import Saver  # noqa: E402
+from lockstep.session import Session  # noqa: E402
+from lockstep.state import State  # noqa: E402
+from lockstep.tower import Tower  # noqa: E402
+from lockstep.train import train  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+class Waited:
+    """In the place of a state's lock: keeps how long an update waited for it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self.seconds = lock, 0.0
+        self.release = lock.release
+
+    def acquire(self) -> None:
+        """Wait for the lock."""
+        began = time.perf_counter()
+        self._lock.acquire()
+        self.seconds += time.perf_counter() - began
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def session(name: str, **changes: object) -> Session:
+    """The recipe `name` on random images."""
+    recipe = make(named(name).model_dump(mode="json"), changes)
+    recipe, _ = resolve(recipe, on_gpu=False)
+    numerics.configure(recipe.threads_per_tower, recipe.exact)
+    splits = synthetic.load(recipe.dataset, max(4 * recipe.batch, 2000))
+    return Session(recipe, Placement(), Local(recipe.towers), CPU, splits)
+
+
+def probes(name: str, rounds: int) -> list[float]:
+    """Seconds the probe of the recipe `name` takes, each in a session of its own."""
+    times = []
+    for _ in range(rounds):
+        made = session(name)
+        dataset = made.split("train")
+        began = time.perf_counter()
+        made.probe(dataset)
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
+    """Seconds of steps, digests and waits for a checkpoint, which is begun after each `every`-th step."""
+    made = session("mnist", steps=steps, precision="bfloat16")
+    state, dataset = made.state, made.split("train")
+    found: dict[str, list[float]] = {"step": [], "digest": [], "wait": [], "write": []}
+    waited = Waited(state.unchanged)
+    state.unchanged = waited  # type: ignore[assignment]
+    began = time.perf_counter()
+
+    def after_step(state: State, due: bool) -> None:
+        nonlocal began
+        found["step"].append(time.perf_counter() - began)
+        if state.step % every == 0:
+            saver.wait()  # of the one before, which would otherwise be counted
+            mark = time.perf_counter()
+            state.digest()
+            found["digest"].append(time.perf_counter() - mark)
+            waited.seconds, mark = 0.0, time.perf_counter()
+            saver.save(state, {})
+            found["wait"].append(time.perf_counter() - mark)
+        elif state.step % every == 1 and state.step > 1:
+            found["wait"][-1] += waited.seconds
+        began = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder:
+        saver = Saver(Path(folder), keep=2, every_s=0)
+        saver.save(state, {})  # as every run does before its first step: it makes room for the copies
+        saver.wait()
+        tower, log = Tower(made.recipe, made.network), Log(made.recipe, made.placement, len(dataset), [])
+        train(made.recipe, dataset, made.reduction, tower, state, log, after_step=after_step)
+        saver.wait()
+        found["write"].append(saver._write_s)
+    found["wait"] = found["wait"][1:]  # the first has to make room for the optimizer's slots, once in a run
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
+    args = parser.parse_args()
+    rounds, steps = (2, 6) if args.quick else (5, 22)
+    rows = [
+        figure(f"arithmetic probe, {name}", "s", probes(name, rounds), 0.3, at_least=False) for name in RECIPES
+    ]  # fmt: skip
+    mnist = of_mnist(steps, every=2)
+    step = sorted(mnist["step"])[len(mnist["step"]) // 2]
+    rows += [
+        figure("digest of mnist's state over 100 steps", "%", [d / step for d in mnist["digest"]], 1, at_least=False),
+        figure("wait for a checkpoint of mnist", "ms", [1e3 * w for w in mnist["wait"]], 50, at_least=False),
+    ]
+    print(HEAD, *map(line, rows), sep="\n")
+    save(f"safety{'-quick' * args.quick}", {"rows": rows, "s_per_step": step, "write_s": mnist["write"][-1]})
+
+
+if __name__ == "__main__":
+    main()
