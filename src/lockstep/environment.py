@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shlex
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -124,8 +125,8 @@ def describe(
         ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"),
         ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
         ("processes", _processes(recipe, placement, reduction, device)),
-        ("run", f"{run}   (watch it: tail -f {run / 'log.txt'}"
-                f"{f', or tensorboard --logdir {run}' if placement.summary_every else ''})"),
+        ("run", f"{run}   (watch it: tail -f {shlex.quote(str(run / 'log.txt'))}"
+                f"{f', or tensorboard --logdir {shlex.quote(str(run))}' if placement.summary_every else ''})"),
     ]  # fmt: skip
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))

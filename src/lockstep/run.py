@@ -125,7 +125,13 @@ class Run:
         return record
 
     def lock(self) -> None:
-        """Keep other programs from writing here until this process ends, however it ends."""
+        """Keep other programs from writing here until this process ends, however it ends.
+
+        Raises: LockstepError if one is, or if a file of the run is a link: what that points to is not ours to write.
+        """
+        for path in (self.path / ".lock", self.log, self.metrics):
+            if path.is_symlink():
+                raise LockstepError(f"{path} is a link, and is not written through: remove it", ENVIRONMENT)
         try:
             self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
             if self.is_held():  # perhaps only by a watcher that asks, for a moment, whether it is

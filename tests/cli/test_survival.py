@@ -87,13 +87,17 @@ def test_a_signal_saves_at_one_step_and_another_count_goes_on(
 
 
 def test_a_second_ctrl_c_ends_at_once(started, tmp_path):
-    slow_model(tmp_path, "if self.training:", "time.sleep(30)")
+    slow_model(tmp_path, "if self.training and pathlib.Path('be-slow').exists():", "time.sleep(30)")
     for processes in (1, 2):
-        process = started("train", "--model", "slow:build", "--processes", processes, "--name", f"x{processes}")
+        (tmp_path / "be-slow").unlink(missing_ok=True)  # the probe computes the model before the run begins
+        process = started(
+            "train", "--model", "slow:build", "--processes", processes, "--name", f"x{processes}", "--steps", 100_000
+        )
         for line in process.stdout:
             if " run " in line:
                 break
-        time.sleep(1)  # into the first step, which takes minutes
+        (tmp_path / "be-slow").touch()
+        time.sleep(1)  # into a step that takes minutes
         process.send_signal(signal.SIGINT)
         time.sleep(1.5)
         assert process.poll() is None
@@ -204,7 +208,7 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, program, tmp_pat
     program("train", "--model", "slow:build", "--steps", 2, "--processes", 1, "--name", "x")
     (tmp_path / "be-slow").touch()
     for processes in (1, 2):
-        process = started("eval", "runs/x", "--processes", processes)
+        process = started("eval", "runs/x", "--model", "slow:build", "--processes", processes)
         while not (tmp_path / "evaluating").exists():
             time.sleep(0.1)
         children = psutil.Process(process.pid).children(recursive=True)
