@@ -125,11 +125,12 @@ def test_a_watcher_may_come_before_the_run(started, program, tmp_path, processes
 
 
 def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, program, tmp_path):
-    watcher = started("eval", "runs/b", "--watch", "--interval", 3600)
-    assert "waiting" in watcher.stderr.readline()
-    watcher.send_signal(signal.SIGINT)
-    out, err = watcher.communicate(timeout=60)
-    assert (watcher.returncode, out, err) == (130, "", "")
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        watcher = started("eval", "runs/b", "--watch", "--interval", 3600)
+        assert "waiting" in watcher.stderr.readline()
+        watcher.send_signal(number)
+        out, err = watcher.communicate(timeout=60)
+        assert (watcher.returncode, out, err) == (code, "", "")
     (tmp_path / "file").touch()
     refused(program("eval", "file", "--watch"), USAGE, "file is no folder")
 

@@ -156,11 +156,14 @@ def _awaited(path: Path, interval: float, quiet: bool) -> "Run":
     """The run at `path` when it has begun, which may be later. Raises: LockstepError if there is a file."""
     from lockstep.request import is_first_process
     from lockstep.run import Run
+    from lockstep.signals import handled_by, leave
 
     said = quiet or not is_first_process()
-    while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
-        if not said:
-            print(printable(f"{path} has not begun, as it has no recipe.json: waiting"), file=sys.stderr, flush=True)
-        said = True
-        time.sleep(interval)
+    with handled_by(leave):
+        while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
+            if not said:
+                words = f"{path} has not begun, as it has no recipe.json: waiting"
+                print(printable(words), file=sys.stderr, flush=True)
+            said = True
+            time.sleep(interval)
     return Run.open(path)
