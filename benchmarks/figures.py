@@ -49,6 +49,7 @@ class Unit(NamedTuple):
 RATE, TIMES, MEMORY = Unit(",.0f", 1, "images/s"), Unit(".2f", 1, "times"), Unit(",.0f", 2**-20, "MiB")
 PERCENT, COST, ABOUT = Unit(".2f", 100, "%"), Unit(".1f", 100, "%"), Unit(".0f", 100, "%")
 SECONDS, START_SECONDS, MINUTES = Unit(".1f", 1, "s"), Unit(".2f", 1, "s"), Unit(".1f", 1 / 60, "min")
+MILLISECONDS, SHARE = Unit(".1f", 1, "ms"), Unit(".3f", 1, "%")
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,10 @@ def recipe_state(record: str) -> str:
     recipe = recipe_of(found["command"])
     if then == recipe.digest():
         return "same recipe as today"
+    if recipe.precision == "auto":  # a run's digest is of the precision that was chosen
+        for precision in ("bfloat16", "float32"):
+            if then == make(recipe.model_dump(mode="json"), {"precision": precision}).digest():
+                return f"same recipe as today, in {precision}"
     if then == first_digest(recipe):
         return "same settings as today, by the digest of that time"
     return f"another recipe: digest `{then[:8]}`, today `{recipe.digest()[:8]}`"

@@ -63,8 +63,8 @@ def session(name: str, **changes: object) -> Session:
     return Session(recipe, Placement(), Local(recipe.towers), CPU, splits)
 
 
-def probes(name: str, rounds: int) -> list[float]:
-    """Seconds the probe of the recipe `name` takes, each in a session of its own."""
+def probes(name: str, rounds: int) -> tuple[list[float], str]:
+    """Seconds the probe of the recipe `name` takes, each in a session of its own; and the precision."""
     times = []
     for _ in range(rounds):
         made = session(name)
@@ -72,7 +72,7 @@ def probes(name: str, rounds: int) -> list[float]:
         began = time.perf_counter()
         made.probe(dataset)
         times.append(time.perf_counter() - began)
-    return times
+    return times, made.recipe.precision
 
 
 def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
@@ -116,15 +116,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
     args = parser.parse_args()
     rounds, steps = (2, 6) if args.quick else (5, 22)
-    rows = [
-        figure(f"arithmetic probe, {name}", "s", probes(name, rounds), 0.3, at_least=False) for name in RECIPES
-    ]  # fmt: skip
+    rows = []
+    for name in RECIPES:
+        times, precision = probes(name, rounds)
+        row = figure(f"arithmetic probe, {name}", "s", times, 0.3, at_least=False)
+        rows.append({**row, "precision": precision})
     mnist = of_mnist(steps, every=2)
     step = sorted(mnist["step"])[len(mnist["step"]) // 2]
-    rows += [
-        figure("digest of mnist's state over 100 steps", "%", [d / step for d in mnist["digest"]], 1, at_least=False),
-        figure("wait for a checkpoint of mnist", "ms", [1e3 * w for w in mnist["wait"]], 50, at_least=False),
-    ]
+    shares, waits = [d / step for d in mnist["digest"]], [1e3 * w for w in mnist["wait"]]
+    for row in (
+        figure("digest of mnist's state, of the time of 100 steps", "%", shares, 1, at_least=False),
+        figure("wait for a checkpoint of mnist", "ms", waits, 50, at_least=False),
+    ):
+        rows.append({**row, "precision": "bfloat16"})
     print(HEAD, *map(line, rows), sep="\n")
     save(f"safety{'-quick' * args.quick}", {"rows": rows, "s_per_step": step, "write_s": mnist["write"][-1]})
 

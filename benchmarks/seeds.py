@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.common import RESULTS, save, spread, train
 from lockstep import numerics
 from lockstep.overrides import make, parse
+from lockstep.precision import on_gpu, resolve
 from lockstep.recipes import named
 
 TIMES = ("train_s", "total_s", "images_per_s")
@@ -26,7 +27,8 @@ def main() -> None:
     parser.add_argument("--more", action="store_true", help="add the seeds that the record lacks")
     args = parser.parse_args()
     changes = [word for setting in args.set for word in ("--set", setting)]
-    digest = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {"seed": 0})).digest()
+    recipe, _ = resolve(make(named(args.recipe).model_dump(mode="json"), parse(args.set, {"seed": 0})), on_gpu("auto"))
+    digest = recipe.digest()
     runs = recorded(args.recipe, digest, more=args.more)
     figures = {}
     for seed in sorted({*range(args.seeds)} - {run["seed"] for run in runs}):

@@ -2,9 +2,10 @@
 
 import inspect
 import time
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep import rng
 from lockstep.data.dataset import Dataset, Shard
@@ -15,20 +16,24 @@ from lockstep.recipe import Recipe
 from lockstep.state import State
 from lockstep.tower import Network, Tower
 
-_IMAGES = 16  # enough for the vectorised paths of convolutions, and done in a fraction of a second
+# Enough for the vectorised paths of kernels, and done in a fraction of a second; the larger the network, the fewer.
+_IMAGES, _FEWER_IMAGES, _LARGE = 16, 4, 4_000_000
 _FEW = 2
+_VALUES, _ROWS = 2**20, 64  # of the weights that are updated, and of a matrix among them
 _CALLS = 3
 
 
 def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> str:
     """The sha256, in hex, of one small update: equal where the whole run has equal bits, as far as it can tell.
 
-    The vector of a tower of 16 images of step 0, and `state` after one update by it; `state`, which is the initial one,
-    is not changed. Of every session the same step, so that a session on other hardware shows when a run is resumed. A
-    network that torch compiles is computed uncompiled here, whose compilation for 16 images would take a minute.
+    The vector of a tower of 16 images of step 0 (4 for a network of over 4 million parameters), computed twice, and a
+    part of the weights of `state` after one update by it: about a million, whole filters and the first rows of
+    matrices. `state`, which is the initial one, is not changed. In every session it is the same step, so that a session
+    on other hardware shows when a run is resumed. A network that torch compiles is computed uncompiled here, as its
+    compilation for so many images would take a minute.
     Raises: LockstepError if the model does not fit the recipe, or gives other bits when it is computed again.
     """
-    shard = _some_images(recipe, dataset)
+    shard = _some_images(recipe, network, dataset)
     with network.uncompiled():
         _check_output(recipe, network, shard.images[:_FEW], len(dataset.classes))
         found = []
@@ -42,16 +47,37 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
             f"function of its weights, its buffers, its input and torch's generator alone. Remove what else it draws "
             f"from or remembers, or give exactness up with --set exact=false"
         )
-    scratch = State(recipe, state.parameters, state.buffers, gradients.device)
-    scratch.apply(gradients.div_(len(shard.labels) * state.loss_scale), statistics, recipe.rate(0, len(dataset)))
+    mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
+    part = {name: _part(parameter) for name, parameter in _chosen(state.parameters).items()}
+    decay = {name: coefficient for name, coefficient in recipe.weight_decay.items() if name in part}
+    changes = recipe.model_copy(update={"weight_decay": decay, "freeze": {}})
+    scratch = State(changes, part, state.buffers, gradients.device)
+    scratch.apply(torch.cat([_part(mean[name]).flatten() for name in part]), statistics, recipe.rate(0, len(dataset)))
     return digest([torch.frombuffer(bytearray(found[0]), dtype=torch.uint8), *scratch.named().values()]).hex()
+
+
+def _chosen(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The first of `parameters` that have _VALUES values together, as far as they are updated, and all smaller ones."""
+    chosen: dict[str, Tensor] = {}
+    values = 0
+    for name, parameter in parameters.items():
+        size = _part(parameter).numel()
+        if not chosen or values + size <= _VALUES:
+            chosen[name] = parameter
+            values += size
+    return chosen
+
+
+def _part(tensor: Tensor) -> Tensor:
+    """The first rows of a matrix, which every optimizer moves value by value; anything else as a whole."""
+    return tensor[:_ROWS] if tensor.ndim == 2 else tensor
 
 
 def slowdown(
     recipe: Recipe, network: Network, plain: Recipe, model: nn.Module, state: State, dataset: Dataset
 ) -> float:
     """How many times as long `recipe`'s towers take as those of `plain`, which is `recipe` in float32 of `model`."""
-    shard = _some_images(recipe, dataset)
+    shard = _some_images(recipe, network, dataset)
     other = Network(plain, model, network.shape, shard.images.device)
     with network.uncompiled(), other.uncompiled():
         times = [_seconds(Tower(*pair), state, shard) for pair in ((recipe, network), (plain, other))]
@@ -68,8 +94,9 @@ def _seconds(tower: Tower, state: State, shard: Shard) -> float:
     return min(found[1:])
 
 
-def _some_images(recipe: Recipe, dataset: Dataset) -> Shard:
+def _some_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
     """The first images of tower 0 at step 0."""
+    large = sum(parameter.numel() for parameter in network.parameters.values()) > _LARGE
     plan = Plan.at(
         seed=recipe.seed,
         step=0,
@@ -79,10 +106,10 @@ def _some_images(recipe: Recipe, dataset: Dataset) -> Shard:
         augmentation=recipe.augmentation,
         size_px=recipe.size_px(0, len(dataset)),
     )
-    return dataset.shard(plan.first(_IMAGES), 0)
+    return dataset.shard(plan.first(_FEWER_IMAGES if large else _IMAGES), 0)
 
 
-def _check_output(recipe: Recipe, network: Network, images: torch.Tensor, classes: int) -> None:
+def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int) -> None:
     """Raise a LockstepError unless the model gives logits [b, classes] for `images` [b, C, H, W]."""
     takes_images(recipe.model, network.module)
     network.module.train()
@@ -90,7 +117,7 @@ def _check_output(recipe: Recipe, network: Network, images: torch.Tensor, classe
     with torch.no_grad():
         output = network.module(images.to(network.dtype))
     expected = [len(images), classes]
-    if not isinstance(output, torch.Tensor):
+    if not isinstance(output, Tensor):
         got = f"a {type(output).__name__}"
     elif list(output.shape) != expected:
         got = str(list(output.shape))

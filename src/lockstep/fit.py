@@ -165,16 +165,16 @@ class _AfterStep:
         evaluate = last or (placement.eval_every is not None and state.step % placement.eval_every == 0)
         if not (save or evaluate or state.step % placement.save_every == 0):
             return
-        self.check(state)
-        if self._keeper:
-            self._keeper.save()
-        if evaluate:
-            split = self._session.recipe.tested_on
-            with self._log.untimed():
+        with self._log.untimed():
+            self.check(state)
+            if self._keeper:
+                self._keeper.save()
+            if evaluate:
+                split = self._session.recipe.tested_on
                 progress = partial(self._log.evaluating, state.step, split)
                 self.evaluated.update(self._session.evaluate_all(self._test_set, progress))
                 self._log.evaluation(state.step, split, self.evaluated)
                 if self._keeper:
                     self._keeper.record_accuracy(self.evaluated)
-        if last and self._keeper:
-            self._keeper.require_saved()
+            if last and self._keeper:
+                self._keeper.require_saved()

@@ -155,7 +155,8 @@ class Keeper:
         log.start(lines)
         for text in self.notes:
             log.note(text)
-        self.save()
+        with log.untimed():
+            self.save()
 
     def stepped(self, log: Log) -> None:
         """Note that a step was done, and tell of a checkpoint that could not be written: the run goes on without it."""

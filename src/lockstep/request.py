@@ -65,8 +65,9 @@ def folder_for(
     """
     if name is not None:
         path = runs / _plain(name)
-        # So that a scheduler can always pass --resume; and an outer launch need not, which restarts what has failed.
-        resume = (resume or World.from_environment().outer) and path.exists()
+        # A scheduler can always pass --resume. An outer launch need not: it starts again what has failed.
+        begun = World.from_environment().outer and (path / "recipe.json").is_file()
+        resume = begun or (resume and path.exists())
     elif named_run is not None:
         path = named_run
     elif resume:

@@ -189,7 +189,7 @@ def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     state = SimpleNamespace(**{**vars(STATE), "loss_scale": 1024.0})
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
-    broken.flags[2] = 1.0
+    broken.broken[0] = 1.0
     log.step(0, broken, state, 0.1, torch.zeros(0), skipped=True)
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None

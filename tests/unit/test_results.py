@@ -10,6 +10,7 @@ import pytest
 from benchmarks import common, figures, tables
 from benchmarks.peers import compare
 
+from lockstep.overrides import make
 from lockstep.recipes import RECIPES
 from lockstep.schedule import Staircase
 
@@ -158,8 +159,13 @@ def test_the_page_says_whether_a_records_recipe_is_todays(record):
     found = figures.load(record)
     then = found.get("result", found)["digest"]
     recipe = figures.recipe_of(found["command"])
+    fields = recipe.model_dump(mode="json")
+    chosen = {
+        make(fields, {"precision": precision}).digest(): f"same recipe as today, in {precision}"
+        for precision in ("bfloat16", "float32") if recipe.precision == "auto"
+    }  # fmt: skip
     state = {
-        recipe.digest(): "same recipe as today", figures.first_digest(recipe): "same settings as today"
+        recipe.digest(): "same recipe as today", figures.first_digest(recipe): "same settings as today", **chosen
     }.get(then, f"another recipe: digest `{then[:8]}`, today `{recipe.digest()[:8]}`")  # fmt: skip
     captions = {line for line in tables.document().splitlines() if f"([{record}](" in line}
     assert captions

@@ -82,7 +82,7 @@ def recipe_statements() -> dict[str, list[str]]:
             f"{type(MNIST.optimizer).__name__}"
         ],
         "cifar10-96": [
-            f"the network of `{plain.name}` {times[round(wide / narrow)]} as large", f"{large.epochs:g} epochs",
+            f"The network of `{plain.name}` {times[round(wide / narrow)]} as large", f"{large.epochs:g} epochs",
         ],
         "cifar100": [
             f"The network and the rules of `{plain.name}` on {named('cifar100').dataset.removeprefix('cifar')} classes",

@@ -114,9 +114,10 @@ def test_summaries_change_no_bit_and_add_no_pass(tmp_path, trained, monkeypatch)
 
     monkeypatch.setattr(nn.Module, "__call__", counted)
     without = train(tmp_path / "without", placement={"summary_every": 0})
-    assert len(passes) == 12 * 4
+    probed = 3  # the arithmetic probe's, before the first step
+    assert len(passes) == probed + 12 * 4
     again = train(tmp_path / "with", placement={"summary_every": 1})
-    assert len(passes) == 2 * 12 * 4
+    assert len(passes) == 2 * (probed + 12 * 4)
     assert without["weights_sha256"] == again["weights_sha256"] == trained[0]["weights_sha256"]
     assert not (tmp_path / "without/tb").exists()
 

@@ -89,7 +89,7 @@ def test_the_inputs_share_of_a_step_is_the_time_of_the_augmentation_and_nothing_
     board = TensorBoard(tmp_path / "tb", 2, tower._network.module, (1, 8, 8), note=print)
     log = Log(recipe, Placement(), len(dataset), [MetricsFile(tmp_path / "metrics.jsonl", 2), board, Slow(clock)])
 
-    def save(state):
+    def save(state, due):
         with log.untimed():
             clock.now += 100.0
 

@@ -198,9 +198,9 @@ def test_a_tower_that_is_not_finite_is_named():
     total = Local(4)(tower(state, shard, 7) for shard in shards)
     _, _, metrics = tower.layout.split(total)
     assert metrics.broken.tolist() == [0, 0, 1, 0]
-    broken, stop = _decide(metrics)
-    assert (broken, stop) == ([2], None)
-    assert "tower 2 is not finite at step 7" in str(NonFiniteError(broken, 7))
+    decided = _decide(metrics)
+    assert decided == ([2], None, False)
+    assert "tower 2 is not finite at step 7" in str(NonFiniteError(decided.broken, 7))
 
 
 def test_the_last_towers_loss_is_told_apart():
