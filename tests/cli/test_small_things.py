@@ -100,15 +100,28 @@ def test_damaged_metrics_do_not_keep_a_run_from_going_on(program, tmp_path):
     assert len(rows) == len(lines) - 1
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
-def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed, processes):
-    command = f"{sys.executable} -m lockstep train --steps 3 --processes {processes} --name a {closed}"
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
+    code = (
+        "import sys; from lockstep.streams import reserve; reserve(); file = open('file', 'w')\n"
+        "print('lost'); print('lost', file=sys.stderr); assert sys.stdin.read() == ''\n"
+        "file.write(str(file.fileno() > 2))"
+    )
+    command = ["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    shown = ["" if mark in closed.split() else "lost\n" for mark in (">&-", "2>&-")]
+    assert (done.returncode, done.stdout, done.stderr) == (0, *shown)
+    assert (tmp_path / "file").read_text() == "True"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed):
+    command = f"{sys.executable} -m lockstep train --steps 3 --processes 2 --name a {closed}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     run = tmp_path / "runs/a"
     log = (run / "log.txt").read_text()
-    assert done.stdout == ("" if closed.startswith(">") else log)
+    assert done.stdout == ""
     assert log.count("sec/batch)") == 2  # steps 0 and 2
     assert all(json.loads(line)["step"] <= 3 for line in (run / "metrics.jsonl").read_text().splitlines())
     assert checkpoint.latest(run / "checkpoints", pytest.fail).manifest["step"] == 3
