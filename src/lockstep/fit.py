@@ -149,7 +149,7 @@ class _AfterStep:
             with self._log.untimed():
                 self._profile.after(state.step)
         if self._keeper:
-            self._keeper.stepped(self._log)
+            self._keeper.stepped()
         self._save_and_evaluate(state, save)
         if self._profile:
             self._profile.before(state.step)

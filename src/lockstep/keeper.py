@@ -158,15 +158,18 @@ class Keeper:
         with log.untimed():
             self.save()
 
-    def stepped(self, log: Log) -> None:
+    def stepped(self) -> None:
         """Note that a step was done, and tell of a checkpoint that could not be written: the run goes on without it."""
         self.saver.stepped()
         if (text := self._failure()) is not None:
-            log.note(f"{text}. Training goes on; the previous checkpoints are untouched")
+            self.tell(f"{text}. Training goes on; the previous checkpoints are untouched")
 
     def save(self) -> None:
-        """Begin to save a checkpoint; training goes on meanwhile."""
+        """Begin to save a checkpoint, when the one before is written; training goes on meanwhile."""
         session = self._session
+        self.saver.wait()
+        if (text := self._failure()) is not None:
+            self.tell(text)
         facts: dict[str, Any] = {
             "recipe_digest": session.recipe.digest(),
             "data_sha256": session.data_sha256["train"],
