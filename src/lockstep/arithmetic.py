@@ -36,9 +36,9 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     shard = _some_images(recipe, network, dataset)
     with network.uncompiled():
         _check_output(recipe, network, shard.images[:_FEW], len(dataset.classes))
-        found = []
+        tower, found = Tower(recipe, network), []
         for _ in range(2):
-            vector = (tower := Tower(recipe, network))(state, shard, 0)
+            vector = tower(state, shard, 0)
             gradients, statistics, metrics = tower.layout.split(vector)
             found.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
     if found[0] != found[1] and recipe.exact:

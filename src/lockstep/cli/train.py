@@ -27,7 +27,9 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides weights, order, augmentation and dropout.")] = None,
     model: Annotated[str | None, typer.Option(help="A model's name, or package.module:function.")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (or fp32, bf16, fp16).")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16 (or fp32, bf16, fp16), or auto, by the hardware.")
+    ] = None,
     data: Data = None,
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's, numbered.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder the runs are in.")] = Path("runs"),
