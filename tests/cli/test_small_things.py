@@ -21,7 +21,9 @@ NEVER_BEGAN = "runs/a was stopped before its first step: started anew"
 def never_began(started, program, tmp_path):
     """runs/a, killed before its first step; without be-slow its model trains."""
     (tmp_path / "be-slow").touch()
-    slow_model(tmp_path, "while self.training and pathlib.Path('be-slow').exists():", "time.sleep(0.1)")
+    # Not before the run has begun: the arithmetic probe computes the model, too.
+    slow = "while self.training and all(map(os.path.exists, ('be-slow', 'runs/a/log.txt'))):"
+    slow_model(tmp_path, slow, "time.sleep(0.1)")
     process = started("train", "--model", "slow:build", "--steps", 2, "--processes", 1, "--name", "a")
     for line in process.stdout:
         if " run " in line:
@@ -47,7 +49,7 @@ def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(program
 
 
 def test_it_can_be_resumed_all_the_same(program, never_began):
-    done = program("train", never_began, "--resume", "--processes", 1)
+    done = program("train", never_began, "--resume", "--processes", 1, "--model", "slow:build")
     assert (done.returncode, done.stderr) == (0, "")
     assert NEVER_BEGAN not in done.stdout
     assert len((never_began / "environment.json").read_text().split('"step"')) == 3  # both sessions

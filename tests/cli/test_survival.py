@@ -44,7 +44,7 @@ def end(process):
 def slow_model(folder, condition, action):
     """Write slow.py with a `build` whose network does `action` before a forward pass under `condition`."""
     (folder / "slow.py").write_text(
-        "import pathlib, time\n"
+        "import os, pathlib, time\n"
         "from lockstep.models.digits import Digits\n"
         "class Slow(Digits):\n"
         "    def forward(self, images):\n"
