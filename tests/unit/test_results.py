@@ -235,3 +235,14 @@ def test_losses_of_mnist_are_of_as_many_seeds_of_each_program():
         assert sorted(run["seed"] for run in runs[program]) == [0, 1, 2]
         assert len({tuple(run["losses"]) for run in runs[program]}) == 3
         assert all(len(run["losses"]) >= max(tables.CURVE_STEPS) for run in runs[program])
+
+
+def test_both_programs_losses_fall_faster_than_the_notebooks_log():
+    """The log's step n is after its update, so a step ahead of ours; and TensorFlow's program is not the slower one."""
+    found, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
+    for step in (10, 30):
+        ours, theirs = (
+            [run["losses"][step - 1] for run in found[f"{name} float32"]] for name in ("lockstep", "tensorflow")
+        )
+        assert max(ours + theirs) < log[str(step)]
+        assert statistics.mean(theirs) <= statistics.mean(ours)
