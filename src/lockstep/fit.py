@@ -90,6 +90,8 @@ def _fit(
             profile.before(session.state.step)
     after_step = _AfterStep(session, keeper, log, test_set, steps, profile)
     evaluated = after_step.evaluated
+    if after_step.evaluates(session.state) and reduction.broadcast(keeper.not_evaluated() if keeper else None):
+        after_step.evaluate(session.state)  # as the program ended between saving and evaluating
     try:
         stop = train(
             recipe,
@@ -161,20 +163,30 @@ class _AfterStep:
         self._session.together()
 
     def _save_and_evaluate(self, state: State, save: bool) -> None:
-        placement, last = self._session.placement, state.step == self._steps
-        evaluate = last or (placement.eval_every is not None and state.step % placement.eval_every == 0)
-        if not (save or evaluate or state.step % placement.save_every == 0):
+        last = state.step == self._steps
+        evaluate = last or self.evaluates(state)
+        if not (save or evaluate or state.step % self._session.placement.save_every == 0):
             return
         with self._log.untimed():
             self.check(state)
             if self._keeper:
                 self._keeper.save()
             if evaluate:
-                split = self._session.recipe.tested_on
-                progress = partial(self._log.evaluating, state.step, split)
-                self.evaluated.update(self._session.evaluate_all(self._test_set, progress))
-                self._log.evaluation(state.step, split, self.evaluated)
-                if self._keeper:
-                    self._keeper.record_accuracy(self.evaluated)
+                self.evaluate(state)
             if last and self._keeper:
                 self._keeper.require_saved()
+
+    def evaluates(self, state: State) -> bool:
+        """Whether an evaluation is due in the midst of the run, after as many steps as `state` has had."""
+        every = self._session.placement.eval_every
+        return every is not None and 0 < state.step < self._steps and state.step % every == 0
+
+    def evaluate(self, state: State) -> None:
+        """Evaluate `state` and record it, in the run's files and with the checkpoint."""
+        with self._log.untimed():
+            split = self._session.recipe.tested_on
+            progress = partial(self._log.evaluating, state.step, split)
+            self.evaluated.update(self._session.evaluate_all(self._test_set, progress))
+            self._log.evaluation(state.step, split, self.evaluated)
+            if self._keeper:
+                self._keeper.record_accuracy(self.evaluated)

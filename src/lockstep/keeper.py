@@ -183,6 +183,10 @@ class Keeper:
         facts = {"accuracy": next(iter(evaluated.values())).accuracy}
         self.saver.add_facts(self._session.state.step, facts)
 
+    def not_evaluated(self) -> bytes:
+        """Not empty if the checkpoint that a resumed run continues from was saved, but not evaluated."""
+        return b"" if self.found is None or "accuracy" in self.found.manifest else b"evaluate"
+
     def require_saved(self) -> None:
         """Wait until the state is saved. Raises: LockstepError if it could not be."""
         self.saver.wait()

@@ -274,11 +274,11 @@ def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone, p
 
 
 def test_the_printed_commands_work_as_they_are_printed(own, tmp_path):
-    """Pasted into a shell: with a folder of data and a run whose names have spaces, and a model of one's own."""
+    """Pasted into a shell: with a folder of data and runs whose names have spaces, and a model of one's own."""
     data, runs = tmp_path / "my data", tmp_path / "my runs"
     idx(data)
-    options = [*OWN, "--set", "augmentation=plain", "--data", "my data", "--runs", runs, "--name", "a run"]
-    process = start("train", "mnist", *options, "--tower-batch", 4, "--steps", 4000, "--log-every", 1, cwd=tmp_path)
+    options = [*OWN, "--set", "augmentation=plain", "--data", "my data", "--runs", runs, "--name", "a-run"]
+    process = start("train", "mnist", *options, "--tower-batch", 4, "--steps", 400_000, "--log-every", 1, cwd=tmp_path)
     for line in process.stdout:
         if ": step 3," in line:
             process.send_signal(signal.SIGINT)
@@ -287,10 +287,10 @@ def test_the_printed_commands_work_as_they_are_printed(own, tmp_path):
     assert process.returncode == 130, err
     go_on = re.search(r"^  go on +(.+)$", out, re.M)[1]
     assert shlex.split(go_on)[:2] == ["lockstep", "train"]
-    second = shell(go_on, tmp_path, stop_at=": step 12,")
+    second = shell(go_on, tmp_path, stop_at=": step 20,")
     assert second.returncode == 130, second.stderr
     assert re.search(r"^  resumes +after step", second.stdout, re.M)
-    evaluated = shell(f"lockstep eval {shlex.quote(str(runs / 'a run'))} --model mine:build", tmp_path)
+    evaluated = shell(f"lockstep eval {shlex.quote(str(runs / 'a-run'))} --model mine:build", tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
 
 
@@ -337,6 +337,23 @@ def test_every_split_that_training_uses_is_checked_at_resume(program, tmp_path):
     refused = program("train", run, "--resume", "--processes", 1)
     assert refused.returncode == DATA
     assert "the test data is not what" in refused.stderr
+
+
+def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, tmp_path):
+    run = stop_early(program, tmp_path, "--eval-every", 4)
+    path = run / "checkpoints/step-000000004/manifest.json"
+    manifest = json.loads(path.read_text())
+    accuracy = manifest.pop("accuracy")
+    path.write_text(json.dumps(manifest))
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [row for row in rows if json.loads(row)["kind"] != "evaluation"]
+    assert len(kept) < len(rows)
+    (run / "metrics.jsonl").write_text("".join(kept))
+    done = program("train", run, "--resume", "--eval-every", 4, "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(path.read_text())["accuracy"] == accuracy
+    found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found if row["kind"] == "evaluation"] == [4, 4, 8, 8, 12, 12]
 
 
 def test_nothing_a_minute_old_is_lost_to_kill_9(started, program, tmp_path):
