@@ -172,8 +172,7 @@ class Keeper:
             self.tell(text)
         facts: dict[str, Any] = {
             "recipe_digest": session.recipe.digest(),
-            "data_sha256": session.data_sha256["train"],
-            "splits_sha256": session.data_sha256,
+            "data_sha256": session.data_sha256,
             "model_source": session.model_source,
         }
         self.saver.save(session.state, facts)
@@ -281,8 +280,9 @@ class Keeper:
         """Raise a LockstepError unless every split that training uses is the one the checkpoint's run had."""
         if self.found is None:
             return
-        manifest = self.found.manifest
-        before = manifest.get("splits_sha256") or {"train": manifest.get("data_sha256")}
+        before = self.found.manifest.get("data_sha256")
+        if not isinstance(before, dict):  # of an older release, which knew the training images only
+            before = {"train": before}
         for name, digest in self._session.data_sha256.items():
             if name in before and before[name] != digest:
                 raise LockstepError(

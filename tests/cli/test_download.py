@@ -98,7 +98,7 @@ def test_training_downloads_on_first_use(done, server, tmp_path, bodies):
     assert f"fetching train-images-idx3-ubyte.gz (0.2 MB) from {server.url}train-images" in first.stderr
     assert sorted(server.requests) == sorted(bodies)
     assert left(tmp_path) == sorted([*bodies, "lockstep-manifest.json"])
-    second = done("eval", "runs/small")
+    second = done("eval", "runs/small", "--model", "small:build")
     assert (second.returncode, second.stderr) == (0, "")
     assert len(server.requests) == 4
 

@@ -175,7 +175,7 @@ def test_all_checkpoints_damaged(program, run):
 def test_other_data_is_refused(program, run):
     path, _ = run
     for manifest in path.rglob("manifest.json"):
-        manifest.write_text(manifest.read_text().replace('"data_sha256": "', '"data_sha256": "0'))
+        manifest.write_text(manifest.read_text().replace('"train": "', '"train": "0'))
     refused(program("train", path, "--resume"), DATA, "not what", "was trained on")
 
 

@@ -331,8 +331,8 @@ def test_every_split_that_training_uses_is_checked_at_resume(program, tmp_path):
     run = stop_early(program, tmp_path)
     path = run / "checkpoints/step-000000004/manifest.json"
     manifest = json.loads(path.read_text())
-    assert set(manifest["splits_sha256"]) == {"train", "test"}
-    manifest["splits_sha256"]["test"] = "0" * 64
+    assert set(manifest["data_sha256"]) == {"train", "test"}
+    manifest["data_sha256"]["test"] = "0" * 64
     path.write_text(json.dumps(manifest))
     refused = program("train", run, "--resume", "--processes", 1)
     assert refused.returncode == DATA
