@@ -37,6 +37,22 @@ class Two(Linear):
         return self.layer(images.flatten(1))
 
 
+class Counts(Linear):
+    """A function of its buffer, which a pass in training changes: a part of the state, so it may."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("seen", torch.ones(()))
+
+    def forward(self, images):
+        self.seen += 1
+        return super().forward(images) / self.seen
+
+
+def counts(shape, classes):
+    return Counts(shape, classes)
+
+
 def right(shape, classes):
     return Linear(shape, classes)
 
@@ -135,6 +151,10 @@ def test_what_is_wrong_with_a_model_is_said(model, said):
 
 def test_a_model_that_draws_from_elsewhere_may_be_trained_without_exactness():
     assert probed("remembers", exact=False)
+
+
+def test_a_buffer_that_a_pass_changes_is_no_fault():
+    assert probed("counts") == probed("counts")
 
 
 def test_a_compiled_network_is_probed_uncompiled(monkeypatch):

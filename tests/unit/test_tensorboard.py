@@ -114,7 +114,7 @@ def test_summaries_change_no_bit_and_add_no_pass(tmp_path, trained, monkeypatch)
 
     monkeypatch.setattr(nn.Module, "__call__", counted)
     without = train(tmp_path / "without", placement={"summary_every": 0})
-    probed = 3  # the arithmetic probe's, before the first step
+    probed = 4  # the arithmetic probe's, before the first step
     assert len(passes) == probed + 12 * 4
     again = train(tmp_path / "with", placement={"summary_every": 1})
     assert len(passes) == 2 * (probed + 12 * 4)
