@@ -379,8 +379,18 @@ def test_nothing_a_minute_old_is_lost_to_kill_9(started, program, tmp_path):
     assert killed - (lost[0]["time"] if lost else killed) <= 8.0
 
 
+@pytest.fixture
+def signals_as_in_a_terminal():
+    """What the tests' own launcher may have ignored (nohup does) is not ignored in the programs they start."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTSTP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_as_in_a_terminal")
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_terminal_that_is_closed_saves(started, program, tmp_path, processes):
+def test_a_terminal_that_is_closed_saves(started, tmp_path, processes):
     process = started("train", "--steps", 5000, "--name", "x", "--processes", processes, "--log-every", 1)
     for line in process.stdout:
         if ": step 7," in line:
@@ -406,6 +416,7 @@ def test_nohup_stays_deaf_to_a_closed_terminal(started):
     assert process.poll() is None
 
 
+@pytest.mark.usefixtures("signals_as_in_a_terminal")
 def test_ctrl_z_stops_the_processes_too_and_fg_goes_on(started):
     process = started("train", "--steps", 5000, "--name", "x", "--processes", 2, "--log-every", 1)
     for line in process.stdout:
