@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from lockstep import rng
 from lockstep.data.dataset import Dataset, Shard
-from lockstep.data.plan import Plan
 from lockstep.digest import digest
 from lockstep.errors import LockstepError
 from lockstep.recipe import Recipe
 from lockstep.state import State
-from lockstep.tower import Network, Tower
+from lockstep.tower import Network, Tower, plan_of
 
 # Enough for the vectorised paths of kernels, and done in a fraction of a second; the larger the network, the fewer.
 _IMAGES, _FEWER_IMAGES, _LARGE = 16, 4, 4_000_000
@@ -92,15 +91,7 @@ def _seconds(tower: Tower, state: State, shard: Shard) -> float:
 
 def _some_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
     """The first images of tower 0 at step 0."""
-    plan = Plan.at(
-        seed=recipe.seed,
-        step=0,
-        batch=recipe.batch,
-        towers=recipe.towers,
-        examples=len(dataset),
-        augmentation=recipe.augmentation,
-        size_px=recipe.size_px(0, len(dataset)),
-    )
+    plan = plan_of(recipe, 0, len(dataset))
     return dataset.shard(plan.first(_FEWER_IMAGES if _is_large(network) else _IMAGES), 0)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 VALUES = 3  # float32 values that hold a short digest
-_COLUMNS = 1024  # of 8 bytes each; a tensor is read as rows of so many
+_COLUMNS = 1024  # 8-byte words in a row: a tensor is viewed as int64 [rows, _COLUMNS]
 
 
 def digest(tensors: Iterable[Tensor]) -> bytes:

@@ -153,7 +153,7 @@ def _idle(recipe: Recipe, placement: Placement, processes: int, device: torch.de
     idle = there - here * each
     if idle <= 0:
         return towers if unit == "GPU" and recipe.towers > processes else None
-    room = there // each  # for so many processes this host has devices
+    room = there // each  # the number of processes this host has devices for
     more = min(room - here, recipe.towers - processes)
     ways, others = [], []
     if more:

@@ -88,7 +88,7 @@ class Keeper:
             listener.note(text)
 
     def close(self) -> None:
-        """Let go of the terminal and the folder, when what is being written is whole."""
+        """Wait for the checkpoint that is being written, then close the listeners and unlock the folder."""
         self.saver.wait()
         for listener in self.listeners:
             listener.close()

@@ -196,13 +196,7 @@ class Run:
         if damaged:
             lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
             note(f"{self.metrics}: {lines} damaged and dropped")
-        temporary = self.metrics.with_suffix(".rewriting")
-        with temporary.open("wb") as file:
-            file.write(b"".join(kept))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.metrics)
-        _flush(self.path)
+        replace(self.metrics, b"".join(kept))
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -216,15 +210,6 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return row if whole else None
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _flush(folder: Path) -> None:
-    """Have the disk keep the names in `folder`."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def refuse_existing(path: Path) -> None:

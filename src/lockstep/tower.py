@@ -13,6 +13,7 @@ from torch.nn import functional
 from lockstep import digest as digests
 from lockstep import rng
 from lockstep.data.dataset import Shard
+from lockstep.data.plan import Plan
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.numerics import GpuUtilisation, configure_compiler, memory_bytes
@@ -28,6 +29,19 @@ UNKNOWN = -1.0  # of a GPU's utilisation
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 REQUESTS = ("interrupt", "terminate", "hangup", "save")  # what a process may ask all processes to do after a step
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
+
+
+def plan_of(recipe: Recipe, step: int, examples: int) -> Plan:
+    """Which examples each tower of `recipe` sees at `step`, of a training set of `examples` examples."""
+    return Plan.at(
+        seed=recipe.seed,
+        step=step,
+        batch=recipe.batch,
+        towers=recipe.towers,
+        examples=examples,
+        augmentation=recipe.augmentation,
+        size_px=recipe.size_px(step, examples),
+    )
 
 
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:

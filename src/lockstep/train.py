@@ -13,7 +13,7 @@ from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction, owned
 from lockstep.report.log import Log
 from lockstep.state import PartedError, State
-from lockstep.tower import REQUESTS, Metrics, NonFiniteError, Tower
+from lockstep.tower import REQUESTS, Metrics, NonFiniteError, Tower, plan_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # in the order of the first of REQUESTS
 
@@ -42,15 +42,7 @@ def train(
     """
     for step in range(state.step, recipe.total_steps(len(dataset))):
         log.begin(step)
-        plan = Plan.at(
-            seed=recipe.seed,
-            step=step,
-            batch=recipe.batch,
-            towers=recipe.towers,
-            examples=len(dataset),
-            augmentation=recipe.augmentation,
-            size_px=recipe.size_px(step, len(dataset)),
-        )
+        plan = plan_of(recipe, step, len(dataset))
         log.lap("data")
         state.freeze(recipe.frozen(step, len(dataset)))
         text = state.digest() if digest_every and step % digest_every == 0 else ""

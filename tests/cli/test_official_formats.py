@@ -37,7 +37,7 @@ def trained(program, synthetic_data, tmp_path):
 
 
 def judged_on(images: int) -> tuple[object, ...]:
-    """Flags: evaluate so many training images, held out, instead of all 10 000 test images, at once."""
+    """Flags that evaluate `images` held-out training images in one chunk, instead of all 10 000 test images."""
     return "--set", f"held_out={images}", "--set", f"eval_batch={images}"
 
 

@@ -214,7 +214,7 @@ OWN = ("--model", "mine:build", "--set", "weight_decay={}")
 
 @pytest.fixture
 def own(tmp_path):
-    """A model of the user's own, with a helper beside it."""
+    """A folder with mine.py, which defines a model, and helper.py, which mine.py imports."""
     (tmp_path / "mine.py").write_text(PURE)
     (tmp_path / "helper.py").write_text("WIDTH = 1.0\n")
     return tmp_path

@@ -48,7 +48,7 @@ def test_the_tutorials_settings_are_the_originals():
 
 
 def test_the_tutorials_own_crop_and_flip(distorted):
-    """Contrast keeps a channel's mean and brightness moves all alike, so the means tell where the crop was."""
+    """Contrast keeps each channel's mean, and brightness shifts all means equally: the means identify the crop."""
     assert distorted.shape == (COUNT, 3, 24, 24)
     row, column, added = (distorted.mean((2, 3)) - torch.tensor([11.5, 11.5, 7.0])).unbind(1)
     tops, lefts = (row - added).round().long(), (column - added).round().long()

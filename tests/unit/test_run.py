@@ -199,4 +199,4 @@ def test_rewritten_metrics_are_on_the_disk_before_they_take_the_old_ones_place(s
 
     monkeypatch.setattr(os, "fsync", synced)
     run.forget_ahead(0)
-    assert done == [("metrics.rewriting", step(0) + b"\n"), ("a", b"")]
+    assert done == [(f".metrics.jsonl-{os.getpid()}", step(0) + b"\n"), ("a", b"")]

@@ -37,7 +37,7 @@ class Clock:
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
     def costs(self, owner, name, seconds, calls=None):
-        """Let every call of `owner.name` take so many seconds, or what `seconds` makes of its arguments."""
+        """Advance the clock at every call of `owner.name`, by `seconds` or by `seconds(*arguments)`."""
         call = getattr(owner, name)
 
         def slow(*args, **kwargs):
@@ -101,7 +101,7 @@ def test_the_inputs_share_of_a_step_is_the_time_of_the_augmentation_and_nothing_
     found = rows(tmp_path / "metrics.jsonl")
     assert list(found) == [0, 2, 4, 6]
     for step, row in found.items():
-        # A step is told of before its update, so the first has no report and no update yet.
+        # An event is made before its step's update: the first event has no time for report and update.
         assert row["split"] == (whole if step else whole | {"report": 0.0, "update": 0.0})
         assert row["s_per_step"] == pytest.approx(sum(row["split"].values()))
     for part, seconds in whole.items():

@@ -25,7 +25,7 @@ from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, 
 from lockstep.report.log import Log
 from lockstep.session import Session
 from lockstep.state import State
-from lockstep.tower import Tower
+from lockstep.tower import Tower, plan_of
 from lockstep.train import train
 
 Mode = Literal["synthetic", "forward-only", "independent"]
@@ -218,14 +218,7 @@ def _ceiling(
     recipe: Recipe, dataset: Any, tower: Tower, state: Any, reduction: Reduction, device: torch.device
 ) -> dict[str, Any]:
     """flops_per_step: of process 0's towers. peak_flops_per_s: of a process, the mean while all measure theirs."""
-    plan = Plan.at(
-        seed=recipe.seed,
-        step=0,
-        batch=recipe.batch,
-        towers=recipe.towers,
-        examples=len(dataset),
-        augmentation=recipe.augmentation,
-    )
+    plan = plan_of(recipe, 0, len(dataset))
     shard = dataset.shard(plan, reduction.owned.start)
     count = ceiling.flops(lambda: tower(state, shard, state.step))
     reduction.gather(torch.zeros(1))  # all processes begin together

@@ -1,4 +1,4 @@
-"""Options of the programs Lockstep succeeds: an unknown option that was theirs is answered with ours."""
+"""Map options of the original TensorFlow programs to Lockstep's, for the error message of an unknown option."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
