@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from lockstep.data.augment import Keys
+from lockstep.data.augmentations import Distort
 from lockstep.data.cifar import load_cifar10
-from lockstep.data.settings import Distort
 from lockstep.models.tutorial import build
 
 

@@ -12,8 +12,8 @@ import typer
 
 from benchmarks.common import RESULTS
 from lockstep.cli import app
-from lockstep.overrides import make, parse
-from lockstep.recipe import Recipe
+from lockstep.config.overrides import make, parse
+from lockstep.config.recipe import Recipe
 from lockstep.recipes import named
 
 RECIPE_FLAGS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "precision")

@@ -36,13 +36,13 @@ def main() -> None:
     numerics.prepare(1)  # before anything imports torch
     import torch
 
+    from lockstep.config.overrides import make
+    from lockstep.config.placement import Placement
     from lockstep.data.plan import Plan
-    from lockstep.overrides import make
-    from lockstep.placement import Placement
     from lockstep.recipes import named
     from lockstep.reduce.local import Local
-    from lockstep.session import Session
-    from lockstep.tower import Tower
+    from lockstep.run.session import Session
+    from lockstep.training.tower import Tower
 
     start = named(args.recipe)
     changes = {"precision": args.precision, "threads_per_tower": 1, "towers": 1, "batch": start.tower_batch}

@@ -14,18 +14,18 @@ import torch
 
 from benchmarks.common import save, spread
 from lockstep import numerics
-from lockstep.data.fetch import ensure
-from lockstep.environment import fingerprint
-from lockstep.overrides import make, parse
-from lockstep.placement import Placement
-from lockstep.recipe import Recipe
+from lockstep.config.overrides import make, parse
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.data.download.fetch import ensure
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.report.log import Log
-from lockstep.session import Session, first_model
-from lockstep.state import State
-from lockstep.tower import Tower, persistent_buffers
-from lockstep.train import train
+from lockstep.run.environment import fingerprint
+from lockstep.run.session import Session, first_model
+from lockstep.training.log import Log
+from lockstep.training.loop import train
+from lockstep.training.state import State
+from lockstep.training.tower import Tower, persistent_buffers
 
 
 def main() -> None:

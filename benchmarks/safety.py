@@ -18,18 +18,18 @@ numerics.prepare(1)  # before torch is imported
 
 import torch  # noqa: E402
 
+from lockstep.config.overrides import make  # noqa: E402
+from lockstep.config.placement import Placement  # noqa: E402
+from lockstep.config.precision import resolve  # noqa: E402
 from lockstep.data import synthetic  # noqa: E402
-from lockstep.overrides import make  # noqa: E402
-from lockstep.placement import Placement  # noqa: E402
-from lockstep.precision import resolve  # noqa: E402
 from lockstep.recipes import RECIPES, named  # noqa: E402
 from lockstep.reduce.local import Local  # noqa: E402
-from lockstep.report.log import Log  # noqa: E402
-from lockstep.saver import Saver  # noqa: E402
-from lockstep.session import Session  # noqa: E402
-from lockstep.state import State  # noqa: E402
-from lockstep.tower import Tower  # noqa: E402
-from lockstep.train import train  # noqa: E402
+from lockstep.run.saver import Saver  # noqa: E402
+from lockstep.run.session import Session  # noqa: E402
+from lockstep.training.log import Log  # noqa: E402
+from lockstep.training.loop import train  # noqa: E402
+from lockstep.training.state import State  # noqa: E402
+from lockstep.training.tower import Tower  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.common import RESULTS, save, spread, train
 from lockstep import numerics
-from lockstep.overrides import make, parse
-from lockstep.precision import on_gpu, resolve
+from lockstep.config.overrides import make, parse
+from lockstep.config.precision import on_gpu, resolve
 from lockstep.recipes import named
 
 TIMES = ("train_s", "total_s", "images_per_s")

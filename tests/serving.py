@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lockstep.data import fetch
 from lockstep.data.catalog import Archive, Source
+from lockstep.data.download import fetch
 from lockstep.errors import LockstepError
 
 Answer = bytes | int | Callable[["Handler"], None]

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, save
 from benchmarks.peers.compare import refuse_without
-from lockstep.overrides import make
+from lockstep.config.overrides import make
 from lockstep.recipes import named
 
 NAME, STEPS = "loss-mnist", 30

@@ -7,29 +7,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.config.placement import Placement as Placement
+    from lockstep.config.recipe import Recipe as Recipe
     from lockstep.data.dataset import Dataset as Dataset
     from lockstep.data.plan import Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
-    from lockstep.placement import Placement as Placement
-    from lockstep.recipe import Recipe as Recipe
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.reduce import Reduction as Reduction
-    from lockstep.run import Run as Run
-    from lockstep.state import State as State
-    from lockstep.tower import Tower as Tower
+    from lockstep.run.folder import Run as Run
+    from lockstep.training.state import State as State
+    from lockstep.training.tower import Tower as Tower
 
 # name -> the module it is in. Imported on first use: the program's --help must not wait for torch.
 _PUBLIC = {
     "Dataset": "lockstep.data.dataset",
     "LockstepError": "lockstep.errors",
-    "Placement": "lockstep.placement",
+    "Placement": "lockstep.config.placement",
     "Plan": "lockstep.data.plan",
     "RECIPES": "lockstep.recipes",
-    "Recipe": "lockstep.recipe",
+    "Recipe": "lockstep.config.recipe",
     "Reduction": "lockstep.reduce",
-    "Run": "lockstep.run",
-    "State": "lockstep.state",
-    "Tower": "lockstep.tower",
+    "Run": "lockstep.run.folder",
+    "State": "lockstep.training.state",
+    "Tower": "lockstep.training.tower",
 }
 
 __all__ = [

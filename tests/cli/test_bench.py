@@ -10,15 +10,15 @@ import typer
 
 from lockstep.bench.measure import MODES, Times, bench
 from lockstep.cli import app
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.settings import load_object
-from lockstep.state import State
+from lockstep.training.state import State
 
 QUICK = ("--steps", 4, "--warmup", 2)
 

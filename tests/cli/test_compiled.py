@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.fit import fit
-from lockstep.overrides import make
-from lockstep.placement import Placement
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
+from lockstep.run.fit import fit
 
 # What torch needs to compile for a CPU: a C++ compiler and Python's headers.
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)

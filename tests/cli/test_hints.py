@@ -10,7 +10,7 @@ import pytest
 from tests.cli.test_mistakes import USAGE, refused
 
 from lockstep.cli.hints import hint
-from lockstep.overrides import make, parse
+from lockstep.config.overrides import make, parse
 from lockstep.recipes import named
 
 TRAIN = ["--towers", "--tower-batch", "--runs", "--data", "--steps", "--lr", "--log-every", "--log-placement"]
@@ -103,7 +103,7 @@ def test_our_own_options_are_ours():
 
 @pytest.mark.parametrize(("short", "full"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
 def test_short_names_of_a_precision(tmp_path, short, full):
-    from lockstep.request import recipe_of
+    from lockstep.cli.resolve import recipe_of
 
     start = named("digits").model_dump(mode="json")
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nprecision = "{short}"\n')

@@ -7,8 +7,8 @@ import struct
 import pytest
 from tests.unit.test_checkpoint import flip
 
-from lockstep import checkpoint
 from lockstep.data.catalog import SOURCES
+from lockstep.run import checkpoint
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from tests.conftest import start
 
-from lockstep import checkpoint, numerics
+from lockstep import numerics
+from lockstep.run import checkpoint
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 LAUNCHED = ("train", "--steps", 12, "--name", "x", "--json")
@@ -146,8 +147,8 @@ def test_an_environment_of_an_older_release_is_no_error(program, tmp_path):
 
 CORRUPTS = """
 import sys, torch
-from lockstep import work
-from lockstep.state import State
+from lockstep.processes import worker as work
+from lockstep.training.state import State
 update = State._apply
 def flipped(self, *arguments):
     update(self, *arguments)

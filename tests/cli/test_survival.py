@@ -127,7 +127,7 @@ def test_processes_that_do_not_agree_are_refused(program, tmp_path):
 
 def test_sigterm_to_one_process_stops_all(started, tmp_path):
     process, children = begin(started, 3, steps=5000)
-    workers = [child for child in children if "lockstep.work" in " ".join(child.cmdline())]
+    workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
     assert len(workers) == 3
     workers[2].terminate()
     out, _ = end(process)
@@ -138,7 +138,7 @@ def test_sigterm_to_one_process_stops_all(started, tmp_path):
 
 def test_kill_9_of_one_process_ends_all_and_nothing_is_lost(started, program, undisturbed):
     process, children = begin(started, 3)
-    workers = [child for child in children if "lockstep.work" in " ".join(child.cmdline())]
+    workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
     start = time.monotonic()
     workers[1].kill()
     _, err = end(process)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from lockstep import numerics
-from lockstep.fit import fit
-from lockstep.overrides import make
-from lockstep.placement import Placement
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
+from lockstep.run.fit import fit
 
 FILE = Path(__file__).parent / "weights_sha256.json"
 CASES = {

@@ -17,13 +17,13 @@ import torch
 from tests.conftest import start
 from tests.unit.test_scale import loud
 
-from lockstep.fit import fit
-from lockstep.overrides import make
-from lockstep.placement import Placement
-from lockstep.recipe import Recipe
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.run import Run
+from lockstep.run.fit import fit
+from lockstep.run.folder import Run
 
 STEPS = 24
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.environment import changes, fingerprint
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.session import Session
+from lockstep.run.environment import changes, fingerprint
+from lockstep.run.session import Session
 
 CPU = torch.device("cpu")
 
@@ -118,7 +118,7 @@ def test_one_bit_of_arithmetic_changes_it(monkeypatch, change):
         nudge = 1.0 + torch.finfo(torch.float32).eps
         monkeypatch.setattr(nn.functional, "linear", lambda *arguments: plain(*arguments) * nudge)
     else:
-        from lockstep.state import State
+        from lockstep.training.state import State
 
         apply = State._apply
 

@@ -11,12 +11,12 @@ from tests.unit.test_times import Clock
 from lockstep.bench.measure import _speed, bench
 from lockstep.bench.report import with_ratios
 from lockstep.bench.table import row
-from lockstep.overrides import make
-from lockstep.placement import Placement
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.report.clock import PARTS
-from lockstep.tower import Tower
+from lockstep.training.clock import PARTS
+from lockstep.training.tower import Tower
 
 
 class OfTwo:

@@ -4,8 +4,8 @@ import shutil
 import pytest
 import torch
 
-from lockstep import checkpoint
 from lockstep.errors import DATA, LockstepError
+from lockstep.run import checkpoint
 
 
 def save(folder, step, **facts):

@@ -7,10 +7,10 @@ import pytest
 from tests.unit.test_checkpoint import flip
 from tests.unit.test_watch import RECIPE, Training
 
-from lockstep import checkpoint
+from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.placement import Placement
-from lockstep.work import Job, work
+from lockstep.processes.worker import Job, work
+from lockstep.run import checkpoint
 
 
 @pytest.fixture

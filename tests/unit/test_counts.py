@@ -8,14 +8,14 @@ import torch
 from tests.unit.test_tower import parts
 from torch import nn
 
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
-from lockstep.evaluate import evaluate
-from lockstep.fit import fit
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
+from lockstep.run.fit import fit
+from lockstep.training.evaluate import evaluate
 
 CPU = torch.device("cpu")
 MNIST = named("mnist").model_dump(mode="json")

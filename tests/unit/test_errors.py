@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lockstep.config.overrides import make
+from lockstep.config.recipe import Recipe, validated
 from lockstep.errors import LockstepError, printable
-from lockstep.evaluate import Evaluation
-from lockstep.overrides import make
-from lockstep.recipe import Recipe, validated
 from lockstep.recipes import named
 from lockstep.report.console import Live, Plain
 from lockstep.report.evaluation import Evaluated, table_lines
+from lockstep.training.evaluate import Evaluation
 
 CLEAR = "\x1b[2J"  # clears the screen
 DIGITS = named("digits").model_dump(mode="json")

@@ -5,14 +5,14 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix
 
+from lockstep.config.overrides import make
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
-from lockstep.evaluate import evaluate
-from lockstep.overrides import make
 from lockstep.recipes import named
 from lockstep.reduce import owned
 from lockstep.reduce.local import Local
-from lockstep.tower import Network, build_model, persistent_buffers
+from lockstep.training.evaluate import evaluate
+from lockstep.training.tower import Network, build_model, persistent_buffers
 
 
 class OneOf:

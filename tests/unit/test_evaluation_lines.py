@@ -2,8 +2,8 @@ import json
 import re
 from pathlib import Path
 
-from lockstep.evaluate import Evaluation
 from lockstep.report.evaluation import Evaluated, precision_line, summary_line, table_lines
+from lockstep.training.evaluate import Evaluation
 
 
 def evaluated(classes, confusion, lost=0):

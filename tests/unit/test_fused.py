@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lockstep.models import fused, winograd
-from lockstep.models.fused import conv, conv_relu
-from lockstep.models.winograd import Winograd
+from lockstep.kernels import fused, winograd
+from lockstep.kernels.fused import conv, conv_relu
+from lockstep.kernels.winograd import Winograd
 from lockstep.report.probe import Probe
 
 

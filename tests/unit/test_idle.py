@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lockstep import numerics
-from lockstep.environment import describe
-from lockstep.overrides import make
-from lockstep.placement import Placement
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.recipes import named
+from lockstep.run.environment import describe
 
 OTHER = "(another recipe, with other bits)"
 

@@ -3,10 +3,11 @@ import sys
 
 import pytest
 
-from lockstep import launch, numerics
+from lockstep import numerics
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import validated
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.placement import Placement
-from lockstep.recipe import validated
+from lockstep.processes import launch
 from lockstep.recipes import named
 
 

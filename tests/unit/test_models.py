@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lockstep.config.overrides import make
 from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial
 from lockstep.models.layers import LocalResponseNorm
-from lockstep.overrides import make
 from lockstep.recipes import named
-from lockstep.tower import build_model
+from lockstep.training.tower import build_model
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ import pytest
 import torch
 from tests.unit.test_tower import parts, plan
 
+from lockstep.config.overrides import make
 from lockstep.data import Distort
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
-from lockstep.models import fused
-from lockstep.overrides import make
+from lockstep.kernels import fused
 from lockstep.recipes import named
-from lockstep.tower import build_model
+from lockstep.training.tower import build_model
 
 COUNT = 8_000
 

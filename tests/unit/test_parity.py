@@ -16,20 +16,20 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.cli.train import train as train_command
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
-from lockstep.environment import describe
-from lockstep.evaluate import evaluate
-from lockstep.fit import fit
 from lockstep.optim import SGD, Adam
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.train import train
+from lockstep.run.environment import describe
+from lockstep.run.fit import fit
+from lockstep.training.evaluate import evaluate
+from lockstep.training.log import Log
+from lockstep.training.loop import train
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from lockstep import numerics, precision
-from lockstep.overrides import make
-from lockstep.recipe import Recipe
+from lockstep import numerics
+from lockstep.config import precision
+from lockstep.config.overrides import make
+from lockstep.config.recipe import Recipe
 from lockstep.recipes import RECIPES, named
 
 AMX, ZEN4, OLD = "amx_bf16 amx_tile avx512_bf16 avx512f", "avx2 avx512_bf16 avx512f", "avx2 avx512f"

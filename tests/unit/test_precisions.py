@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 import torch
 
-from lockstep.fit import fit
-from lockstep.overrides import make
-from lockstep.placement import Placement
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
+from lockstep.run.fit import fit
 
 SEEDS = (0, 1)
 TOLERANCE = 0.01  # of accuracy: 7 of the 2 x 355 images; runs that differ only in rounding differ by 2 or so

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import validated
 from lockstep.errors import LockstepError
-from lockstep.fit import fit
-from lockstep.overrides import make
-from lockstep.placement import Placement
-from lockstep.profile import check_profile
-from lockstep.recipe import validated
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
+from lockstep.run.fit import fit
+from lockstep.run.profile import check_profile
 
 
 @pytest.mark.parametrize("text", ["10:13", "steps=10", "steps=13:10", "steps=5:5", "steps=a:b", "steps=-1:3", ""])

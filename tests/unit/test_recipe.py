@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.cli.resolve import recipe_of
+from lockstep.config.overrides import make, parse
+from lockstep.config.placement import Placement, check
+from lockstep.config.recipe import Recipe, validated
 from lockstep.errors import LockstepError
-from lockstep.overrides import make, parse
-from lockstep.placement import Placement, check
-from lockstep.recipe import Recipe, validated
 from lockstep.recipes import named
-from lockstep.request import recipe_of
 
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.evaluate import Evaluation
-from lockstep.overrides import make
-from lockstep.placement import Placement
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.recipes import named
 from lockstep.report import console, lines
-from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
-from lockstep.tower import REQUESTS, Metrics
+from lockstep.training.evaluate import Evaluation
+from lockstep.training.log import Log
+from lockstep.training.tower import REQUESTS, Metrics
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"

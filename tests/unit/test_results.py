@@ -10,9 +10,9 @@ import pytest
 from benchmarks import common, figures, tables
 from benchmarks.peers import compare
 
-from lockstep.overrides import make
+from lockstep.config.overrides import make
+from lockstep.config.schedule import Staircase
 from lockstep.recipes import RECIPES
-from lockstep.schedule import Staircase
 
 RUN_RECORDS = [
     tables.LONG, tables.FOUR_TOWERS, tables.MNIST, "digits-float16",

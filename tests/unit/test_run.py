@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
 from lockstep.recipes import named
-from lockstep.run import Run, refuse_existing
+from lockstep.run.folder import Run, refuse_existing
 
 RECIPE = named("digits")
 NEVER_BEGAN = "was stopped before its first step: started anew"
@@ -110,7 +110,7 @@ def test_nor_one_that_a_program_starts_in(stopped):
 
 def test_a_program_that_comes_between_keeps_the_folder(stopped, monkeypatch):
     """Who asked before the other began is refused by the lock, and touches nothing."""
-    monkeypatch.setattr("lockstep.run.refuse_existing", lambda path: None)
+    monkeypatch.setattr("lockstep.run.folder.refuse_existing", lambda path: None)
     first = Run.create(stopped, RECIPE)
     refused(stopped, ENVIRONMENT, "another program is training in")
     first.unlock()

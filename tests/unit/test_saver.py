@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from lockstep import checkpoint, saver
-from lockstep.saver import Saver
+from lockstep.run import checkpoint, saver
+from lockstep.run.saver import Saver
 
 
 class Weights:

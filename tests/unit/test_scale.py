@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from lockstep.fit import fit
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.optim.scale import LossScale
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
+from lockstep.run.fit import fit
 
 
 def half(**changes):
@@ -99,7 +99,7 @@ def test_what_no_scale_can_mend_stops_the_run(tmp_path):
 def test_master_weights_stay_float32_and_it_learns(tmp_path):
     result = train(half(steps=135), tmp_path / "run")
     assert result["accuracy"]["ema"] > 0.95
-    from lockstep import checkpoint
+    from lockstep.run import checkpoint
 
     tensors = checkpoint.latest((tmp_path / "run/checkpoints"), print).tensors
     kinds = {name.partition("/")[0]: tensor.dtype for name, tensor in tensors.items()}

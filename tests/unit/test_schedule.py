@@ -1,10 +1,10 @@
 import pytest
 
+from lockstep.config.overrides import make
+from lockstep.config.schedule import Progressive, Triangle
 from lockstep.errors import LockstepError
 from lockstep.optim.ema import EMA
-from lockstep.overrides import make
 from lockstep.recipes import named
-from lockstep.schedule import Progressive, Triangle
 
 
 @pytest.mark.parametrize(("towers", "first"), [(1, 136_718), (2, 68_359), (3, 45_572), (4, 34_179), (8, 17_089)])

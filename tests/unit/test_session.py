@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.session import Session
+from lockstep.run.session import Session
 
 CPU = torch.device("cpu")
 

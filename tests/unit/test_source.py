@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lockstep.source import source_changes, sources
+from lockstep.run.source import source_changes, sources
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@ import hashlib
 import pytest
 import torch
 
+from lockstep.config.overrides import make
 from lockstep.errors import DATA, LockstepError
-from lockstep.overrides import make
 from lockstep.recipes import named
-from lockstep.state import State
-from lockstep.tower import build_model, persistent_buffers
+from lockstep.training.state import State
+from lockstep.training.tower import build_model, persistent_buffers
 
 CPU = torch.device("cpu")
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from tests.unit.test_parity import rows
 
+from lockstep.config.placement import Placement
 from lockstep.data.catalog import SOURCES
 from lockstep.models import MODELS
 from lockstep.optim import Muon
-from lockstep.placement import Placement
+from lockstep.processes.worker import Job
 from lockstep.recipes import RECIPES, named
 from lockstep.settings import load_object
-from lockstep.tower import build_model
-from lockstep.work import Job
+from lockstep.training.tower import build_model
 
 TUTORIAL, MNIST = named("cifar10-tutorial"), named("mnist")
 COUNT = re.compile(r"(\d[\d ]*) parameters")

@@ -10,17 +10,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.unit.test_tower import parts, plan
 from torch import nn
 
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data.digits import load
-from lockstep.evaluate import Evaluation
-from lockstep.fit import fit
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.report.clock import PARTS
 from lockstep.report.event_file import EventFile, histogram, image, scalar
 from lockstep.report.probe import Probe
 from lockstep.report.tensorboard import TensorBoard
+from lockstep.run.fit import fit
+from lockstep.training.clock import PARTS
+from lockstep.training.evaluate import Evaluation
 
 RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 12})
 

@@ -10,21 +10,21 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.unit.test_tower import parts
 
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data import Shift
 from lockstep.data.dataset import Dataset
-from lockstep.fit import fit
-from lockstep.keeper import Keeper
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.session import Session
-from lockstep.state import State
-from lockstep.tower import Tower
-from lockstep.train import train
+from lockstep.run.fit import fit
+from lockstep.run.session import Session
+from lockstep.run.writer import Keeper
+from lockstep.training.log import Log
+from lockstep.training.loop import train
+from lockstep.training.state import State
+from lockstep.training.tower import Tower
 
 CPU = torch.device("cpu")
 

@@ -9,16 +9,16 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep import rng
+from lockstep.config.overrides import make
 from lockstep.data import Plain
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
 from lockstep.errors import LockstepError
-from lockstep.overrides import make
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.state import State
-from lockstep.tower import Network, NonFiniteError, Tower, build_model, persistent_buffers
-from lockstep.train import _decide
+from lockstep.training.loop import _decide
+from lockstep.training.state import State
+from lockstep.training.tower import Network, NonFiniteError, Tower, build_model, persistent_buffers
 
 CPU = torch.device("cpu")
 

@@ -11,14 +11,14 @@ from tests.unit.test_tower import parts, plan
 from torch import nn
 
 from lockstep import numerics
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data.digits import load
 from lockstep.numerics import GpuUtilisation
-from lockstep.overrides import make
-from lockstep.placement import Placement
 from lockstep.recipes import named
-from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
+from lockstep.training.log import Log
 
 GPU = torch.device("cuda", 3)
 DIGITS = named("digits").model_dump(mode="json")

@@ -9,15 +9,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep import checkpoint, watch
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.errors import DATA, LockstepError
-from lockstep.overrides import make
-from lockstep.placement import Placement
+from lockstep.processes.worker import Job, work
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.run import Run
-from lockstep.session import Session
-from lockstep.work import Job, work
+from lockstep.run import checkpoint, watch
+from lockstep.run.folder import Run
+from lockstep.run.session import Session
 
 RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 10})
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.world import MEETING, World
+from lockstep.processes.world import MEETING, World
 
 MASTER = {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"}
 RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}

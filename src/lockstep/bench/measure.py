@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from lockstep.bench import ceiling
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
-from lockstep.environment import fingerprint
-from lockstep.overrides import make
-from lockstep.placement import Placement
-from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction
-from lockstep.report.clock import PARTS
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
-from lockstep.report.log import Log
-from lockstep.session import Session
-from lockstep.state import State
-from lockstep.tower import Tower, plan_of
-from lockstep.train import train
+from lockstep.run.environment import fingerprint
+from lockstep.run.session import Session
+from lockstep.training.clock import PARTS
+from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
+from lockstep.training.log import Log
+from lockstep.training.loop import train
+from lockstep.training.state import State
+from lockstep.training.tower import Tower, plan_of
 
 Mode = Literal["synthetic", "forward-only", "independent"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -80,7 +80,7 @@ def main() -> None:
 
 def _tells(code: int) -> bool:
     """Whether this process prints an error: in an outer launch all processes have the same one, or all of a host."""
-    from lockstep.world import World
+    from lockstep.processes.world import World
 
     try:
         world = World.from_environment()

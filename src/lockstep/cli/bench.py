@@ -10,8 +10,8 @@ import typer
 from lockstep.cli.options import STARTED, Data, Device, Json
 
 if TYPE_CHECKING:
-    from lockstep.placement import Placement
-    from lockstep.recipe import Recipe
+    from lockstep.config.placement import Placement
+    from lockstep.config.recipe import Recipe
 
 
 def bench(
@@ -68,15 +68,15 @@ def bench(
       lockstep bench mnist --link 1.25 --latency 50                predict for a slower network
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
-    from lockstep import overrides
     from lockstep.bench.predict import Link
     from lockstep.bench.report import report
+    from lockstep.cli.resolve import fixed_precision, recipe_of
+    from lockstep.config import overrides
+    from lockstep.config.placement import Placement
+    from lockstep.config.recipe import validated
     from lockstep.errors import LockstepError
-    from lockstep.launch import places
-    from lockstep.placement import Placement
-    from lockstep.recipe import validated
-    from lockstep.request import fixed_precision, recipe_of
-    from lockstep.world import World
+    from lockstep.processes.launch import places
+    from lockstep.processes.world import World
 
     if World.from_environment().joined:
         raise LockstepError("lockstep bench starts its own processes: run it alone, without torchrun, srun or mpirun")
@@ -116,9 +116,9 @@ def _measure(
     recipe: "Recipe", placement: "Placement", steps: int, warmup: int, modes: tuple[str, ...]
 ) -> dict[str, Any]:
     """One job, on processes of its own. Raises: typer.Exit if it fails or is stopped."""
-    from lockstep import overrides
-    from lockstep.launch import launch
-    from lockstep.work import Job
+    from lockstep.config import overrides
+    from lockstep.processes.launch import launch
+    from lockstep.processes.worker import Job
 
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         job = Job(

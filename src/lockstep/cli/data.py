@@ -52,9 +52,9 @@ def fetch(
       lockstep data fetch mnist --data ~/data                 then: lockstep train mnist --data ~/data
       LOCKSTEP_MIRROR=http://files.local/data lockstep data fetch mnist
     """
-    from lockstep.data import fetch as module
-    from lockstep.data import sources
-    from lockstep.signals import handled_by, leave
+    from lockstep.data import locate as sources
+    from lockstep.data.download import fetch as module
+    from lockstep.processes.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None
     place, downloaded = None, False
@@ -81,8 +81,8 @@ def list_(json_output: Json = False) -> None:
     """
     from lockstep.data import DATASETS
     from lockstep.data.catalog import SOURCES
-    from lockstep.data.fetch import located
-    from lockstep.data.transfer import size
+    from lockstep.data.download.fetch import located
+    from lockstep.data.download.transfer import size
 
     sources = [SOURCES[name] for name in DATASETS if name in SOURCES]
     found = {source.name: located(source, None) if source.archives else None for source in sources}
@@ -124,8 +124,9 @@ def check(
       lockstep data check cifar10
       lockstep data check mnist --data ~/mnist
     """
-    from lockstep.data import DATASETS, manifest
-    from lockstep.data.fetch import located
+    from lockstep.data import DATASETS
+    from lockstep.data.download import manifest
+    from lockstep.data.download.fetch import located
     from lockstep.settings import load_object
 
     source, data = _source(name), data.absolute() if data else None

@@ -13,7 +13,7 @@ from lockstep.cli.options import STARTED, Data, Device, Json
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
-    from lockstep.run import Run
+    from lockstep.run.folder import Run
 
 
 def evaluate(
@@ -95,12 +95,12 @@ def evaluate(
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
-    from lockstep.launch import launch
-    from lockstep.placement import Placement
-    from lockstep.recipe import validated
-    from lockstep.request import data_of, refuse_code
-    from lockstep.run import Run
-    from lockstep.work import Job
+    from lockstep.cli.resolve import data_of, refuse_code
+    from lockstep.config.placement import Placement
+    from lockstep.config.recipe import validated
+    from lockstep.processes.launch import launch
+    from lockstep.processes.worker import Job
+    from lockstep.run.folder import Run
 
     if not watch and (once or interval is not None):
         raise LockstepError(f"{'--once' if once else '--interval'} is for --watch: add that, or leave it out")
@@ -142,7 +142,7 @@ def _which(text: str) -> int | Literal["best"]:
 
 def _check_new(path: Path) -> None:
     """Raise a LockstepError, before anything is computed, if --save-model cannot write a new file at `path`."""
-    from lockstep.request import is_first_process
+    from lockstep.cli.resolve import is_first_process
 
     if not is_first_process():
         return
@@ -154,9 +154,9 @@ def _check_new(path: Path) -> None:
 
 def _awaited(path: Path, interval: float, quiet: bool) -> "Run":
     """The run at `path` when it has begun, which may be later. Raises: LockstepError if there is a file."""
-    from lockstep.request import is_first_process
-    from lockstep.run import Run
-    from lockstep.signals import handled_by, leave
+    from lockstep.cli.resolve import is_first_process
+    from lockstep.processes.signals import handled_by, leave
+    from lockstep.run.folder import Run
 
     said = quiet or not is_first_process()
     with handled_by(leave):

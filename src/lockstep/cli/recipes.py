@@ -41,8 +41,8 @@ def show(
       lockstep show cifar10-tutorial > mine.toml
       lockstep show runs/digits-1
     """
-    from lockstep.request import recipe_of
-    from lockstep.run import Run
+    from lockstep.cli.resolve import recipe_of
+    from lockstep.run.folder import Run
 
     recipe, run_path = recipe_of(what, {}, imports=False)
     result = Run.open(run_path).result() if run_path else None

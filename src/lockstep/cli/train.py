@@ -83,12 +83,12 @@ def train(
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep import overrides
-    from lockstep.launch import launch
-    from lockstep.placement import Placement
-    from lockstep.recipe import validated
-    from lockstep.request import data_of, fixed_precision, folder_for, is_first_process, recipe_of, result_of
-    from lockstep.work import Job
+    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, is_first_process, recipe_of, result_of
+    from lockstep.config import overrides
+    from lockstep.config.placement import Placement
+    from lockstep.config.recipe import validated
+    from lockstep.processes.launch import launch
+    from lockstep.processes.worker import Job
 
     flags = {
         "towers": towers, "batch": batch, "tower_batch": tower_batch, "epochs": epochs, "steps": steps,

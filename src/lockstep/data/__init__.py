@@ -1,9 +1,9 @@
 """Data sets, and the registries of what can be read and how it can be augmented."""
 
-from lockstep.data.settings import Distort as Distort
-from lockstep.data.settings import FlipTranslate as FlipTranslate
-from lockstep.data.settings import Plain as Plain
-from lockstep.data.settings import Shift as Shift
+from lockstep.data.augmentations import Distort as Distort
+from lockstep.data.augmentations import FlipTranslate as FlipTranslate
+from lockstep.data.augmentations import Plain as Plain
+from lockstep.data.augmentations import Shift as Shift
 from lockstep.settings import kinds
 
 # name -> the function that reads it: (folder) -> {"train": Dataset, "test": Dataset, ...}

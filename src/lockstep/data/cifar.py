@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data import sources
+from lockstep.data import locate as sources
 from lockstep.data.catalog import SOURCES
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError

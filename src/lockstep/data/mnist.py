@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data import sources
+from lockstep.data import locate as sources
 from lockstep.data.catalog import SOURCES
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
-from lockstep.models.fused import conv_relu
+from lockstep.kernels.fused import conv_relu
 from lockstep.models.layers import at_least, flatten_hwc, glorot_uniform
 
 

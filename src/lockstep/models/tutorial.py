@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.models.fused import conv_relu
+from lockstep.kernels.fused import conv_relu
 from lockstep.models.layers import LocalResponseNorm, flatten_hwc, truncated_normal
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.errors import LockstepError
-from lockstep.models.fused import conv
+from lockstep.kernels.fused import conv
 from lockstep.models.layers import at_least
 
 _PATCH_PX = 2

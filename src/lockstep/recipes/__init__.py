@@ -1,7 +1,7 @@
 """The recipes: functions that return one, each with its measured result in its docstring."""
 
+from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
-from lockstep.recipe import Recipe
 from lockstep.recipes.cifar10 import cifar10, cifar10_96, cifar10_record, cifar10_tutorial
 from lockstep.recipes.cifar100 import cifar100
 from lockstep.recipes.digits import digits

@@ -1,10 +1,10 @@
 """CIFAR-10."""
 
+from lockstep.config.recipe import Recipe
+from lockstep.config.schedule import Progressive, Staircase, Triangle
 from lockstep.data import Distort, FlipTranslate
 from lockstep.optim import SGD, Muon
 from lockstep.optim.ema import EMA
-from lockstep.recipe import Recipe
-from lockstep.schedule import Progressive, Staircase, Triangle
 
 
 def cifar10() -> Recipe:

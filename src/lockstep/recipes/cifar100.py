@@ -1,6 +1,6 @@
 """CIFAR-100."""
 
-from lockstep.recipe import Recipe
+from lockstep.config.recipe import Recipe
 from lockstep.recipes.cifar10 import cifar10
 
 

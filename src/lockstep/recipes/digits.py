@@ -1,10 +1,10 @@
 """scikit-learn's handwritten digits."""
 
+from lockstep.config.recipe import Recipe
+from lockstep.config.schedule import Triangle
 from lockstep.data import Shift
 from lockstep.optim import SGD
 from lockstep.optim.ema import EMA
-from lockstep.recipe import Recipe
-from lockstep.schedule import Triangle
 
 
 def digits() -> Recipe:

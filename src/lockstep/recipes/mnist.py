@@ -1,9 +1,9 @@
 """MNIST."""
 
+from lockstep.config.recipe import Recipe
+from lockstep.config.schedule import Constant
 from lockstep.data import Plain
 from lockstep.optim import Adam
-from lockstep.recipe import Recipe
-from lockstep.schedule import Constant
 
 
 def mnist() -> Recipe:

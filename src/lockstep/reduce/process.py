@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lockstep import reduce
 from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.processes.world import MEETING, World
 from lockstep.reduce.tree import add_leaves, add_nodes, cover
-from lockstep.world import MEETING, World
 
 _TIMEOUT = timedelta(minutes=10)  # how long a process may be busy (say, saving) while the others wait
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lockstep.errors import printable
 from lockstep.report import lines
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.training.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
 _FRAME_S = 0.1  # the least time between two drawings of an evaluation's progress
 

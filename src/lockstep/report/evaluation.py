@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import printable
-from lockstep.evaluate import Evaluation
+from lockstep.training.evaluate import Evaluation
 
 _WIDE = 20  # classes whose confusion matrix still fits a screen
 _NAME = 24  # characters of a class's name that are shown

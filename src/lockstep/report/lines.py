@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from statistics import fmean
 
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent
+from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent
 
 _GAP = "  "
 _BAR = (5, 20)  # columns of a bar: the fewest that are worth showing, and the most

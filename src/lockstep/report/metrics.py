@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.files import append
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
+from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 
 
 class MetricsFile:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from lockstep.report.event_file import EventFile, histogram, scalar
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 from lockstep.report.probe import Probe
+from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
 
 Shape = tuple[int, int, int]
 

@@ -35,7 +35,7 @@ def place(tmp_path):
 PROGRAM = """
 import resource, sys
 from pathlib import Path
-from lockstep.data import fetch
+from lockstep.data.download import fetch
 from lockstep.data.catalog import Archive, Source
 from lockstep.errors import LockstepError
 source, place, limit = eval(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

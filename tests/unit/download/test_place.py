@@ -7,8 +7,10 @@ import threading
 import pytest
 from tests.serving import TOY, listing, refused, toy
 
-from lockstep.data import DATASETS, fetch, manifest, sources
+from lockstep.data import DATASETS
+from lockstep.data import locate as sources
 from lockstep.data.catalog import SOURCES
+from lockstep.data.download import fetch, manifest
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 

@@ -9,8 +9,9 @@ import pytest
 from tests.conftest import OFFLINE
 from tests.serving import TOY, archive, listing, packed, refused, toy
 
-from lockstep.data import fetch, manifest, sources, transfer
+from lockstep.data import locate as sources
 from lockstep.data.catalog import SOURCES, Source
+from lockstep.data.download import fetch, manifest, transfer
 from lockstep.errors import DATA, LockstepError
 
 

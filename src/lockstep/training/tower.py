@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep import digest as digests
 from lockstep import rng
+from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Shard
 from lockstep.data.plan import Plan
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.numerics import GpuUtilisation, configure_compiler, memory_bytes
-from lockstep.recipe import Recipe
 from lockstep.settings import load_object
-from lockstep.state import State, views
+from lockstep.training import digest as digests
+from lockstep.training.state import State, views
 
 Shape = tuple[int, int, int]
 

@@ -12,10 +12,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.data import manifest, sources
+from lockstep.data import locate as sources
 from lockstep.data.catalog import SOURCES, Source
-from lockstep.data.transfer import TIMEOUT_S, no_room, say, size, transfer
-from lockstep.data.unpack import unpack
+from lockstep.data.download import manifest
+from lockstep.data.download.transfer import TIMEOUT_S, no_room, say, size, transfer
+from lockstep.data.download.unpack import unpack
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 

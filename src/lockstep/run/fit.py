@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.evaluate import Evaluation
-from lockstep.keeper import Keeper
-from lockstep.placement import Placement
-from lockstep.profile import Profile, check_profile
-from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction
-from lockstep.report.log import Log
-from lockstep.session import Session
-from lockstep.state import State
-from lockstep.tower import NonFiniteError, OverflowedError, Tower
-from lockstep.train import train
+from lockstep.run.profile import Profile, check_profile
+from lockstep.run.session import Session
+from lockstep.run.writer import Keeper
+from lockstep.training.evaluate import Evaluation
+from lockstep.training.log import Log
+from lockstep.training.loop import train
+from lockstep.training.state import State
+from lockstep.training.tower import NonFiniteError, OverflowedError, Tower
 
 
 def fit(

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Dataset
-from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction, owned
-from lockstep.tower import Network
+from lockstep.training.tower import Network
 
 Progress = Callable[[float], None]  # is told the share that is done, in [0, 1]
 

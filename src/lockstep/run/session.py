@@ -9,21 +9,21 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from lockstep.arithmetic import probe, slowdown
-from lockstep.checkpoint import Checkpoint
+from lockstep.config.placement import Placement
+from lockstep.config.precision import emulated
+from lockstep.config.recipe import Recipe
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
-from lockstep.environment import changes, exchange, fingerprint, here, towers_of
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
-from lockstep.evaluate import Evaluation, Progress, evaluate
-from lockstep.placement import Placement
-from lockstep.precision import emulated
-from lockstep.recipe import Recipe
 from lockstep.reduce import REDUCTIONS, Reduction
+from lockstep.run.arithmetic import probe, slowdown
+from lockstep.run.checkpoint import Checkpoint
+from lockstep.run.environment import changes, exchange, fingerprint, here, towers_of
+from lockstep.run.source import sources
 from lockstep.settings import load_object
-from lockstep.source import sources
-from lockstep.state import PartedError, State
-from lockstep.tower import Network, build_model, persistent_buffers
+from lockstep.training.evaluate import Evaluation, Progress, evaluate
+from lockstep.training.state import PartedError, State
+from lockstep.training.tower import Network, build_model, persistent_buffers
 
 _WHITENED = 2000  # images a model's first layer may be made from: some millions of patches
 

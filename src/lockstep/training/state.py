@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.digest import short
+from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, unknown
 from lockstep.optim.groups import by_weight_decay
 from lockstep.optim.scale import LossScale
-from lockstep.recipe import Recipe
+from lockstep.training.digest import short
 
 
 class State:

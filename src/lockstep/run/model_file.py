@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.files import flush, share
-from lockstep.session import Session
+from lockstep.run.session import Session
 
 
 def save_classifier(path: Path, session: Session, weights: str | None = None) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
-from lockstep.placement import Placement
 
 
 class Profile:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.evaluate import Evaluation
-from lockstep.placement import Placement
-from lockstep.recipe import Recipe
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
 from lockstep.reduce import owned
-from lockstep.report.clock import Clock, Mark, split
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
-from lockstep.state import State
-from lockstep.tower import BUSY_MODULUS_S, UNKNOWN, Metrics
+from lockstep.training.clock import Clock, Mark, split
+from lockstep.training.evaluate import Evaluation
+from lockstep.training.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.training.state import State
+from lockstep.training.tower import BUSY_MODULUS_S, UNKNOWN, Metrics
 
 _KEPT = 0.9  # of the running averages of the loss and its terms, at each step: as TensorFlow's tutorial
 _NO_UTILISATION = (

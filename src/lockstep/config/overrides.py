@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.recipe import Recipe, validated
 from lockstep.errors import LockstepError
-from lockstep.recipe import Recipe, validated
 
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 

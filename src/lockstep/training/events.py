@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lockstep.evaluate import Evaluation
+from lockstep.training.evaluate import Evaluation
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep import checkpoint
-from lockstep.state import State
+from lockstep.run import checkpoint
+from lockstep.training.state import State
 
 
 class Saver:

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
 from lockstep.errors import LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS, Optimizer
 from lockstep.optim.ema import EMA
-from lockstep.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.settings import Settings, choose
 
 S = TypeVar("S", bound=Settings)

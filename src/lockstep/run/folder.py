@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from lockstep.config.recipe import Recipe, validated
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import open_lock, replace
-from lockstep.recipe import Recipe, validated
 
 # What a run makes before its first step, as paths in its folder.
 _FIRST_FOLDERS = re.compile(r"tb|checkpoints(/(step-0{9}|\.writing-0{9}-\d+))?")

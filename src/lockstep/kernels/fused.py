@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lockstep.models.pooling import pool, unpooled
-from lockstep.models.winograd import Padding, Winograd, applies
+from lockstep.kernels.pooling import pool, unpooled
+from lockstep.kernels.winograd import Padding, Winograd, applies
 
 _CHUNK_BYTES = 5 * 2**19  # of the convolution's output in bfloat16: about what a core's caches hold
 

@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.overrides import make, read_file
+from lockstep.config.precision import on_gpu, resolve
+from lockstep.config.recipe import Recipe, dotted, plain_name
 from lockstep.errors import LockstepError
-from lockstep.overrides import make, read_file
-from lockstep.precision import on_gpu, resolve
-from lockstep.recipe import Recipe, dotted, plain_name
+from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
-from lockstep.run import Run, fresh_path, newest, refuse_existing
-from lockstep.world import World
+from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
 
 
 def recipe_of(what: str, changes: dict[str, Any], imports: bool = True) -> tuple[Recipe, Path | None]:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from lockstep import checkpoint
-from lockstep.checkpoint import Checkpoint
 from lockstep.errors import DATA, LockstepError
 from lockstep.report.evaluation import Evaluated
-from lockstep.report.events import EvaluatingEvent
-from lockstep.report.ledger import Ledger
-from lockstep.run import Run
-from lockstep.session import Session
-from lockstep.source import source_changes
+from lockstep.report.evaluation_log import Ledger
+from lockstep.run import checkpoint
+from lockstep.run.checkpoint import Checkpoint
+from lockstep.run.folder import Run
+from lockstep.run.session import Session
+from lockstep.run.source import source_changes
+from lockstep.training.events import EvaluatingEvent
 
 _MEET_S = 30.0  # how often waiting processes meet: one that hears nothing for minutes takes the others for lost
 _EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"

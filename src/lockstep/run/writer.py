@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep import checkpoint
-from lockstep.classifier_file import save_classifier
 from lockstep.data.dataset import Dataset
-from lockstep.environment import changes, describe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.evaluate import Evaluation
 from lockstep.files import append
 from lockstep.report import console
-from lockstep.report.events import Listener
-from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
-from lockstep.run import Run
-from lockstep.saver import Saver
-from lockstep.session import Session
-from lockstep.source import source_changes
+from lockstep.run import checkpoint
+from lockstep.run.environment import changes, describe
+from lockstep.run.folder import Run
+from lockstep.run.model_file import save_classifier
+from lockstep.run.saver import Saver
+from lockstep.run.session import Session
+from lockstep.run.source import source_changes
+from lockstep.training.evaluate import Evaluation
+from lockstep.training.events import Listener
+from lockstep.training.log import Log
 
 
 class Keeper:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from lockstep import rng
+from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Dataset, Shard
-from lockstep.digest import digest
 from lockstep.errors import LockstepError
-from lockstep.recipe import Recipe
-from lockstep.state import State
-from lockstep.tower import Network, Tower, plan_of
+from lockstep.training.digest import digest
+from lockstep.training.state import State
+from lockstep.training.tower import Network, Tower, plan_of
 
 # Enough for the vectorised paths of kernels, and done in a fraction of a second; the larger the network, the fewer.
 _IMAGES, _FEWER_IMAGES, _LARGE = 16, 4, 4_000_000

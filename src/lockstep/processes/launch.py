@@ -1,8 +1,8 @@
 """From a placement to processes: one for each GPU, or on CPU one for each share of the towers.
 
-A run on one process is computed right here. For a run on several, this program starts `lockstep.work` once for each
-with the job in a file, and waits; it has no need of torch, whose import would be a second before they start. Under an
-outer launch (torchrun, srun, mpirun) each process finds the launcher's variables and joins.
+A run on one process is computed right here. For a run on several, this program starts `lockstep.processes.worker`
+once for each with the job in a file, and waits; it has no need of torch, whose import would be a second before they
+start. Under an outer launch (torchrun, srun, mpirun) each process finds the launcher's variables and joins.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep import numerics
-from lockstep.data.fetch import ensure
+from lockstep.config.placement import Placement, check
+from lockstep.config.recipe import Recipe
+from lockstep.data.download.fetch import ensure
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
-from lockstep.placement import Placement, check
-from lockstep.recipe import Recipe
+from lockstep.processes.signals import Forwarded, Handler, handled_by, leave
+from lockstep.processes.worker import Job, work
+from lockstep.processes.world import MEETING, World
 from lockstep.reduce import owned
-from lockstep.signals import Forwarded, Handler, handled_by, leave
-from lockstep.work import Job, work
-from lockstep.world import MEETING, World
 
 _LOOK_S = 0.02  # between looks at the processes
 _GRACE_S = 30.0  # for the others to end by themselves, after one has failed
@@ -131,7 +131,7 @@ def _process(folder: Path, number: int, processes: int) -> "subprocess.Popen[byt
     variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     return subprocess.Popen(
         # -P: a file named like a module (torch.py) in the current folder is not imported in that module's place.
-        [sys.executable, "-P", "-m", "lockstep.work", str(folder / "job.json")],
+        [sys.executable, "-P", "-m", "lockstep.processes.worker", str(folder / "job.json")],
         env={**os.environ, **variables},
         start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on
     )

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep import numerics, streams
+from lockstep.config.placement import Placement, check
+from lockstep.config.recipe import Recipe
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError, printable
-from lockstep.placement import Placement, check
-from lockstep.recipe import Recipe
+from lockstep.processes.signals import Asked, end_at_once, handled_by, leave
+from lockstep.processes.world import World
 from lockstep.settings import Settings
-from lockstep.signals import Asked, end_at_once, handled_by, leave
-from lockstep.world import World
 
 if TYPE_CHECKING:
     import torch
 
     from lockstep.reduce import Reduction
-    from lockstep.session import Session
+    from lockstep.run.session import Session
 
 
 class Job(Settings):
@@ -100,7 +100,7 @@ def _work(job: Job, world: World, asked: Asked) -> int:
         if reduction.process == 0:
             job.path.write_text(json.dumps(record))
     else:
-        from lockstep.fit import fit
+        from lockstep.run.fit import fit
 
         result, stopped = fit(
             job.recipe,
@@ -125,9 +125,9 @@ def _work(job: Job, world: World, asked: Asked) -> int:
 
 def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
     """Evaluations go to stdout, at once so that a pipe's reader sees them; progress and other words to stderr."""
-    from lockstep import watch
     from lockstep.report import evaluation
-    from lockstep.session import Session
+    from lockstep.run import watch
+    from lockstep.run.session import Session
 
     session = Session(job.recipe, job.placement, reduction, device)
     line = None
@@ -179,7 +179,7 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
 
 def _save_model(path: Path, session: "Session", weights: str) -> None:
     """Write the classifier that was evaluated. Raises: LockstepError."""
-    from lockstep.classifier_file import save_classifier
+    from lockstep.run.model_file import save_classifier
 
     try:
         save_classifier(path, session, weights)

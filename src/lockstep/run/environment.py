@@ -14,8 +14,8 @@ import psutil
 import torch
 
 from lockstep import numerics
-from lockstep.placement import Placement
-from lockstep.recipe import Recipe, dotted
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe, dotted
 from lockstep.reduce import Reduction, owned
 
 _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}

@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lockstep import numerics
-from lockstep.recipe import Recipe
+from lockstep.config.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lockstep import digest
+from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
-from lockstep.recipe import Recipe
 from lockstep.reduce import Reduction, owned
-from lockstep.report.log import Log
-from lockstep.state import PartedError, State
-from lockstep.tower import REQUESTS, Metrics, NonFiniteError, Tower, plan_of
+from lockstep.training import digest
+from lockstep.training.log import Log
+from lockstep.training.state import PartedError, State
+from lockstep.training.tower import REQUESTS, Metrics, NonFiniteError, Tower, plan_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # in the order of the first of REQUESTS
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
-from lockstep.recipe import Recipe
 from lockstep.reduce import REDUCTIONS
 from lockstep.settings import Settings
 

@@ -1,0 +1,1 @@
+"""One run: its folder, checkpoints and result, and the evaluation of its checkpoints."""
