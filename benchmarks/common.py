@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lockstep import numerics
+from lockstep import hardware, numerics
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -73,7 +73,7 @@ HEAD = f"{'figure':<58} {'unit':<5} {'median':>8}  {'target':>9}  {'met':>3}  {'
 
 def save(name: str, record: dict[str, Any]) -> None:
     """Write `record`, with the machine and the versions, to benchmarks/results/<name>.json."""
-    machine = {"cpu": numerics.processor(), "cores": numerics.cores(), "system": platform.platform()}
+    machine = {"cpu": hardware.processor(), "cores": hardware.cores(), "system": platform.platform()}
     versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}}
     program = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
     RESULTS.mkdir(exist_ok=True)

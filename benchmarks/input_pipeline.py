@@ -49,7 +49,8 @@ def main() -> None:
     recipe = make(start.model_dump(mode="json"), changes)
     numerics.configure(1, recipe.exact)
     session = Session(recipe, Placement(data=args.data), Local(1), torch.device("cpu"))
-    dataset, tower, state = session.split("train"), Tower(recipe, session.network), session.state
+    dataset, state = session.split("train"), session.state
+    tower = Tower(recipe.over(len(dataset)), session.network)
 
     def plan(step: int) -> Plan:
         return Plan.at(

@@ -21,11 +21,12 @@ from lockstep.data.download.fetch import ensure
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.run.environment import fingerprint
-from lockstep.run.session import Session, first_model
+from lockstep.run.session import Session
 from lockstep.training.log import Log
 from lockstep.training.loop import train
+from lockstep.training.network import initial_model, persistent_buffers
 from lockstep.training.state import State
-from lockstep.training.tower import Tower, persistent_buffers
+from lockstep.training.tower import Tower
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
     print(f"warm-up run {first_s:.2f} s, not counted", flush=True)
     runs = []
     for seed in range(args.runs):
-        runs.append(run(recipe.model_copy(update={"seed": seed}), session))
+        runs.append(run(recipe.replace(seed=seed), session))
         print(f"seed {seed}: {runs[-1]['accuracy']:.2%} in {runs[-1]['seconds']:.3f} s", flush=True)
     figures = {name: spread([one[name] for one in runs]) for name in runs[0]}
     mean = sum(one["accuracy"] for one in runs) / len(runs)
@@ -59,14 +60,15 @@ def main() -> None:
 
 def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     """Train and evaluate once, from new first weights in the network that `session` has compiled."""
-    train_set, test_set = session.split("train"), session.split(recipe.tested_on)
+    train_set, test_set = session.split("train"), session.split(recipe.evaluated_split)
     _wait(session.device)
     started = time.perf_counter()
-    model = first_model(recipe, session.network.shape, train_set)
+    model = initial_model(recipe, session.network.shape, train_set)
     session.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), session.device)
-    log = Log(recipe, session.placement, len(train_set), [], processes=1, device=session.device)
-    log.start([])
-    train(recipe, train_set, session.reduction, Tower(recipe, session.network), session.state, log)
+    course = recipe.over(len(train_set))
+    log = Log(course, session.placement, [], device=session.device)
+    for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
+        pass
     result = next(iter(session.evaluate_all(test_set).values()))
     _wait(session.device)
     one_view = result.summary().get("accuracy_one_view", result.accuracy)

@@ -28,7 +28,6 @@ from lockstep.run.saver import Saver  # noqa: E402
 from lockstep.run.session import Session  # noqa: E402
 from lockstep.training.log import Log  # noqa: E402
 from lockstep.training.loop import train  # noqa: E402
-from lockstep.training.state import State  # noqa: E402
 from lockstep.training.tower import Tower  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -80,11 +79,11 @@ def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
     made = session("mnist", steps=steps, precision="bfloat16")
     state, dataset = made.state, made.split("train")
     found: dict[str, list[float]] = {"step": [], "digest": [], "wait": [], "write": []}
-    waited = Waited(state.unchanged)
-    state.unchanged = waited  # type: ignore[assignment]
+    waited = Waited(state.update_lock)
+    state.update_lock = waited  # type: ignore[assignment]
     began = time.perf_counter()
 
-    def after_step(state: State, due: bool) -> None:
+    def after_step() -> None:
         nonlocal began
         found["step"].append(time.perf_counter() - began)
         if state.step % every == 0:
@@ -103,8 +102,10 @@ def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
         saver = Saver(Path(folder), keep=2, every_s=0)
         saver.save(state, {})  # as every run does before its first step: it makes room for the copies
         saver.wait()
-        tower, log = Tower(made.recipe, made.network), Log(made.recipe, made.placement, len(dataset), [])
-        train(made.recipe, dataset, made.reduction, tower, state, log, after_step=after_step)
+        course = made.recipe.over(len(dataset))
+        log = Log(course, made.placement, [])
+        for _ in train(course, dataset, Tower(course, made.network), made.reduction, state, log):
+            after_step()
         saver.wait()
         found["write"].append(saver._write_s)
     found["wait"] = found["wait"][1:]  # the first has to make room for the optimizer's slots, once in a run

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.common import RESULTS, save, spread, train
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.overrides import make, parse
 from lockstep.config.precision import on_gpu, resolve
 from lockstep.recipes import named
@@ -57,7 +57,7 @@ def recorded(recipe: str, digest: str, *, more: bool) -> list[dict[str, float]]:
     if not more:
         return []
     theirs = found["machine"]["cpu"], found["machine"]["cores"], found["versions"]["torch"]
-    if theirs != (numerics.processor(), numerics.cores(), version("torch")):
+    if theirs != (hardware.processor(), hardware.cores(), version("torch")):
         raise SystemExit(f"{file} holds runs of another machine or torch: move it away, or leave out --more")
     runs: list[dict[str, float]] = found["runs"]
     return runs

@@ -6,15 +6,14 @@ What they leave is no trained network, so there is no run folder, and no accurac
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from lockstep.bench import ceiling
-from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
+from lockstep.config.course import Course
+from lockstep.config.jobs import BenchJob, BenchMode
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
@@ -26,10 +25,10 @@ from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent
 from lockstep.training.log import Log
 from lockstep.training.loop import train
 from lockstep.training.state import State
-from lockstep.training.tower import Tower, plan_of
+from lockstep.training.tower import Tower
+from lockstep.training.vector import Requests
 
-Mode = Literal["synthetic", "forward-only", "independent"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES: tuple[BenchMode, ...] = get_args(BenchMode)
 
 
 class Constant:
@@ -70,7 +69,12 @@ class Forward(Tower):
     """In the place of a tower: no backward pass ("forward-only")."""
 
     def __call__(
-        self, state: State, shard: Shard, step: int, requests: Sequence[bool] = (), digest: Sequence[float] = ()
+        self,
+        state: State,
+        shard: Shard,
+        step: int,
+        requests: Requests = Requests(),  # noqa: B008  a frozen constant
+        digest: Sequence[float] = (),
     ) -> Tensor:
         """Zeros, after a forward pass."""
         network = self._network
@@ -90,7 +94,7 @@ class Still:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
 
-    def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
+    def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
         """Count the step."""
         self.step += 1
 
@@ -145,35 +149,27 @@ class Times:
         """Nothing."""
 
 
-def bench(
-    recipe: Recipe,
-    placement: Placement,
-    reduction: Reduction,
-    device: torch.device,
-    *,
-    steps: int,
-    warmup: int,
-    modes: Sequence[Mode],
-) -> dict[str, Any]:
-    """Time `steps` steps after `warmup` others, every process alike; returns the record, equal in every process."""
+def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> dict[str, Any]:
+    """Time `job.steps` steps after `job.warmup` others. Return the record, which is equal in every process."""
+    placement, steps, warmup, modes = job.placement, job.steps, job.warmup, job.modes
     # One kind of step: images of full size, all layers trained.
-    recipe = make(
-        recipe.model_dump(mode="json"), {"steps": warmup + steps, "progressive": None, "freeze": {}, "held_out": 0}
-    )
+    recipe = job.recipe.replace(steps=warmup + steps, epochs=None, progressive=None, freeze={}, held_out=0)
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
     session = Session(recipe, placement, reduction, device, splits)
     dataset: Any = session.split("train")
     state: Any = session.state
-    tower = Tower(recipe, session.network)
+    course = recipe.over(len(dataset))
+    tower = Tower(course, session.network)
     if "synthetic" in modes:
         dataset = Constant(dataset)
     if "forward-only" in modes:
-        tower, state = Forward(recipe, session.network), Still(state)
+        tower, state = Forward(course, session.network), Still(state)
     apart = "independent" in modes or "forward-only" in modes  # without gradients there is nothing to exchange
     times = Times(device, warmup)
-    log = Log(recipe, placement, len(dataset), [times], processes=reduction.processes, device=device)
+    log = Log(course, placement, [times], processes=reduction.processes, device=device)
     log.start([])
-    train(recipe, dataset, Alone(reduction) if apart else reduction, tower, state, log)
+    for _ in train(course, dataset, tower, Alone(reduction) if apart else reduction, state, log):
+        pass
     memory = session.peak_memory_bytes()
     return {
         "kind": "bench",
@@ -188,7 +184,7 @@ def bench(
         **_speed(recipe.batch, *times.timed(), reduction),
         "peak_memory_bytes": memory,
         "vector_bytes": 4 * tower.layout.length,
-        **_ceiling(recipe, dataset, tower, state, reduction, device),
+        **_ceiling(course, dataset, tower, state, reduction, device),
         **{key: fingerprint(device)[key] for key in ("device", "versions")},
     }
 
@@ -215,11 +211,11 @@ def _speed(batch: int, timed: Sequence[StepEvent], steps: Sequence[int], reducti
 
 
 def _ceiling(
-    recipe: Recipe, dataset: Any, tower: Tower, state: Any, reduction: Reduction, device: torch.device
+    course: Course, dataset: Any, tower: Tower, state: Any, reduction: Reduction, device: torch.device
 ) -> dict[str, Any]:
     """flops_per_step: of process 0's towers. peak_flops_per_s: of a process, the mean while all measure theirs."""
-    plan = plan_of(recipe, 0, len(dataset))
-    shard = dataset.shard(plan, reduction.owned.start)
+    recipe = course.recipe
+    shard = dataset.shard(course.plan(0), reduction.owned.start)
     count = ceiling.flops(lambda: tower(state, shard, state.step))
     reduction.gather(torch.zeros(1))  # all processes begin together
     dtype = ceiling.product_dtype(recipe.precision, device)

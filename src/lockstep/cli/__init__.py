@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from lockstep import streams
 from lockstep.cli.bench import bench
 from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
@@ -14,6 +13,7 @@ from lockstep.cli.hints import HintingCommand, HintingGroup
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
+from lockstep.files import reserve_standard_streams
 
 app = typer.Typer(
     name="lockstep",
@@ -63,7 +63,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """The `lockstep` program: a user's mistake is one message and its exit code; a bug keeps its traceback (1)."""
-    streams.reserve()
+    reserve_standard_streams()
     try:
         app(prog_name="lockstep")
     except LockstepError as error:

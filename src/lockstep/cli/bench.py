@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json
+from lockstep.cli.options import Data, Device, Json
 
 if TYPE_CHECKING:
     from lockstep.config.placement import Placement
@@ -73,10 +73,10 @@ def bench(
     from lockstep.cli.resolve import fixed_precision, recipe_of
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
-    from lockstep.config.recipe import validated
     from lockstep.errors import LockstepError
-    from lockstep.processes.launch import places
+    from lockstep.processes.launch import capacity
     from lockstep.processes.world import World
+    from lockstep.settings import validated
 
     if World.from_environment().joined:
         raise LockstepError("lockstep bench starts its own processes: run it alone, without torchrun, srun or mpirun")
@@ -90,7 +90,7 @@ def bench(
     recipe, _ = fixed_precision(recipe, device, None)
     fields: dict[str, Any] = {"device": device, "reduction": reduction, "data": data.absolute() if data else None}
     placement = validated(Placement, {**fields, "processes": processes})
-    most = processes or places(recipe, placement)
+    most = processes or capacity(recipe, placement)
 
     def measure(count: int, modes: tuple[str, ...]) -> dict[str, Any]:
         return _measure(recipe, placement.on(count), steps, warmup, modes)
@@ -117,23 +117,21 @@ def _measure(
 ) -> dict[str, Any]:
     """One job, on processes of its own. Raises: typer.Exit if it fails or is stopped."""
     from lockstep.config import overrides
+    from lockstep.config.jobs import BenchJob
     from lockstep.processes.launch import launch
-    from lockstep.processes.worker import Job
 
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
-        job = Job(
-            command="bench",
+        job = BenchJob(
             recipe=overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes}),
             placement=placement,
-            path=Path(folder) / "record.json",
+            record=Path(folder) / "record.json",
             steps=steps,
             warmup=warmup,
             modes=modes,
-            started=STARTED,
         )
         if code := launch(job):
             raise typer.Exit(code)
-        record: dict[str, Any] = json.loads(job.path.read_text())
+        record: dict[str, Any] = json.loads(job.record.read_text())
         return record
 
 

@@ -13,7 +13,7 @@ _NAME = 24  # characters of a class's name that are shown
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class CheckpointEvaluation:
     """The evaluation of a checkpoint: of the run at `run` after `step` updates. time: seconds since the epoch."""
 
     run: Path
@@ -35,7 +35,7 @@ class Evaluated:
         return where | result.summary() | {"classes": classes, "confusion": result.confusion}
 
 
-def summary_line(evaluated: Evaluated) -> str:
+def summary_line(evaluated: CheckpointEvaluation) -> str:
     """One line: which weights, and how good they are."""
     result = evaluated.result
     return (
@@ -44,14 +44,14 @@ def summary_line(evaluated: Evaluated) -> str:
     )
 
 
-def precision_line(evaluated: Evaluated) -> str:
+def precision_line(evaluated: CheckpointEvaluation) -> str:
     """One line in the shape of TensorFlow's CIFAR-10 evaluator."""
     result = evaluated.result
     what = f"step {evaluated.step}, {evaluated.weights}, {result.examples} {evaluated.split} images"
     return f"{datetime.fromtimestamp(evaluated.time)}: precision @ 1 = {result.accuracy:.3f}  ({what})"
 
 
-def table_lines(evaluated: Evaluated) -> list[str]:
+def table_lines(evaluated: CheckpointEvaluation) -> list[str]:
     """A line for each class: its examples and accuracy, and what it was taken for.
 
     That is its row of the confusion matrix, or with many classes the three most frequent wrong predictions.

@@ -1,14 +1,14 @@
-"""Ledger: RUN/eval, where a watcher records what it found; it reads there what need not be evaluated again."""
+"""EvaluationLog: RUN/eval, where a watcher records what it found; it reads there what need not be evaluated again."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.report.evaluation import Evaluated
+from lockstep.report.evaluation import CheckpointEvaluation
 from lockstep.report.event_file import EventFile, scalar
 
 
-class Ledger:
+class EvaluationLog:
     """The evaluations of one split with one kind of weights, in `folder`; nothing there is ever deleted.
 
     metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in `folder` itself for what
@@ -37,7 +37,7 @@ class Ledger:
             except (ValueError, KeyError, TypeError):
                 continue
 
-    def add(self, evaluated: Evaluated) -> None:
+    def add(self, evaluated: CheckpointEvaluation) -> None:
         """Record an evaluation. A folder that cannot be written costs the record, not the watch."""
         self.done.add(evaluated.step)
         if not self._writable:
@@ -55,13 +55,13 @@ class Ledger:
         if self._events is not None and self._writable:
             self._events.close()
 
-    def _add_events(self, evaluated: Evaluated) -> None:
+    def _add_events(self, evaluated: CheckpointEvaluation) -> None:
         if self._events is None:
             self._events = EventFile(self._events_folder)
         values = {"precision@1": evaluated.result.accuracy, "loss": evaluated.result.loss}
         self._events.add(evaluated.step, [scalar(tag, value) for tag, value in values.items()])
 
-    def _add_row(self, evaluated: Evaluated) -> None:
+    def _add_row(self, evaluated: CheckpointEvaluation) -> None:
         row = {"kind": "evaluation", "time": evaluated.time, "step": evaluated.step}
         row |= {"split": evaluated.split, "weights": evaluated.weights, **evaluated.result.summary()}
         row["class_correct"] = evaluated.result.class_correct
