@@ -2,7 +2,7 @@ import json
 import re
 from pathlib import Path
 
-from lockstep.report.evaluation import Evaluated, precision_line, summary_line, table_lines
+from lockstep.report.evaluation import CheckpointEvaluation, precision_line, summary_line, table_lines
 from lockstep.training.evaluate import Evaluation
 
 
@@ -10,7 +10,7 @@ def evaluated(classes, confusion, lost=0):
     examples = tuple(sum(row) + (lost if label == 0 else 0) for label, row in enumerate(confusion))
     correct = sum(row[label] for label, row in enumerate(confusion))
     result = Evaluation(sum(examples), correct, 0.5, examples, tuple(map(tuple, confusion)))
-    return Evaluated(Path("runs/x"), 1e9, 1000, "test", "ema", classes, result)
+    return CheckpointEvaluation(Path("runs/x"), 1e9, 1000, "test", "ema", classes, result)
 
 
 SMALL = evaluated(

@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import validated
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.processes import launch
 from lockstep.recipes import named
+from lockstep.settings import validated
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from lockstep.recipes import named
 )
 def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, processes):
     monkeypatch.setattr(launch, "_gpus", lambda: gpus)
-    monkeypatch.setattr(numerics, "cores", lambda: cores)
+    monkeypatch.setattr(hardware, "cores", lambda: cores)
     assert launch._count(named("digits"), Placement(**placement)) == processes
 
 
@@ -67,7 +67,7 @@ def test_fewer_processes_take_the_first_of_the_gpus_named():
 
 
 def test_where_no_driver_is_torch_is_not_asked_for_gpus(monkeypatch):
-    monkeypatch.setattr(numerics, "_DRIVERS", ("no such device",))
+    monkeypatch.setattr(hardware, "_GPU_DEVICES", ("no such device",))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert launch._gpus() == 0

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from lockstep.cli.resolve import recipe_of
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement, check
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
+from lockstep.settings import validated
 
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
 

@@ -14,7 +14,7 @@ from lockstep.report import console, lines
 from lockstep.report.metrics import MetricsFile
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.log import Log
-from lockstep.training.tower import REQUESTS, Metrics
+from lockstep.training.vector import Metrics, Requests
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
@@ -28,13 +28,13 @@ def sums(
     cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS, gpu=(0.0,) * TOWERS
 ):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    flags, digest = torch.zeros(len(REQUESTS) + TOWERS), torch.zeros(TOWERS, 3)
-    return Metrics(*one, flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
+    flags, digest = (torch.zeros(len(Requests().flags())), torch.zeros(TOWERS)), torch.zeros(TOWERS, 3)
+    return Metrics(*one, *flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
     recipe = make(named("digits").model_dump(mode="json"), {"steps": steps})
-    return Log(recipe, Placement(**placement), 1442, listeners, processes=processes)
+    return Log(recipe.over(1442), Placement(**placement), listeners, processes=processes)
 
 
 class Heard:
@@ -189,7 +189,7 @@ def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     state = SimpleNamespace(**{**vars(STATE), "loss_scale": 1024.0})
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
-    broken.broken[0] = 1.0
+    broken.non_finite[0] = 1.0
     log.step(0, broken, state, 0.1, torch.zeros(0), skipped=True)
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None

@@ -15,7 +15,7 @@ from lockstep.optim import Muon
 from lockstep.processes.worker import Job
 from lockstep.recipes import RECIPES, named
 from lockstep.settings import load_object
-from lockstep.training.tower import build_model
+from lockstep.training.network import build_model
 
 TUTORIAL, MNIST = named("cifar10-tutorial"), named("mnist")
 COUNT = re.compile(r"(\d[\d ]*) parameters")
@@ -112,7 +112,7 @@ def page_statements() -> dict[int, list[str]]:
     distort, staircase, place = TUTORIAL.augmentation, TUTORIAL.schedule, Placement()
     (decay,) = set(TUTORIAL.weight_decay.values())
     first_dense, second_dense = (name.removesuffix(".weight") for name in TUTORIAL.weight_decay)
-    first = next(step for step in range(1, 200_000) if TUTORIAL.rate(step, 50_000) < TUTORIAL.lr)
+    first = next(step for step in range(1, 200_000) if TUTORIAL.over(50_000).learning_rate(step) < TUTORIAL.lr)
     network, mnist = build_model(TUTORIAL, (3, 24, 24), 10), build_model(MNIST, (1, 28, 28), 10)
     dropped = mnist.dropout.p
     return {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.runs import fit_here
 from tests.unit.test_tower import parts, plan
 from torch import nn
 
@@ -18,7 +19,6 @@ from lockstep.reduce.local import Local
 from lockstep.report.event_file import EventFile, histogram, image, scalar
 from lockstep.report.probe import Probe
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.run.fit import fit
 from lockstep.training.clock import PARTS
 from lockstep.training.evaluate import Evaluation
 
@@ -27,9 +27,7 @@ RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 12})
 
 def train(path, recipe=RECIPE, **options):
     place = {"summary_every": 5, "log_every": 5, "save_every": 4, **options.pop("placement", {})}
-    return fit(
-        recipe, Placement(**place), Local(recipe.towers), torch.device("cpu"), path=path, to_stderr=True, **options
-    )[0]  # fmt: skip
+    return fit_here(recipe, path, Placement(**place), **options).result
 
 
 def read(folder):

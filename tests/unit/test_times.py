@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.runs import fit_here
 from tests.unit.test_tower import parts
 
 from lockstep.config.overrides import make
@@ -18,9 +19,8 @@ from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.run.fit import fit
 from lockstep.run.session import Session
-from lockstep.run.writer import Keeper
+from lockstep.run.writer import RunWriter
 from lockstep.training.log import Log
 from lockstep.training.loop import train
 from lockstep.training.state import State
@@ -87,14 +87,12 @@ def test_the_inputs_share_of_a_step_is_the_time_of_the_augmentation_and_nothing_
     clock.costs(Local, "__call__", 2.0)
     clock.costs(State, "apply", 1.0)
     board = TensorBoard(tmp_path / "tb", 2, tower._network.module, (1, 8, 8), note=print)
-    log = Log(recipe, Placement(), len(dataset), [MetricsFile(tmp_path / "metrics.jsonl", 2), board, Slow(clock)])
-
-    def save(state, due):
-        with log.untimed():
-            clock.now += 100.0
-
+    course = recipe.over(len(dataset))
+    log = Log(course, Placement(), [MetricsFile(tmp_path / "metrics.jsonl", 2), board, Slow(clock)])
     log.start([])
-    train(recipe, dataset, Local(4), tower, state, log, after_step=save)
+    for _ in train(course, dataset, tower, Local(4), state, log):
+        with log.untimed():  # as saving a checkpoint
+            clock.now += 100.0
     board.close()
     whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 2.0, "report": 0.5, "update": 1.0}
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
@@ -115,10 +113,10 @@ def test_no_rate_of_a_run_counts_saving_or_evaluating_and_the_results_not_the_fi
     recipe = make(named("digits").model_dump(mode="json"), {"steps": 25})
     saved, evaluated = [], []
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4)
-    clock.costs(Keeper, "save", 100.0, saved)
+    clock.costs(RunWriter, "save", 100.0, saved)
     clock.costs(Session, "evaluate_all", 1000.0, evaluated)
     place = Placement(log_every=10, save_every=4, eval_every=7, summary_every=0)
-    result, _ = fit(recipe, place, Local(4), CPU, path=tmp_path / "run", to_stderr=True)
+    result = fit_here(recipe, tmp_path / "run", place).result
     assert len(evaluated) == 4
     assert len(saved) > 4
     assert result["train_s"] == pytest.approx(5 * 10.0 + 20 * 0.5)

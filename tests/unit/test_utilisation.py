@@ -14,7 +14,7 @@ from lockstep import numerics
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
-from lockstep.numerics import GpuUtilisation
+from lockstep.hardware import GpuUtilisation
 from lockstep.recipes import named
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
@@ -71,12 +71,13 @@ def test_it_rides_in_the_vector_of_a_process_first_tower(driver, answer, told):
     dataset = load(None)["train"]
     shards = [dataset.shard(plan(recipe, 0, len(dataset)), t) for t in (2, 3)]
     found = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
-    assert [metrics.gpu.tolist() for metrics in found] == [[0, 0, told, 0], [0, 0, 0, 0]]
-    assert not any(metrics.broken.any() for metrics in found)
+    assert [metrics.gpu_percent.tolist() for metrics in found] == [[0, 0, told, 0], [0, 0, 0, 0]]
+    assert not any(metrics.non_finite.any() for metrics in found)
 
 
 def log_on(device, listeners):
-    return Log(make(DIGITS, {"steps": 3}), Placement(), 1442, listeners, processes=2, device=torch.device(device))
+    course = make(DIGITS, {"steps": 3}).over(1442)
+    return Log(course, Placement(), listeners, processes=2, device=torch.device(device))
 
 
 def test_metrics_and_tensorboard_have_it_for_each_process(tmp_path, monkeypatch):

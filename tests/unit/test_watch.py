@@ -3,16 +3,17 @@
 import itertools
 import json
 import shutil
-import time
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lockstep.config.jobs import EvalJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, LockstepError
-from lockstep.processes.worker import Job, work
+from lockstep.processes.worker import run_job
+from lockstep.processes.world import World
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.run import checkpoint, watch
@@ -56,16 +57,7 @@ def evaluate(training, capsys):
     def call(**fields):
         fields = {"watch": True, "once": False, "json_output": True, **fields}
         path = training.run.path.relative_to(training.run.path.parent.parent)
-        code = work(
-            Job(
-                command="eval",
-                recipe=RECIPE,
-                placement=Placement(device="cpu"),
-                path=path,
-                started=time.time(),
-                **fields,
-            )
-        )
+        code = run_job(EvalJob(recipe=RECIPE, placement=Placement(device="cpu"), path=path, **fields), World())
         out, err = capsys.readouterr()
         return code, out.splitlines(), err.splitlines()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.processes.world import MEETING, World
+from lockstep.processes.world import RENDEZVOUS, World
 
 MASTER = {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"}
 RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -14,7 +14,7 @@ RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
     [
         ({}, World()),
         ({"RANK": "0", "WORLD_SIZE": "1", **MASTER}, World()),
-        ({MEETING: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
+        ({RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
         ({"TORCHELASTIC_RUN_ID": "x", **RANKS, **MASTER}, World("torchrun", 3, 8, 1, ("a1", 29500))),
         ({**RANKS, **MASTER}, World("RANK and WORLD_SIZE", 3, 8, 1, ("a1", 29500))),
         (
@@ -28,7 +28,7 @@ RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
         # A batch script is one process, though Slurm numbers it and says for how many the job has room.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, World()),
         # What a launcher starts inside another one's process is its own.
-        ({"SLURM_STEP_NUM_TASKS": "4", MEETING: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "4", RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
     ],
 )
 def test_each_launcher_is_known_by_its_variables(variables, expected):
