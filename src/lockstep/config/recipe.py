@@ -13,8 +13,7 @@ from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
 from lockstep.errors import LockstepError, unknown
 from lockstep.models import MODELS
-from lockstep.optim import OPTIMIZERS, Optimizer
-from lockstep.optim.ema import EMA
+from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose
 
 S = TypeVar("S", bound=Settings)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, unknown
-from lockstep.optim.groups import by_weight_decay
 from lockstep.optim.scale import LossScale
+from lockstep.optim.settings import by_weight_decay
 from lockstep.training.digest import short
 
 
