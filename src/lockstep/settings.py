@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -30,6 +30,10 @@ class Settings(BaseModel):
         ):
             raise ValueError("true and false are for switches: give a value")
         return value
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with `changes`, validated like any other settings."""
+        return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
 T = TypeVar("T", bound=Settings)
