@@ -1,10 +1,10 @@
-"""Files of a run: never written through a link, replaced whole or not at all, with the rights that the umask gives."""
+"""Writes a run's files: never through a link, replaced whole or not at all, with the permissions the umask allows."""
 
 import os
 from pathlib import Path
 from typing import IO
 
-# Read once, before any thread starts: the only way to read the umask is to set it.
+# Reading the umask means setting it, which affects all threads. So it is read once, before any thread starts.
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
 
@@ -12,21 +12,21 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 def append(path: Path) -> IO[str]:
-    """Open the text file `path` for appending; make it if it is missing. Raises: OSError, also if it is a link."""
+    """Open the text file `path` for appending; create it if it is missing. Raises: OSError, also if it is a link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o666), "a", encoding="utf-8")
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor of the file `path`, made if it is missing and never truncated. Raises: OSError, also for a link."""
+    """Return a descriptor of the file `path`, created if missing, never truncated. Raises: OSError, also for a link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_LINK, 0o666)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, whole or not at all, and flush it to the disk. Raises: OSError, with `path` as it was."""
+    """Write `data` to `path`, whole or not at all, and flush it to disk. Raises: OSError, with `path` unchanged."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.unlink(missing_ok=True)
     try:
-        # A new file, so never one that somebody placed there to be written through.
+        # O_EXCL creates a new file, so nothing is written through a file or link that somebody else put there.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb") as file:
             file.write(data)
         flush(temporary)
@@ -38,7 +38,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until the file or folder `path` is on the disk. Raises: OSError."""
+    """Wait until the file or folder `path` is on disk. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,5 +47,5 @@ def flush(path: Path) -> None:
 
 
 def share(path: Path) -> None:
-    """Give a file that a library made for its user alone (mode 0600) the access rights the umask gives new files."""
+    """Give the file `path` the permissions of a new file, for libraries that create files as 0600 (owner only)."""
     path.chmod(0o666 & ~_UMASK)
