@@ -10,7 +10,7 @@ import torch
 from lockstep.config.recipe import Recipe, validated
 from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS
-from lockstep.data.augment import Keys
+from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import by_weight_decay
