@@ -1,4 +1,4 @@
-"""A real HTTP server for the tests of downloads, which fails on demand, and small data sets for it to serve."""
+"""A real HTTP server for the tests of downloads, which can fail on demand, and small datasets for it."""
 
 import gzip
 import hashlib
@@ -19,7 +19,7 @@ Answer = bytes | int | Callable[["Handler"], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with what the server has for a path: bytes, a status, or a function that answers itself."""
+    """Answers a path with the server's entry: bytes, a status, or a function that sends the answer."""
 
     server: "Server"
 
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """files: path -> answer. requests: the paths that were asked for."""
+    """A server in a thread. files: path -> answer. requests: the requested paths."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -59,7 +59,7 @@ class Server(ThreadingHTTPServer):
         self.thread.start()
 
     def half(self, body: bytes) -> Callable[[Handler], None]:
-        """An answer that stops halfway, says so, and goes on when told to."""
+        """Return an answer that stops halfway, sets `halfway`, and continues after `go_on` is set."""
 
         def answer(handler: Handler) -> None:
             try:
@@ -69,12 +69,12 @@ class Server(ThreadingHTTPServer):
                 self.go_on.wait(60)
                 handler.wfile.write(body[len(body) // 2 :])
             except OSError:
-                pass  # whoever asked was killed
+                pass  # the client was killed
 
         return answer
 
     def silent(self, handler: Handler) -> None:
-        """An answer that never comes."""
+        """Never answer."""
         self.go_on.wait(60)
 
     def stop(self) -> None:
@@ -85,7 +85,7 @@ class Server(ThreadingHTTPServer):
 
 
 def packed(*members: tuple[str, bytes] | tarfile.TarInfo) -> bytes:
-    """A .tar.gz of files, and of members of any other kind."""
+    """Return a .tar.gz of files, and of members of any other kind."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for member in members:
@@ -103,7 +103,7 @@ def archive(name: str, body: bytes, *bases: str) -> Archive:
 
 
 def toy(body: bytes, *bases: str, name: str = "toy.tar.gz") -> Source:
-    """A data set of two files in one archive."""
+    """Return a dataset of two files in one archive."""
     return Source("toy", 2, (("a.bin",), ("b.bin",)), ("toy-files",), (archive(name, body, *bases),))
 
 
@@ -112,7 +112,7 @@ TOY = packed(("toy-files/a.bin", _NOISE), ("toy-files/b.bin", bytes(range(256)) 
 
 
 def blank_mnist() -> dict[str, bytes]:
-    """Files of MNIST's names and shapes, all pixels black."""
+    """Return files with MNIST's names and shapes, all pixels black."""
     files = {}
     for part, count in (("train", 60_000), ("t10k", 10_000)):
         images = struct.pack(">4I", 2051, count, 28, 28) + bytes(count * 784)
@@ -126,14 +126,14 @@ def listing(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def refused(source, place, code, *words, timeout_s=5.0):
-    """fetch fails with all of `words` and with what to do, and leaves everything as it was."""
-    before = listing(place.parent)
+def refused(source, destination, code, *words, timeout_s=5.0):
+    """Assert that `fetch` fails with all of `words` and with the manual way, and changes no file."""
+    before = listing(destination.parent)
     with pytest.raises(LockstepError) as caught:
-        fetch.fetch(source, place, timeout_s)
+        fetch.fetch(source, destination, timeout_s)
     assert caught.value.code == code
     message = str(caught.value)
     assert "\n" not in message
-    for word in (*words, source.archives[0].name, str(place), "By hand", "recipe 'digits'"):
+    for word in (*words, source.archives[0].name, str(destination), "By hand", "recipe 'digits'"):
         assert word in message
-    assert listing(place.parent) == before
+    assert listing(destination.parent) == before

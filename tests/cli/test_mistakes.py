@@ -118,7 +118,7 @@ def test_mnist_in_the_wrong_format_is_named(program, tmp_path):
         (tmp_path / names[0]).write_bytes(gzip.compress(struct.pack(">2I", 2049, 10_000) + b"\x01" * 10_000))
     refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: idx magic number 2049")
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"<html>not found</html>")
-    refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: not a whole gzip file")
+    refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: not a complete gzip file")
 
 
 @pytest.fixture

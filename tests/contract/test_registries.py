@@ -10,10 +10,10 @@ import torch
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS
-from lockstep.data.augment import Keys
+from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
-from lockstep.optim.groups import by_weight_decay
+from lockstep.optim.settings import by_weight_decay
 from lockstep.recipes import RECIPES
 from lockstep.reduce import REDUCTIONS
 from lockstep.settings import load_object, validated

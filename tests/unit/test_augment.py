@@ -3,14 +3,14 @@ import pytest
 import torch
 
 from lockstep import rng
+from lockstep.config.recipe import Recipe, validated
 from lockstep.data import Distort, FlipTranslate, Shift
-from lockstep.data.augment import (
+from lockstep.data.transforms import (
     Keys,
     alternating_flip,
     brightness_contrast,
     central_crop,
     cutout,
-    jitter,
     normalise,
     random_crop_flip,
     resize,
@@ -18,6 +18,8 @@ from lockstep.data.augment import (
     translate,
     unit,
 )
+from lockstep.errors import LockstepError
+from lockstep.recipes import named
 
 
 def keys(count: int, seed: int = 0) -> Keys:
@@ -25,7 +27,7 @@ def keys(count: int, seed: int = 0) -> Keys:
 
 
 def coordinates(count: int) -> torch.Tensor:
-    """Images [count, 32, 32, 3] whose pixels hold their row, their column and 7."""
+    """Return images [count, 32, 32, 3] in which each pixel holds its row, its column and 7."""
     rows = torch.arange(32, dtype=torch.uint8)
     image = torch.stack([rows[:, None].expand(32, 32), rows[None].expand(32, 32), torch.full((32, 32), 7)], -1)
     return image.to(torch.uint8).expand(count, 32, 32, 3)
@@ -35,7 +37,7 @@ def random_images(count: int) -> torch.Tensor:
     return torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8)
 
 
-def test_crops_are_whole_windows_at_uniform_offsets_half_of_them_mirrored():
+def test_crops_are_whole_windows_at_uniform_offsets_and_half_are_flipped():
     crops = random_crop_flip(coordinates(20_000), keys(20_000), 24).int()
     tops, lefts = crops[:, 0, 0, 0], crops[:, :, :, 1].amin((1, 2))
     flipped = crops[:, 0, 0, 1] > crops[:, 0, -1, 1]
@@ -74,12 +76,12 @@ def test_a_constant_image_becomes_zeros_and_a_faint_one_is_not_blown_up():
     assert standardise(torch.full((1, 24, 24, 3), 200.0)).abs().max() == 0
     faint = torch.zeros(1, 24, 24, 3)
     faint[0, 0, 0, 0] = 1e-3
-    assert standardise(faint).max() == pytest.approx(1e-3 * 1728**0.5, rel=1e-2)  # over 1/sqrt(1728), not over sigma
+    assert standardise(faint).max() == pytest.approx(1e-3 * 1728**0.5, rel=1e-2)  # over 1/sqrt(1728)
 
 
 def test_brightness_is_cancelled_by_standardisation_and_contrast_is_not():
     images, k = random_images(8), keys(8)
-    images[..., 0] //= 2  # channels of different means: what contrast about each channel's mean changes
+    images[..., 0] //= 2  # different means, so that contrast about each channel's mean has an effect
     only_contrast = standardise(brightness_contrast(images, k, 0.0, (0.2, 1.8)))
     both = standardise(brightness_contrast(images, k, 63.0, (0.2, 1.8)))
     neither = standardise(images.float())
@@ -87,7 +89,7 @@ def test_brightness_is_cancelled_by_standardisation_and_contrast_is_not():
     assert (only_contrast - neither).abs().max() > 0.1
 
 
-def test_evaluation_takes_the_centre():
+def test_evaluation_uses_the_central_crop():
     crop = central_crop(coordinates(1), 24)
     assert crop[0, 0, 0].tolist() == [4, 4, 7]
     assert crop[0, -1, -1].tolist() == [27, 27, 7]
@@ -102,18 +104,18 @@ def test_distort_is_the_composition_in_the_tutorials_order():
 
 
 def test_every_distortion_in_order_by_hand():
-    """Image by image in float64, with the draws the words give; contrast about the whole image's mean would differ."""
+    """Compute each image in float64 from its random words. Contrast about the mean of all channels would differ."""
     images, k = random_images(6), keys(6, seed=5)
     images[..., 2] //= 3  # channels of different means
-    draws = {name: k.words(name) for name in ("crop_y", "crop_x", "flip", "brightness", "contrast")}
+    words = {name: k.words(name) for name in ("crop_y", "crop_x", "flip", "brightness", "contrast")}
     out = Distort().train(images, k).permute(0, 2, 3, 1).double().numpy()
     for i, image in enumerate(images.double().numpy()):
-        top, left = (int(rng.below(draws[name], 9)[i]) for name in ("crop_y", "crop_x"))
+        top, left = (int(rng.below(words[name], 9)[i]) for name in ("crop_y", "crop_x"))
         x = image[top : top + 24, left : left + 24]
-        if rng.below(draws["flip"], 2)[i]:
+        if rng.below(words["flip"], 2)[i]:
             x = x[:, ::-1]
-        x = x + rng.uniform(draws["brightness"], -63, 63)[i]
-        factor = rng.uniform(draws["contrast"], 0.2, 1.8)[i]
+        x = x + rng.uniform(words["brightness"], -63, 63)[i]
+        factor = rng.uniform(words["contrast"], 0.2, 1.8)[i]
         for channel in range(3):
             plane = x[..., channel]
             x[..., channel] = (plane - plane.mean()) * factor + plane.mean()
@@ -123,12 +125,12 @@ def test_every_distortion_in_order_by_hand():
 
 def test_brightness_and_contrast_are_uniform_over_their_ranges():
     flat = torch.full((20_000, 2, 1, 3), 100, dtype=torch.uint8)
-    flat[:, 0] = 200  # a mean of 150, and 50 on either side of it
+    flat[:, 0] = 200  # the mean is 150, and both values differ from it by 50
     out = brightness_contrast(flat, keys(20_000), 63.0, (0.2, 1.8))[..., 0, 0].double().numpy()
     middle, factors = out.mean(1), (out[:, 0] - out[:, 1]) / 100
     for values, low, high in ((middle - 150, -63, 63), (factors, 0.2, 1.8)):
         counts, _ = np.histogram(values, 20, (low, high))
-        assert counts.sum() == 20_000  # none is outside
+        assert counts.sum() == 20_000  # no value is outside
         assert ((counts - 1000) ** 2 / 1000).sum() < 50  # chi squared, 19 degrees: p < 0.0005
     assert abs(np.corrcoef(middle, factors)[0, 1]) < 0.03
 
@@ -144,7 +146,7 @@ def test_shift_moves_by_at_most_a_pixel_and_fills_with_black():
     assert torch.equal(moved.flatten(1).sum(1), torch.ones(500))
 
 
-def test_unit_scale():
+def test_pixels_are_divided_by_255():
     assert unit(torch.tensor([[[[0], [255]]]], dtype=torch.uint8)).flatten().tolist() == [0.0, 1.0]
 
 
@@ -153,7 +155,7 @@ def test_a_crop_larger_than_the_image_is_refused():
         Distort(crop_px=24).shape(8, 8, 1)
 
 
-def test_flips_alternate_from_a_phase_drawn_for_each_image():
+def test_flips_alternate_between_epochs_with_a_random_phase_for_each_image():
     epochs = [alternating_flip(Keys(5, np.full(2000, epoch), np.arange(2000))) for epoch in range(4)]
     assert (epochs[0] != epochs[1]).all()
     assert (epochs[0] == epochs[2]).all()
@@ -175,7 +177,7 @@ def test_translation_moves_the_reflected_image():
     assert torch.equal(translate(images, keys(300), 0, np.zeros(300, bool)), images)
 
 
-def test_normalisation_takes_each_channel_to_mean_0_and_deviation_1():
+def test_normalised_channels_have_mean_0_and_deviation_1():
     images = random_images(20)
     values = images.double() / 255
     means, deviations = values.mean((0, 1, 2)).tolist(), values.std((0, 1, 2)).tolist()
@@ -206,20 +208,22 @@ def test_settings_that_do_not_fit_the_images_are_refused(settings, said):
         FlipTranslate(**settings).shape(32, 32, 3)
 
 
-def test_jitter_adds_then_multiplies_by_draws_of_each_image():
-    images = torch.tensor([0.0, 1.0]).repeat(4000, 3, 1).view(4000, 3, 1, 2)
-    changed = jitter(images.clone(), keys(4000), 0.2, 0.1)
-    assert torch.equal(changed, changed[:, :1].expand_as(changed))  # alike in all channels
-    low, high = changed[:, 0, 0].unbind(1)
-    factors = high - low
-    added = low / factors
-    for draws, least, most in ((factors, 0.9, 1.1), (added, -0.2, 0.2)):
-        assert least - 1e-6 <= draws.min() < least + 0.002
-        assert most - 0.002 < draws.max() <= most + 1e-6
-        assert abs(draws.mean() - (least + most) / 2) < 0.01
-    assert abs(torch.corrcoef(torch.stack((factors, added)))[0, 1]) < 0.05
-    later = Keys(0, np.zeros(2, np.int64), np.arange(7, 9))
-    assert torch.equal(jitter(images[7:9].clone(), later, 0.2, 0.1), changed[7:9])
+def test_a_recipe_with_the_removed_settings_at_zero_is_read_as_without_them():
+    """Earlier versions wrote brightness and contrast into each run's recipe.json."""
+    fields = named("cifar10").model_dump(mode="json")
+    fields["augmentation"] |= {"brightness": 0.0, "contrast": 0.0}
+    recipe = validated(Recipe, fields)
+    assert recipe == named("cifar10")
+    assert recipe.digest() == named("cifar10").digest()
+
+
+@pytest.mark.parametrize("name", ["brightness", "contrast"])
+@pytest.mark.parametrize("value", [0.1, False, [0.2, 1.8]])
+def test_a_removed_setting_with_another_value_is_an_error(name, value):
+    fields = named("cifar10").model_dump(mode="json")
+    fields["augmentation"][name] = value
+    with pytest.raises(LockstepError, match=f"setting {name} of flip-translate was removed, got .*: leave it out"):
+        validated(Recipe, fields)
 
 
 def test_a_whole_square_is_cut_out_at_uniform_offsets():

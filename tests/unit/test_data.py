@@ -11,7 +11,7 @@ from lockstep.recipes import named
 
 
 def cifar_file(path, labels, label_bytes=1):
-    """Records with constant colour planes: red 10 + i, green 50 + i, blue 90 + i, but one marked pixel each."""
+    """Write records with constant planes (red 10 + i, green 50 + i, blue 90 + i) and one marked pixel each."""
     data = b""
     for i, label in enumerate(labels):
         planes = np.stack([np.full((32, 32), base + i, np.uint8) for base in (10, 50, 90)])
@@ -32,7 +32,7 @@ def test_three_records_decode_to_label_and_image(tmp_path, label_bytes):
     assert data.images[1, 2, 1].tolist() == [11, 51, 91]
 
 
-def test_two_files_are_one_data_set_in_order(tmp_path):
+def test_two_files_make_one_dataset_in_order(tmp_path):
     paths = [cifar_file(tmp_path / f"{i}.bin", [i, i + 1]) for i in range(2)]
     data = cifar.read(paths, records=2, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
     assert data.labels.tolist() == [0, 1, 1, 2]
@@ -41,7 +41,7 @@ def test_two_files_are_one_data_set_in_order(tmp_path):
     assert data.sha256 == again.sha256 != swapped.sha256
 
 
-def test_truncated_and_overlong_files_are_named(tmp_path):
+def test_truncated_and_overlong_files_are_reported(tmp_path):
     path = cifar_file(tmp_path / "data_batch_1.bin", [1, 2])
     for records in (1, 3):
         with pytest.raises(LockstepError, match=r"data_batch_1\.bin: 6146 bytes, expected") as error:
@@ -49,7 +49,7 @@ def test_truncated_and_overlong_files_are_named(tmp_path):
         assert error.value.code == DATA
 
 
-def test_label_out_of_range_names_file_and_record(tmp_path):
+def test_a_label_out_of_range_is_reported_with_file_and_record(tmp_path):
     path = cifar_file(tmp_path / "x.bin", [1, 10, 2])
     with pytest.raises(LockstepError, match=r"x\.bin: label 10 in record 1, allowed 0 to 9"):
         cifar.read([path], records=3, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
@@ -78,7 +78,7 @@ def idx(path, values, compress):
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_mnist_pair(tmp_path, compress):
+def test_a_pair_of_idx_files_decodes_to_images_and_labels(tmp_path, compress):
     suffix = ".gz" if compress else ""
     pixels = np.arange(2 * 784).reshape(2, 28, 28) % 256
     images = idx(tmp_path / f"images{suffix}", pixels, compress)
@@ -90,7 +90,7 @@ def test_mnist_pair(tmp_path, compress):
 
 def test_mnist_is_split_and_scaled_as_in_the_original(tmp_path):
     train_images, train_labels = np.zeros((60_000, 28, 28), np.uint8), np.full(60_000, 2)
-    train_images[5_000, 0, :2] = (255, 51)  # of the first image after the validation split
+    train_images[5_000, 0, :2] = (255, 51)  # the first image after the validation split
     train_labels[:5_000] = 1
     idx(tmp_path / "train-images-idx3-ubyte", train_images, False)
     idx(tmp_path / "train-labels-idx1-ubyte", train_labels, False)
@@ -105,7 +105,7 @@ def test_mnist_is_split_and_scaled_as_in_the_original(tmp_path):
     assert first[0, 0, 0, :3].tolist() == pytest.approx([1.0, 0.2, 0.0])
 
 
-def test_mnist_mistakes_are_named(tmp_path):
+def test_damaged_idx_files_are_reported(tmp_path):
     images = idx(tmp_path / "images", np.zeros((2, 28, 28)), False)
     labels = idx(tmp_path / "labels", [0, 10], False)
     for call, words in (
@@ -121,11 +121,11 @@ def test_mnist_mistakes_are_named(tmp_path):
         mnist.read(images, labels, count=2)
     broken = tmp_path / "images.gz"
     broken.write_bytes(gzip.compress(b"x" * 5000)[:-20])
-    with pytest.raises(LockstepError, match=r"images\.gz: not a whole gzip file"):
+    with pytest.raises(LockstepError, match=r"images\.gz: not a complete gzip file"):
         mnist.read(broken, labels, count=2)
 
 
-def test_fashion_mnist_is_read_from_a_folder_of_its_own(tmp_path, monkeypatch):
+def test_fashion_mnist_is_read_from_its_own_subfolder(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
     (tmp_path / "FashionMNIST/raw").mkdir(parents=True)
     for name, body in blank_mnist().items():
@@ -136,7 +136,7 @@ def test_fashion_mnist_is_read_from_a_folder_of_its_own(tmp_path, monkeypatch):
     assert splits["test"].labels[:3].tolist() == [0, 1, 2]
 
 
-def test_digits_are_split_by_class_and_always_the_same():
+def test_digits_are_split_by_class_and_always_alike():
     splits = digits.load(None)
     assert (len(splits["train"]), len(splits["test"])) == (1442, 355)
     for part, share in (("train", 0.8), ("test", 0.2)):

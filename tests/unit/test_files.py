@@ -1,4 +1,4 @@
-"""Files of a run: no links, whole or not at all, readable as the umask says."""
+"""Files of a run: never written through a link, replaced whole or not at all, with the umask's permissions."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_a_link_is_not_written_through(tmp_path):
     assert (tmp_path / "link").read_text() == "new"
 
 
-def test_a_temporary_file_that_somebody_placed_is_not_written_through(tmp_path):
+def test_an_existing_temporary_file_is_not_written_through(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / f".a.json-{os.getpid()}").symlink_to(victim)
@@ -37,7 +37,7 @@ def test_a_lock_is_not_truncated(tmp_path):
     assert (tmp_path / "lock").read_text() == "kept"
 
 
-def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("old")
 
     def full(path):
@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("umask", "mode"), [("022", 0o644), ("077", 0o600), ("002", 0o664)])
-def test_the_umask_decides_who_may_read(tmp_path, umask, mode):
+def test_new_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
     code = (
         "from pathlib import Path; from lockstep import files\n"
         "files.append(Path('a')).close(); files.replace(Path('b'), b'')\n"

@@ -3,8 +3,8 @@ import torch
 
 from lockstep.errors import LockstepError
 from lockstep.optim import Muon
-from lockstep.optim.groups import by_weight_decay
 from lockstep.optim.muon import orthogonalised
+from lockstep.optim.settings import by_weight_decay
 
 
 def parameters():

@@ -30,7 +30,7 @@ def distorted() -> torch.Tensor:
         seed=recipe.seed, step=0, batch=COUNT, towers=1, examples=COUNT, augmentation=recipe.augmentation
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.data.augment.standardise", lambda values: values.permute(0, 3, 1, 2))
+        patch.setattr("lockstep.data.transforms.standardise", lambda values: values.permute(0, 3, 1, 2))
         return dataset.shard(all_at_once, 0).images.double()
 
 

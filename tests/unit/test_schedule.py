@@ -3,7 +3,7 @@ import pytest
 from lockstep.config.overrides import make
 from lockstep.config.schedule import Progressive, Triangle
 from lockstep.errors import LockstepError
-from lockstep.optim.ema import EMA
+from lockstep.optim import EMA
 from lockstep.recipes import named
 
 

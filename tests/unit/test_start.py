@@ -7,7 +7,7 @@ import torch
 
 from lockstep import numerics
 from lockstep.optim import OPTIMIZERS
-from lockstep.optim.eager import eager
+from lockstep.optim.settings import eager
 from lockstep.report.event_file import EventFile
 
 

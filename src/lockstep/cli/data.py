@@ -52,14 +52,14 @@ def fetch(
       lockstep data fetch mnist --data ~/data                 then: lockstep train mnist --data ~/data
       LOCKSTEP_MIRROR=http://files.local/data lockstep data fetch mnist
     """
-    from lockstep.data import locate as sources
+    from lockstep.data import locate
     from lockstep.data.download import fetch as module
     from lockstep.processes.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None
     place, downloaded = None, False
     if source.archives:
-        place, ours = module.located(source, data) or (sources.destination(source, data), True)
+        place, ours = module.located(source, data) or (locate.destination(source, data), True)
         if ours:
             with handled_by(leave):
                 downloaded = module.fetch(source, place)

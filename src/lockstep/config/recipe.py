@@ -14,8 +14,7 @@ from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
 from lockstep.errors import unknown
 from lockstep.models import MODELS
-from lockstep.optim import OPTIMIZERS, Optimizer
-from lockstep.optim.ema import EMA
+from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose, dotted
 
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"

@@ -1,4 +1,4 @@
-"""Data sets, and the registries of what can be read and how it can be augmented."""
+"""Datasets and augmentations, and the registries of both."""
 
 from lockstep.data.augmentations import Distort as Distort
 from lockstep.data.augmentations import FlipTranslate as FlipTranslate
@@ -6,8 +6,8 @@ from lockstep.data.augmentations import Plain as Plain
 from lockstep.data.augmentations import Shift as Shift
 from lockstep.settings import kinds
 
-# name -> the function that reads it: (folder) -> {"train": Dataset, "test": Dataset, ...}
-# What its files are called and where they are downloaded: SOURCES in catalog.py.
+# name -> the function that reads the dataset: (folder) -> {"train": Dataset, "test": Dataset, ...}.
+# SOURCES in catalog.py lists the files of each dataset and where to download them.
 DATASETS = {
     "digits": "lockstep.data.digits:load",
     "cifar10": "lockstep.data.cifar:load_cifar10",
@@ -16,5 +16,6 @@ DATASETS = {
     "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
+# To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate
 AUGMENTATIONS = kinds(Augmentation)

@@ -1,6 +1,6 @@
-"""What the data sets' files are called, and where they can be downloaded.
+"""The files of each dataset, and where they can be downloaded.
 
-Plain facts without torch: the readers find their files by them, `fetch.py` downloads by them.
+`locate.py` finds the files of the readers by this catalog, and `fetch.py` downloads by it. Needs no torch.
 """
 
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Archive:
-    """One file as it is published.
+    """One published file.
 
     Attributes:
         name: the file's name.
-        bases: addresses of folders that have it, in the order they are tried.
-        size_bytes, sha256: of the file; whatever else a server sends is refused.
+        bases: URLs of folders that have the file, in the order in which they are tried.
+        size_bytes, sha256: of the file. A download with another SHA-256 is refused.
     """
 
     name: str
@@ -23,22 +23,22 @@ class Archive:
 
     @property
     def packed(self) -> bool:
-        """Whether it is a tar archive, to be unpacked; a single compressed file is read as it is."""
+        """Whether the file is a tar archive that must be unpacked. Readers read a single .gz file directly."""
         return self.name.endswith(".tar.gz")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set's files.
+    """The files of a dataset.
 
     Attributes:
-        name: as in DATASETS.
-        images: how many there are, over all splits.
-        files: for each file the reader needs, the names it may have.
-        subfolders: where, under a data folder, the files may be.
-        archives: what is downloaded; empty for a data set that comes with a package.
-        common_names: whether another data set's files have the same names, so that a folder of several data sets is
-            not searched itself, only this set's subfolders of it.
+        name: the dataset's name in DATASETS.
+        images: the number of images in all splits.
+        files: for each file that the reader needs, the names that it may have.
+        subfolders: subfolders of a data folder that may hold the files.
+        archives: the files to download; empty for a dataset that comes with a package.
+        shares_file_names: whether another dataset has files with the same names. If so, a folder for several datasets
+            is not searched itself; only this dataset's subfolders of it are.
     """
 
     name: str
@@ -46,23 +46,23 @@ class Source:
     files: tuple[tuple[str, ...], ...] = ()
     subfolders: tuple[str, ...] = ()
     archives: tuple[Archive, ...] = ()
-    common_names: bool = False
+    shares_file_names: bool = False
 
     @property
     def size_bytes(self) -> int:
-        """What a download transfers."""
+        """The number of bytes that a download transfers."""
         return sum(archive.size_bytes for archive in self.archives)
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _SWIFT = "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/"
-# The official address of MNIST comes last: it has refused downloads for years, and is not encrypted.
+# The official URL of MNIST comes last, because it has refused downloads for years and is not encrypted.
 _MNIST = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
-# The authors' repository before their bucket, whose address is not encrypted.
+# The authors' repository comes before their bucket, because the bucket's URL is not encrypted.
 _FASHION = (
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -72,11 +72,11 @@ _IDX_FILES = tuple((f"{name}.gz", name) for name in _IDX)
 _CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
-def _idx_archives(bases: tuple[str, ...], *sizes_and_sums: tuple[int, str]) -> tuple[Archive, ...]:
-    return tuple(Archive(f"{name}.gz", bases, *fact) for name, fact in zip(_IDX, sizes_and_sums, strict=True))
+def _idx_archives(bases: tuple[str, ...], *sizes_and_sha256: tuple[int, str]) -> tuple[Archive, ...]:
+    return tuple(Archive(f"{name}.gz", bases, *facts) for name, facts in zip(_IDX, sizes_and_sha256, strict=True))
 
 
-# Sizes and sums: of the official files, as other public projects that pin them state them.
+# Sizes and SHA-256 of the official files, as pinned by other public projects.
 _ALL = (
     Source("digits", 1_797),
     Source(
@@ -132,7 +132,7 @@ _ALL = (
             (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
             (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
         ),
-        common_names=True,
+        shares_file_names=True,
     ),
 )
 SOURCES = {source.name: source for source in _ALL}

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 in their official binary format.
 
-A file is records without header: 1 label byte (CIFAR-10) or 2, coarse then fine (CIFAR-100), and 3072 bytes of
-image: 1024 red, 1024 green, 1024 blue, each row by row.
+A file is a sequence of records without a header. A record has 1 label byte (CIFAR-10) or 2 (CIFAR-100: coarse, fine),
+then 3072 bytes of image: 1024 red, 1024 green, 1024 blue, each row by row.
 Source: https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data import locate as sources
+from lockstep.data import locate
 from lockstep.data.catalog import SOURCES
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_PIXELS = 3 * 32 * 32
+_PIXEL_BYTES = 3 * 32 * 32
 
 
 def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
-    """The 50 000 training and 10 000 test images, 32x32 RGB."""
-    paths = sources.find(SOURCES["cifar10"], folder)
+    """Return the 50 000 training and 10 000 test images, 32x32 RGB."""
+    paths = locate.find(SOURCES["cifar10"], folder)
     return {
         "train": read(paths[:5], records=10_000, label_bytes=1, classes=CIFAR10_CLASSES),
         "test": read(paths[5:], records=10_000, label_bytes=1, classes=CIFAR10_CLASSES),
@@ -28,8 +28,8 @@ def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
 
 
 def load_cifar100(folder: Path | None) -> dict[str, Dataset]:
-    """The 50 000 training and 10 000 test images, 32x32 RGB, with their fine labels."""
-    paths = sources.find(SOURCES["cifar100"], folder)
+    """Return the 50 000 training and 10 000 test images, 32x32 RGB, with their fine labels."""
+    paths = locate.find(SOURCES["cifar100"], folder)
     classes = tuple(paths[2].read_text().split())
     if len(classes) != 100:
         raise LockstepError(f"{paths[2]}: {len(classes)} class names, expected 100", DATA)
@@ -40,12 +40,12 @@ def load_cifar100(folder: Path | None) -> dict[str, Dataset]:
 
 
 def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[str, ...]) -> Dataset:
-    """One data set from files of `records` records each.
+    """Return one dataset from files of `records` records each. The last label byte of a record is its label.
 
-    Raises: LockstepError naming the file if its size is wrong or a label (the last label byte) is out of range.
+    Raises: LockstepError that names the file if its size is wrong or a label is out of range.
     """
-    size = label_bytes + _PIXELS
-    for path in paths:  # sizes first: a truncated file is refused before the others are read
+    size = label_bytes + _PIXEL_BYTES
+    for path in paths:  # check all sizes first, so that a truncated file is reported before any file is read
         if (got := path.stat().st_size) != records * size:
             raise LockstepError(
                 f"{path}: {got} bytes, expected {records * size} ({records} records of {size} bytes): "
@@ -58,10 +58,10 @@ def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[st
         part = slice(i * records, (i + 1) * records)
         data = np.fromfile(path, np.uint8).reshape(records, size)
         labels[part] = data[:, label_bytes - 1]
-        if (worst := labels[part].max()) >= len(classes):
+        if (largest := labels[part].max()) >= len(classes):
             record = int(labels[part].argmax())
-            raise LockstepError(f"{path}: label {worst} in record {record}, allowed 0 to {len(classes) - 1}", DATA)
+            raise LockstepError(f"{path}: label {largest} in record {record}, allowed 0 to {len(classes) - 1}", DATA)
         planes = data[:, label_bytes:].reshape(records, 3, 32, 32)
-        for channel in range(3):  # one after the other: half the time of one transposition
+        for channel in range(3):  # copying one channel at a time takes half as long as transposing all three
             images[part, :, :, channel] = planes[:, channel]
     return Dataset.of(images, labels, classes)

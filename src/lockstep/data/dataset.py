@@ -1,4 +1,4 @@
-"""Dataset: labelled images in memory, and the shard of it that a tower sees."""
+"""Dataset: labelled images in memory. Shard: the examples of one tower in one step."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -6,15 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.data.augment import resize
 from lockstep.data.plan import Plan
+from lockstep.data.transforms import resize
 
 
 class Shard(NamedTuple):
-    """What one tower sees in one step.
+    """The examples of one tower in one step.
 
     images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b].
     """
@@ -28,8 +29,11 @@ class Shard(NamedTuple):
 class Dataset:
     """Labelled images of one size, all on one device.
 
-    images: uint8 [N, H, W, C]. labels: int64 [N] in range(len(classes)). classes: their names, in label order.
-    sha256: of the images and labels, so that a run cannot be resumed on other data unnoticed.
+    Attributes:
+        images: uint8 [N, H, W, C].
+        labels: int64 [N], each in range(len(classes)).
+        classes: the names of the classes, in label order.
+        sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
     """
 
     images: Tensor
@@ -38,8 +42,8 @@ class Dataset:
     sha256: str
 
     @staticmethod
-    def of(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> "Dataset":
-        """A data set from uint8 [N, H, W, C] and integer [N] arrays."""
+    def of(images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]) -> "Dataset":
+        """Return the dataset of the arrays `images` [N, H, W, C] and `labels` [N]."""
         images, labels = np.ascontiguousarray(images), labels.astype(np.int64)
         assert images.dtype == np.uint8
         assert images.ndim == 4
@@ -53,15 +57,18 @@ class Dataset:
         return len(self.labels)
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same data set on another device."""
+        """Return the same dataset on another device."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def first(self, count: int) -> "Dataset":
-        """The first `count` examples, in file order; of a data set on the CPU."""
+        """Return the first `count` examples, in file order. The dataset must be on the CPU."""
         return Dataset.of(self.images[:count].numpy(), self.labels[:count].numpy(), self.classes)
 
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
-        """Two data sets, without `count` examples and of those: a fixed random choice, in file order; on the CPU."""
+        """Split off `count` random examples: return (the remaining examples, the held-out examples).
+
+        The choice is the same in every run, and both parts keep the file order. The dataset must be on the CPU.
+        """
         chosen = np.zeros(len(self), bool)
         chosen[rng.permutation(0, "held-out", 0, len(self))[:count]] = True
         images, labels = self.images.numpy(), self.labels.numpy()
@@ -69,9 +76,9 @@ class Dataset:
         return kept, held
 
     def shard(self, plan: Plan, tower: int) -> Shard:
-        """The examples `tower` sees under `plan`, augmented.
+        """Return the examples of `tower` under `plan`, augmented.
 
-        Pure in (plan, tower): equal bits in every process.
+        The result depends only on (plan, tower), so every process gets the same bits.
         Raises: IndexError if tower is not in range(plan.towers).
         """
         keys = plan.keys(tower)

@@ -1,4 +1,4 @@
-"""The 1 797 handwritten digits of scikit-learn, 8x8 grey: real data that needs no download.
+"""The 1 797 handwritten digits of scikit-learn, 8x8 grey: a real dataset that needs no download.
 
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository (test part), 1998.
 """
@@ -12,12 +12,12 @@ from lockstep.errors import DATA, LockstepError
 
 
 def load(folder: Path | None) -> dict[str, Dataset]:
-    """1 442 training and 355 test images: of each class, every fifth image in file order is a test image.
+    """Return 1 442 training and 355 test images. Every fifth image of each class, in file order, is a test image.
 
-    The files are part of scikit-learn; a `folder` is an error.
+    Raises: LockstepError if `folder` is given, because the files are part of scikit-learn.
     """
     if folder is not None:
-        raise LockstepError(f"data set digits comes with scikit-learn: leave out --data {folder}", DATA)
+        raise LockstepError(f"dataset digits comes with scikit-learn: leave out --data {folder}", DATA)
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

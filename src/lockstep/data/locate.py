@@ -1,8 +1,9 @@
-"""Where a data set's files are: a folder the user names, or the user's cache."""
+"""Find the files of a dataset: in the folder that the user names, or in the user's cache."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -10,12 +11,19 @@ from lockstep.data.catalog import Source
 from lockstep.errors import DATA, LockstepError
 
 
-def find(source: Source, folder: Path | None) -> list[Path]:
-    """The files of a data set, one for each of `source.files`.
+class Incomplete(NamedTuple):
+    """A folder that has some of the files of a dataset, and the first file that it lacks."""
 
-    Looked for in `folder` if one is given, else in the folder LOCKSTEP_DATA names and in the user's cache; in each
-    also under the data set's name and its subfolders. Raises: LockstepError naming the places and the first missing
-    file.
+    folder: Path
+    missing: str
+
+
+def find(source: Source, folder: Path | None) -> list[Path]:
+    """Return the paths of a dataset's files, one for each of `source.files`.
+
+    If `folder` is given, only it is searched; else the folder that LOCKSTEP_DATA names and then the user's cache. In
+    each of them, the folder with the dataset's name and the subfolders of `source` are searched too.
+    Raises: LockstepError that names the searched folders and the first missing file.
     """
     if folder is not None and not folder.is_dir():
         raise LockstepError(
@@ -24,82 +32,84 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     paths = present(source, folder)
     if paths is not None:
         return paths
-    if (gap := incomplete(source, folder)) is not None:
-        place, file = gap
+    if (part := incomplete(source, folder)) is not None:
         hint = f"add it{_or_fetch(source, folder)}"
-        raise LockstepError(f"data set {source.name}: {place} has no file {file}: {hint}", DATA)
-    looked = ", ".join(str(place) for place in default_places(source)) if folder is None else folder
+        raise LockstepError(f"dataset {source.name}: {part.folder} has no file {part.missing}: {hint}", DATA)
+    searched = ", ".join(str(default) for default in default_folders(source)) if folder is None else folder
     raise LockstepError(
-        f"data set {source.name}: no {source.files[0][0]} in {looked}. Give its folder as --data DIR or in "
+        f"dataset {source.name}: no {source.files[0][0]} in {searched}. Give its folder as --data DIR or in "
         f"LOCKSTEP_DATA{_or_fetch(source, folder)}; the recipe 'digits' needs no files",
         DATA,
     )
 
 
 def present(source: Source, folder: Path | None) -> list[Path] | None:
-    """What `find` finds, or None."""
-    return _look(source, candidates(source, folder))[0]
+    """Return the same paths as `find`, or None where `find` raises."""
+    return _search(source, candidates(source, folder))[0]
 
 
-def incomplete(source: Source, folder: Path | None) -> tuple[Path, str] | None:
-    """The first folder that has some of the files, and a file it lacks."""
-    return _look(source, candidates(source, folder))[1]
+def incomplete(source: Source, folder: Path | None) -> Incomplete | None:
+    """Return the first searched folder that has only some of the files; None if there is no such folder."""
+    return _search(source, candidates(source, folder))[1]
 
 
-def lacking(source: Source, place: Path) -> str | None:
-    """A file that is not there, if a folder of this data set alone does not have them all."""
-    paths, gap = _look(source, _below(source, place))
-    return None if paths else gap[1] if gap else source.files[0][0]
+def missing_file(source: Source, folder: Path) -> str | None:
+    """Return the name of a file that `folder`, the folder of this dataset alone, lacks; None if all are there."""
+    paths, part = _search(source, _with_subfolders(source, folder))
+    if paths:
+        return None
+    return part.missing if part else source.files[0][0]
 
 
-def _look(source: Source, places: Iterable[Path]) -> tuple[list[Path] | None, tuple[Path, str] | None]:
-    """The files in the first place that has all; and the first place that has only some, with a file it lacks."""
-    gap = None
-    for place in places:
-        found = [_first(place, names) for names in source.files]
-        if all(found):
-            return [path for path in found if path], gap
-        if any(found) and gap is None:
-            gap = place, source.files[found.index(None)][0]
-    return None, gap
+def _search(source: Source, folders: Iterable[Path]) -> tuple[list[Path] | None, Incomplete | None]:
+    """Return the paths in the first folder that has all files, and the first folder before it with only some files."""
+    part = None
+    for folder in folders:
+        paths = [_first(folder, names) for names in source.files]
+        if all(paths):
+            return [path for path in paths if path], part
+        if any(paths) and part is None:
+            part = Incomplete(folder, source.files[paths.index(None)][0])
+    return None, part
 
 
 def candidates(source: Source, folder: Path | None) -> list[Path]:
-    """All folders in which the files may be, in the order they are looked into."""
+    """Return all folders in which `find` searches, in order."""
     return list(dict.fromkeys(_candidates(source, folder)))
 
 
 def _candidates(source: Source, folder: Path | None) -> Iterator[Path]:
-    named = os.environ.get("LOCKSTEP_DATA")
-    shared = folder if folder is not None else Path(named) if named else None
-    if shared is not None:
-        own = [shared / sub for sub in source.subfolders]
-        if not source.common_names:
-            own.insert(0, shared)
+    variable = os.environ.get("LOCKSTEP_DATA")
+    data = folder if folder is not None else Path(variable) if variable else None
+    if data is not None:
+        direct = [data / sub for sub in source.subfolders]
+        if not source.shares_file_names:
+            direct.insert(0, data)
         elif folder is not None:
-            own.append(shared)  # the user says it is this data set's, but a subfolder of its own is a better sign
-        yield from own
-        yield from _below(source, shared / source.name)
+            # Files directly in --data may belong to the other dataset, so this dataset's subfolders come first.
+            direct.append(data)
+        yield from direct
+        yield from _with_subfolders(source, data / source.name)
     if folder is None:
-        yield from _below(source, _cache(source))
+        yield from _with_subfolders(source, _cache(source))
 
 
-def _below(source: Source, place: Path) -> Iterator[Path]:
-    yield place
-    yield from (place / sub for sub in source.subfolders)
+def _with_subfolders(source: Source, folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from (folder / sub for sub in source.subfolders)
 
 
-def default_places(source: Source) -> list[Path]:
-    """The folders searched when the user names none: LOCKSTEP_DATA if set, then the user's cache."""
-    named = os.environ.get("LOCKSTEP_DATA")
-    return ([Path(named)] if named else []) + [_cache(source)]
+def default_folders(source: Source) -> list[Path]:
+    """Return the folders that are searched without --data: LOCKSTEP_DATA if it is set, then the user's cache."""
+    variable = os.environ.get("LOCKSTEP_DATA")
+    return ([Path(variable)] if variable else []) + [_cache(source)]
 
 
 def destination(source: Source, folder: Path | None) -> Path:
-    """The folder a download makes: NAME in `folder`, or in LOCKSTEP_DATA if it is set, or in the user's cache."""
-    named = folder or os.environ.get("LOCKSTEP_DATA")
-    place = Path(named) / source.name if named else _cache(source)
-    return Path(os.path.realpath(place))  # a link stays: what it points to is what gets replaced
+    """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else in the cache."""
+    data = folder or os.environ.get("LOCKSTEP_DATA")
+    path = Path(data) / source.name if data else _cache(source)
+    return Path(os.path.realpath(path))  # a download replaces the folder that a link points to, not the link
 
 
 def _cache(source: Source) -> Path:
@@ -107,8 +117,8 @@ def _cache(source: Source) -> Path:
 
 
 def _or_fetch(source: Source, folder: Path | None) -> str:
-    given = f" --data {folder}" if folder is not None else ""
-    return f", or download it: lockstep data fetch {source.name}{given}"
+    option = f" --data {folder}" if folder is not None else ""
+    return f", or download it: lockstep data fetch {source.name}{option}"
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:

@@ -1,8 +1,9 @@
-"""MNIST, and Fashion-MNIST, in the original idx format, plain or gzip-compressed.
+"""MNIST and Fashion-MNIST in the original idx format, plain or gzip-compressed.
 
-A file is a big-endian header and one byte for each value: magic 2051, images, rows, columns; or magic 2049, labels.
-Source: http://yann.lecun.com/exdb/mnist/ ; the split is that of TensorFlow's input_data.read_data_sets.
-https://github.com/zalandoresearch/fashion-mnist ; the split is the standard one.
+An idx file is a big-endian header and one byte for each value. The header of images is magic number 2051, images, rows,
+columns; the header of labels is magic number 2049, labels.
+Source of MNIST: http://yann.lecun.com/exdb/mnist/, split as in TensorFlow's input_data.read_data_sets.
+Source of Fashion-MNIST: https://github.com/zalandoresearch/fashion-mnist, with its standard split.
 """
 
 import gzip
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data import locate as sources
+from lockstep.data import locate
 from lockstep.data.catalog import SOURCES
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
@@ -21,12 +22,12 @@ _CLASSES = tuple("0123456789")
 _FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-_VALIDATION = 5_000  # the first so many training images are the validation split
+_VALIDATION = 5_000  # the validation split is this many images from the start of the training files
 
 
 def load(folder: Path | None) -> dict[str, Dataset]:
-    """55 000 training, 5 000 validation and 10 000 test images, 28x28 grey."""
-    paths = sources.find(SOURCES["mnist"], folder)
+    """Return MNIST: 55 000 training, 5 000 validation and 10 000 test images, 28x28 grey."""
+    paths = locate.find(SOURCES["mnist"], folder)
     images, labels = read(paths[0], paths[1], count=60_000)
     test_images, test_labels = read(paths[2], paths[3], count=10_000)
     return {
@@ -37,8 +38,8 @@ def load(folder: Path | None) -> dict[str, Dataset]:
 
 
 def load_fashion(folder: Path | None) -> dict[str, Dataset]:
-    """60 000 training and 10 000 test images of clothes, 28x28 grey."""
-    paths = sources.find(SOURCES["fashion-mnist"], folder)
+    """Return Fashion-MNIST: 60 000 training and 10 000 test images of clothes, 28x28 grey."""
+    paths = locate.find(SOURCES["fashion-mnist"], folder)
     return {
         "train": Dataset.of(*read(paths[0], paths[1], count=60_000), _FASHION_CLASSES),
         "test": Dataset.of(*read(paths[2], paths[3], count=10_000), _FASHION_CLASSES),
@@ -46,9 +47,9 @@ def load_fashion(folder: Path | None) -> dict[str, Dataset]:
 
 
 def read(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images uint8 [count, 28, 28, 1] and labels uint8 [count] of one pair of files.
+    """Return the images, uint8 [count, 28, 28, 1], and the labels, uint8 [count], of one pair of files.
 
-    Raises: LockstepError naming the file if a header, a size or a label is wrong.
+    Raises: LockstepError that names the file if a header, a size or a label is wrong.
     """
     images = _idx(images_path, magic=2051, shape=(count, 28, 28))
     labels = _idx(labels_path, magic=2049, shape=(count,))
@@ -59,6 +60,7 @@ def read(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDArray[n
 
 
 def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return the values of an idx file. Raises: LockstepError if the file has another `magic` number or `shape`."""
     data = _bytes(path)
     length = 4 * (1 + len(shape))
     header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
@@ -69,7 +71,7 @@ def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]
     body = np.frombuffer(data, np.uint8, offset=length)
     if body.size != np.prod(shape):
         raise LockstepError(f"{path}: {body.size} values, expected {np.prod(shape)}: the file is truncated", DATA)
-    return body.reshape(shape).copy()  # writable, as torch wants its arrays
+    return body.reshape(shape).copy()  # a writable copy, because torch warns about read-only arrays
 
 
 def _bytes(path: Path) -> bytes:
@@ -79,4 +81,4 @@ def _bytes(path: Path) -> bytes:
         with gzip.open(path) as file:
             return file.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise LockstepError(f"{path}: not a whole gzip file ({error})", DATA) from None
+        raise LockstepError(f"{path}: not a complete gzip file ({error})", DATA) from None

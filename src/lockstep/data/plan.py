@@ -1,31 +1,36 @@
-"""Plan: which examples each tower sees in a step, and how each is augmented."""
+"""Plan: the examples of each tower in one step, and the keys of their augmentation."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import rng
-from lockstep.data.augment import Keys
+from lockstep.data.transforms import Keys
+
+if TYPE_CHECKING:
+    from lockstep.data import Augmentation
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One step's examples, a pure function of (seed, step).
+    """The examples of one step: a pure function of (seed, step).
 
-    Training reads one endless stream: epoch 0's permutation of the examples, then epoch 1's, and so on. Step s takes
-    positions [s * batch, (s + 1) * batch) of it, tower t the t-th equal part of those. So no batch is short, no
-    example is lost or repeated within an epoch, and there is no state to save.
+    Training reads one endless stream: the permutation of all examples for epoch 0, then the one for epoch 1, and so on.
+    Step s takes positions [s * batch, (s + 1) * batch) of the stream, and tower t takes the t-th equal part of those.
+    So every batch is full, each epoch has every example exactly once, and there is no position to save.
 
-    epochs, examples: int64 [towers, b]. size_px: the side the images are shrunk to; None: they are not.
+    Attributes:
+        epochs, examples: int64 [towers, b].
+        size_px: the side to which images are resized; None keeps their size.
     """
 
     seed: int
     epochs: NDArray[np.int64]
     examples: NDArray[np.int64]
-    augmentation: Any
+    augmentation: "Augmentation"
     size_px: int | None = None
 
     @staticmethod
@@ -36,10 +41,10 @@ class Plan:
         batch: int,
         towers: int,
         examples: int,
-        augmentation: Any,
+        augmentation: "Augmentation",
         size_px: int | None = None,
     ) -> "Plan":
-        """The plan of `step` for a data set of `examples` examples."""
+        """Return the plan of `step` for a dataset of `examples` examples."""
         position = np.arange(step * batch, (step + 1) * batch)
         epochs, offsets = position // examples, position % examples
         chosen = np.empty(batch, np.int64)
@@ -50,18 +55,18 @@ class Plan:
 
     @property
     def towers(self) -> int:
-        """The number of towers the batch is divided among."""
+        """The number of towers."""
         return len(self.examples)
 
     def first(self, count: int) -> "Plan":
-        """The plan of one tower that sees the first `count` examples of this plan's first tower, or all of them."""
+        """Return a plan of one tower with the first `count` examples of this plan's first tower (all, if fewer)."""
         return replace(self, epochs=self.epochs[:1, :count], examples=self.examples[:1, :count])
 
     def keys(self, tower: int) -> Keys:
-        """What the draws of `tower`'s shard are keyed by."""
+        """Return the keys of the random words for the examples of `tower`."""
         return Keys(self.seed, self.epochs[tower], self.examples[tower])
 
 
-@lru_cache(maxsize=2)  # a batch spans two epochs at most, unless the data set is smaller than a batch
+@lru_cache(maxsize=2)  # a batch spans at most two epochs, unless the dataset is smaller than a batch
 def _order(seed: int, epoch: int, examples: int) -> NDArray[np.int64]:
     return rng.permutation(seed, "order", epoch, examples)

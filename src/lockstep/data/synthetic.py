@@ -1,10 +1,10 @@
-"""Synthetic data: what to compute on where only the time counts."""
+"""Random images in the shapes of the real datasets, for measurements of speed."""
 
 import numpy as np
 
 from lockstep.data.dataset import Dataset
 
-# name of a data set -> height, width, channels, classes: known without its files
+# dataset -> (height, width, channels, classes), so that the shape is known without the dataset's files
 SHAPES = {
     "digits": (8, 8, 1, 10),
     "cifar10": (32, 32, 3, 10),
@@ -15,7 +15,7 @@ SHAPES = {
 
 
 def load(name: str, examples: int) -> dict[str, Dataset]:
-    """Random images in the shape of data set `name`, `examples` of them, the same in every process."""
+    """Return `examples` random images in the shape of dataset `name`, the same images in every process."""
     *shape, classes = SHAPES[name]
     images = np.random.default_rng(0).integers(0, 256, (examples, *shape), dtype=np.uint8)
     dataset = Dataset.of(images, np.arange(examples) % classes, tuple(map(str, range(classes))))

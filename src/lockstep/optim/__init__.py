@@ -1,10 +1,11 @@
-"""Optimizers: torch's, with their settings; every process steps its own copy, and none knows of towers."""
+"""Optimizers and their settings. Every process updates its own copy of the weights; no optimizer knows of towers."""
 
+from lockstep.optim.settings import EMA as EMA
 from lockstep.optim.settings import SGD as SGD
 from lockstep.optim.settings import Adam as Adam
 from lockstep.optim.settings import Muon as Muon
 from lockstep.settings import kinds
 
-# The registry: a new optimizer is a settings class and its name here.
+# To add an optimizer, write its settings class and add the class to this union.
 Optimizer = SGD | Adam | Muon
 OPTIMIZERS = kinds(Optimizer)

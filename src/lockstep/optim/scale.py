@@ -1,28 +1,30 @@
 """The dynamic loss scale of float16 (Micikevicius et al., 2018, Mixed Precision Training, section 3.2)."""
 
-_LEAST, _FIRST, _GREATEST = 0, 15, 24  # log2, for a loss that is a mean
-_GROW_AFTER = 1000  # steps; as TensorFlow's tf_cnn_benchmarks does
+_SMALLEST, _INITIAL, _LARGEST = 0, 15, 24  # log2 of the scale, for a loss that is a mean
+_GROW_AFTER = 1000  # steps, as in TensorFlow's tf_cnn_benchmarks
 
 
 class LossScale:
-    """What the loss is multiplied by, so that small gradients do not vanish in float16.
+    """The factor of the loss that keeps small gradients above zero in float16.
 
-    Halved after a step whose loss or gradients are not finite, which is skipped; doubled after 1 000 others in a row.
-    Always a power of two, so dividing by it again changes no bit. It is told of the sum of all towers, so every copy
-    of it decides alike. `examples`: how many the loss is a sum over.
+    A step whose loss or gradients are not finite is skipped and halves the scale. After 1 000 applied steps in a row
+    the scale doubles. The scale is always a power of two, so dividing by it changes no bit. Updated from the reduced
+    flag, so every process takes the same decision.
+
+    examples: the number of examples that the loss is a sum over.
     """
 
     def __init__(self, examples: int) -> None:
         down = (examples - 1).bit_length()
-        self.least, self.value, self._greatest = (2.0 ** (power - down) for power in (_LEAST, _FIRST, _GREATEST))
-        self.clean = 0  # steps since the last change
+        self.least, self.value, self._largest = (2.0 ** (power - down) for power in (_SMALLEST, _INITIAL, _LARGEST))
+        self.clean = 0  # applied steps since the scale last changed
 
     def skipped(self) -> None:
-        """A step overflowed."""
+        """Halve the scale, after a step that was skipped."""
         self.value, self.clean = max(self.least, self.value / 2), 0
 
     def stepped(self) -> None:
-        """A step was applied."""
+        """Count a step that was applied; double the scale after 1 000 of them."""
         self.clean += 1
         if self.clean == _GROW_AFTER:
-            self.value, self.clean = min(self._greatest, self.value * 2), 0
+            self.value, self.clean = min(self._largest, self.value * 2), 0

@@ -1,23 +1,32 @@
-"""Settings of the optimizers: one class each, which builds the optimizer it describes.
+"""Settings of the optimizers and of the average of the weights. Needs no torch until something is built.
 
-The learning rate is not among them: it is set before every step, times the group's `scale` if it has one. Weight decay
-is the gradient of coefficient / 2 * ||w||^2, given for each parameter group.
+Each optimizer has one settings class, which builds the optimizer that it describes. The learning rate is no setting
+here: `State.apply` sets it before every step, times the group's `scale` if the group has one. Weight decay is the
+gradient of coefficient / 2 * ||w||^2, with one coefficient for each parameter group.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from lockstep.errors import LockstepError
-from lockstep.optim.eager import eager
+from lockstep.errors import LockstepError, unknown
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+ParameterGroup = dict[str, Any]  # torch's form: "params", and the values that hold for these parameters
+
+_GUARDED = ("step", "add_param_group", "state_dict", "load_state_dict", "zero_grad")
 
 
 class SGD(Settings):
-    """Gradient descent, with momentum (Nesterov's if asked for) when it is not 0."""
+    """Gradient descent, with momentum if `momentum` is not 0; `nesterov` selects Nesterov's form of it."""
 
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(0.0, ge=0, lt=1)
@@ -29,34 +38,34 @@ class SGD(Settings):
             raise ValueError("nesterov needs a momentum above 0: set optimizer.nesterov=false, too")
         return self
 
-    def build(self, groups: list[dict[str, Any]]) -> "torch.optim.Optimizer":
-        """The optimizer over parameter `groups`."""
+    def build(self, groups: list[ParameterGroup]) -> "Optimizer":
+        """Return the optimizer of the parameter `groups`."""
         from torch.optim import SGD
 
         return eager(SGD)(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
 
 
 class Adam(Settings):
-    """Adam (Kingma and Ba, 2015). Weight decay joins the gradient: this is not AdamW."""
+    """Adam (Kingma and Ba, 2015). Weight decay is added to the gradient: this is not AdamW."""
 
     kind: Literal["adam"] = "adam"
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     epsilon: float = Field(1e-8, gt=0)
 
-    def build(self, groups: list[dict[str, Any]]) -> "torch.optim.Optimizer":
-        """The optimizer over parameter `groups`."""
+    def build(self, groups: list[ParameterGroup]) -> "Optimizer":
+        """Return the optimizer of the parameter `groups`."""
         from torch.optim import Adam
 
         return eager(Adam)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
 
 
 class Muon(Settings):
-    """Muon for the filters of convolutions, gradient descent for the rest, both with Nesterov's momentum.
+    """Muon for the filters of convolutions, gradient descent for all other parameters, both with Nesterov's momentum.
 
-    The recipe's learning rate is the filters'; vectors (biases) take `vector_scale` times it, matrices (dense layers)
-    `matrix_scale` times it. Weight decay is for vectors and matrices; a filter is kept at one norm instead.
-    Source: Jordan et al. 2024, as airbench94_muon uses it.
+    The recipe's learning rate applies to filters. Vectors (biases) take `vector_scale` times the learning rate, and
+    matrices (dense layers) take `matrix_scale` times it. Weight decay is for vectors and matrices only, because Muon
+    keeps the norm of each filter constant. Source: Jordan et al. 2024, with the settings of airbench94_muon.
     """
 
     kind: Literal["muon"] = "muon"
@@ -65,13 +74,13 @@ class Muon(Settings):
     vector_scale: float = Field(1.0, gt=0)
     matrix_scale: float = Field(1.0, gt=0)
 
-    def build(self, groups: list[dict[str, Any]]) -> "torch.optim.Optimizer":
-        """The optimizer over parameter `groups`."""
+    def build(self, groups: list[ParameterGroup]) -> "Optimizer":
+        """Return the optimizer of the parameter `groups`. Raises: LockstepError if a filter has weight decay."""
         from lockstep.optim.muon import Muon
 
         if any(group["weight_decay"] and any(p.ndim > 2 for p in group["params"]) for group in groups):
             raise LockstepError(
-                "weight_decay names a filter, which optimizer muon keeps at one norm instead: "
+                "weight_decay names a filter, but optimizer muon keeps the norm of filters constant: "
                 "name only vectors and matrices, or choose optimizer.kind=sgd"
             )
         kinds = (
@@ -91,3 +100,45 @@ class Muon(Settings):
             for dimensions, momentum, scale in kinds
         ]
         return eager(Muon)([group for group in divided if group["params"]])
+
+
+class EMA(Settings):
+    """The exponential moving average of the parameters, usually the better classifier.
+
+    After each update: average <- d * average + (1 - d) * parameter. The average starts as the initial parameters.
+    d is `decay`; with `warmup`, d is min(decay, (1 + n) / (10 + n)) after n updates, so that the average forgets
+    early weights. Source: tf.train.ExponentialMovingAverage with num_updates.
+    """
+
+    decay: float = Field(0.9999, ge=0, lt=1)
+    warmup: bool = True
+
+    def decay_after(self, updates: int) -> float:
+        """Return d for the average that is taken after update number `updates` (1 for the first)."""
+        return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
+
+
+def by_weight_decay(parameters: "Mapping[str, Tensor]", decay: Mapping[str, float]) -> list[ParameterGroup]:
+    """Return one group for each weight-decay coefficient in use, each with its parameters in the model's order.
+
+    Raises: LockstepError if `decay` names a parameter that the model does not have.
+    """
+    for name in decay:
+        if name not in parameters:
+            hint = ". For a model with other names: --set weight_decay={}"
+            raise LockstepError(unknown("parameter in weight_decay", name, parameters) + hint)
+    coefficients = sorted({decay.get(name, 0.0) for name in parameters})
+    return [
+        {"params": [p for name, p in parameters.items() if decay.get(name, 0.0) == c], "weight_decay": c}
+        for c in coefficients
+    ]
+
+
+def eager(kind: "type[AnyOptimizer]") -> "type[AnyOptimizer]":
+    """Return the optimizer class `kind` without torch's guards against being compiled; its bits are the same.
+
+    The guards import the compiler, which takes a second of every start. One of the guards turns off gradients during
+    `step`, so call `step` under `torch.no_grad`, as `State.apply` does.
+    """
+    unguarded = {name: inspect.unwrap(getattr(kind, name)) for name in _GUARDED}
+    return type(kind.__name__, (kind,), unguarded)

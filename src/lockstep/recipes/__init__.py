@@ -1,9 +1,8 @@
-"""The recipes: functions that return one, each with its measured result in its docstring."""
+"""The built-in recipes: functions that return a `Recipe`. Each docstring states the measured result."""
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
-from lockstep.recipes.cifar10 import cifar10, cifar10_96, cifar10_record, cifar10_tutorial
-from lockstep.recipes.cifar100 import cifar100
+from lockstep.recipes.cifar import cifar10, cifar10_96, cifar10_record, cifar10_tutorial, cifar100
 from lockstep.recipes.digits import digits
 from lockstep.recipes.mnist import mnist
 
@@ -19,7 +18,7 @@ RECIPES = {
 
 
 def named(name: str) -> Recipe:
-    """The recipe called `name`. Raises: LockstepError offering the nearest names."""
+    """Return the recipe `name`. Raises: LockstepError that suggests the nearest names."""
     if name not in RECIPES:
         raise LockstepError(unknown("recipe", name, RECIPES) + ". Or give a .toml file or the folder of a run")
     return RECIPES[name]()

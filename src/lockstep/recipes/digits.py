@@ -3,12 +3,11 @@
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Triangle
 from lockstep.data import Shift
-from lockstep.optim import SGD
-from lockstep.optim.ema import EMA
+from lockstep.optim import EMA, SGD
 
 
 def digits() -> Recipe:
-    """1 797 real 8x8 digits, no download: a small convolutional network in seconds.
+    """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no download.
 
     Measured: 99.49 % (mean; 99.15 to 100.00 over 10 seeds) in 11.1 s (median), 8.8 s of them training, on 2 cores of an
     AMD EPYC. `python -m benchmarks.seeds digits`

@@ -1,4 +1,4 @@
-"""A server, an empty folder, and other programs that fetch; no network, no mirror and no cache but the test's own."""
+"""Fixtures: an HTTP server, an empty folder, and other programs that download. No test uses a network."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.serving import TOY, Server
 
 @pytest.fixture(autouse=True)
 def _outside(monkeypatch, tmp_path):
-    """No network, no mirror and a cache of the test's own."""
+    """Give each test its own cache, and no network, no mirror and no data folder."""
     for name, value in {**OFFLINE, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
@@ -26,8 +26,8 @@ def server():
 
 
 @pytest.fixture
-def place(tmp_path):
-    """Where the data set goes: a folder in an empty one."""
+def destination(tmp_path):
+    """The folder of the dataset, which does not exist yet, in an empty folder."""
     (tmp_path / "data").mkdir()
     return tmp_path / "data/toy"
 
@@ -38,11 +38,11 @@ from pathlib import Path
 from lockstep.data.download import fetch
 from lockstep.data.catalog import Archive, Source
 from lockstep.errors import LockstepError
-source, place, limit = eval(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+source, destination, limit = eval(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    print(fetch.fetch(source, place))
+    print(fetch.fetch(source, destination))
 except LockstepError as error:
     print(error, file=sys.stderr)
     sys.exit(error.code)
@@ -51,11 +51,11 @@ except LockstepError as error:
 
 @pytest.fixture
 def other():
-    """Another program that fetches: other(source, place) -> Popen."""
+    """Start another program that downloads: other(source, destination) -> Popen."""
     started = []
 
-    def start(source, place, limit=0):
-        command = [sys.executable, "-c", PROGRAM, repr(source), str(place), str(limit)]
+    def start(source, destination, limit=0):
+        command = [sys.executable, "-c", PROGRAM, repr(source), str(destination), str(limit)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 

@@ -1,4 +1,4 @@
-"""The addresses of the data sets: encrypted where they can be, and held to the catalog's sha256 whatever they are."""
+"""The URLs of the datasets: https where possible, and always checked against the catalog's SHA-256."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from lockstep.errors import DATA
 
 ARCHIVES = [(source, archive) for source in SOURCES.values() for archive in source.archives]
 NAMES = [f"{source.name}-{archive.name}" for source, archive in ARCHIVES]
-# These offer no https: MNIST's official address and Fashion-MNIST's bucket.
+# MNIST's official URL and Fashion-MNIST's bucket offer no https.
 PLAIN = {"http://yann.lecun.com/exdb/mnist/", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"}
 
 
-def test_every_data_set_that_is_downloaded_is_here():
+def test_every_downloadable_dataset_is_tested():
     assert {source.name for source, _ in ARCHIVES} == {"cifar10", "cifar100", "mnist", "fashion-mnist"}
 
 
@@ -39,14 +39,14 @@ def test_each_exception_is_still_needed():
 
 @pytest.mark.parametrize("through", ["address", "mirror"])
 @pytest.mark.parametrize(("source", "archive"), ARCHIVES, ids=NAMES)
-def test_a_file_of_another_sha256_is_refused(source, archive, through, server, place, monkeypatch):
-    """Every archive under its own name and sum, from a server that has something else."""
+def test_a_file_of_another_sha256_is_refused(source, archive, through, server, destination, monkeypatch):
+    """A server has another file under the name of the archive."""
     server.files[archive.name] = b"something else" * 100
-    base = server.url if through == "address" else "http://127.0.0.1:9/"  # where nobody answers
+    base = server.url if through == "address" else "http://127.0.0.1:9/"  # no server listens here
     if through == "mirror":
-        sub = "fashion-mnist/" if source.common_names else ""
+        sub = "fashion-mnist/" if source.shares_file_names else ""
         server.files[f"{sub}{archive.name}"] = server.files[archive.name]
         monkeypatch.setenv("LOCKSTEP_MIRROR", server.url)
     changed = replace(source, archives=(replace(archive, bases=(base,)),))
-    refused(changed, place, DATA, f"{archive.name}: wrong checksum")
+    refused(changed, destination, DATA, f"{archive.name}: wrong checksum")
     assert Path(server.requests[0]).name == archive.name

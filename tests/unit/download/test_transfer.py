@@ -1,4 +1,4 @@
-"""Downloads from a real server on this machine, and every way they fail: one error, and nothing left behind."""
+"""Downloads from a real server on this machine, and every way they fail: with one error, and no file left."""
 
 import contextlib
 import io
@@ -9,33 +9,36 @@ import pytest
 from tests.conftest import OFFLINE
 from tests.serving import TOY, archive, listing, packed, refused, toy
 
-from lockstep.data import locate as sources
+from lockstep.data import locate
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.data.download import fetch, manifest, transfer
 from lockstep.errors import DATA, LockstepError
 
 
-def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, place, capsys):
+def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, destination, capsys):
     source = toy(TOY, server.url)
-    assert fetch.fetch(source, place)
-    assert listing(place.parent) == ["toy"]
-    assert listing(place) == [manifest.NAME, "toy-files"]
-    assert (place / "toy-files/b.bin").read_bytes() == bytes(range(256)) * 2000
-    assert manifest.problem(place) is None
-    assert sources.present(source, place.parent) == [place / "toy-files/a.bin", place / "toy-files/b.bin"]
-    assert fetch.located(source, place.parent) == (place, True)
-    assert (place / "toy-files/a.bin").stat().st_mode & 0o044  # a shared folder is for all to read
-    assert not fetch.fetch(source, place)
+    assert fetch.fetch(source, destination)
+    assert listing(destination.parent) == ["toy"]
+    assert listing(destination) == [manifest.NAME, "toy-files"]
+    assert (destination / "toy-files/b.bin").read_bytes() == bytes(range(256)) * 2000
+    assert manifest.problem(destination) is None
+    assert locate.present(source, destination.parent) == [
+        destination / "toy-files/a.bin",
+        destination / "toy-files/b.bin",
+    ]
+    assert fetch.located(source, destination.parent) == (destination, True)
+    assert (destination / "toy-files/a.bin").stat().st_mode & 0o044  # readable by everybody, for shared folders
+    assert not fetch.fetch(source, destination)
     assert server.requests == ["toy.tar.gz"]
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
     assert lines[0] == f"lockstep: fetching toy.tar.gz ({transfer.size(len(TOY))}) from {server.url}toy.tar.gz"
-    assert lines[1].startswith("lockstep: toy.tar.gz is here and verified after")
+    assert lines[1].startswith("lockstep: toy.tar.gz is downloaded and verified after")
     assert lines[2:] == []
 
 
-def test_single_files_are_kept_as_they_are_even_if_called_an_encoding(server, place):
+def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server, destination):
     import gzip
 
     bodies = {f"{name}.gz": gzip.compress(name.encode() * 1000) for name in ("one", "two")}
@@ -43,12 +46,12 @@ def test_single_files_are_kept_as_they_are_even_if_called_an_encoding(server, pl
         server.files[name] = lambda handler, body=body: handler.send(body, Content_Encoding="gzip")
     archives = tuple(archive(name, body, server.url) for name, body in bodies.items())
     source = Source("toy", 2, (("one.gz",), ("two.gz",)), ("toy",), archives)
-    assert fetch.fetch(source, place)
-    assert {path.name: path.read_bytes() for path in place.glob("*.gz")} == bodies
-    assert (place / "one.gz").stat().st_mode & 0o044
+    assert fetch.fetch(source, destination)
+    assert {path.name: path.read_bytes() for path in destination.glob("*.gz")} == bodies
+    assert (destination / "one.gz").stat().st_mode & 0o044
 
 
-def test_a_bar_on_a_terminal(server, place, monkeypatch):
+def test_a_terminal_shows_a_progress_bar(server, destination, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -56,7 +59,7 @@ def test_a_bar_on_a_terminal(server, place, monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    assert fetch.fetch(toy(TOY, server.url), place)
+    assert fetch.fetch(toy(TOY, server.url), destination)
     assert "\x1b[" in screen.getvalue()
     assert "kB" in screen.getvalue()
 
@@ -73,47 +76,49 @@ def test_a_bar_on_a_terminal(server, place, monkeypatch):
     ],
     ids=["404", "500", "truncated", "corrupt", "portal", "cut"],
 )
-def test_what_a_server_can_do_wrong(server, place, answer, words):
+def test_a_bad_answer_is_reported(server, destination, answer, words):
     server.files["toy.tar.gz"] = answer
-    refused(toy(TOY, server.url), place, DATA, f"{server.url}toy.tar.gz: {words}")
+    refused(toy(TOY, server.url), destination, DATA, f"{server.url}toy.tar.gz: {words}")
     server.files["toy.tar.gz"] = TOY
-    assert fetch.fetch(toy(TOY, server.url), place)  # a failure is not in the way of the next try
+    assert fetch.fetch(toy(TOY, server.url), destination)  # the next attempt succeeds
 
 
-def test_an_answer_without_end_is_cut_off(server, place):
+def test_an_endless_answer_is_cut_off(server, destination):
     source = toy(TOY, server.url)
     sent = []
 
     def endless(handler):
         handler.send_response(200)
         handler.end_headers()
-        with contextlib.suppress(OSError):  # until the other side has had enough
+        with contextlib.suppress(OSError):  # until the client closes the connection
             while True:
                 handler.wfile.write(bytes(2**16))
                 sent.append(2**16)
 
     server.files["toy.tar.gz"] = endless
-    with pytest.raises(LockstepError, match="another file"):
-        fetch.fetch(source, place)
-    assert listing(place.parent) == []
-    assert sum(sent) < 2 * len(TOY) + 2**24  # what sockets and chunks hold
+    with pytest.raises(LockstepError, match="wrong checksum"):
+        fetch.fetch(source, destination)
+    assert listing(destination.parent) == []
+    assert sum(sent) < 2 * len(TOY) + 2**24  # sockets and chunks buffer some bytes
 
 
-def test_a_server_that_never_answers_or_stops_halfway(server, place):
+def test_a_silent_server_times_out(server, destination):
     server.files["toy.tar.gz"] = server.silent
-    refused(toy(TOY, server.url), place, DATA, "no answer in 0.2 s", timeout_s=0.2)
+    refused(toy(TOY, server.url), destination, DATA, "no answer in 0.2 s", timeout_s=0.2)
     server.files["toy.tar.gz"] = server.half(TOY)
-    refused(toy(TOY, server.url), place, DATA, "no answer in 0.2 s", timeout_s=0.2)
+    refused(toy(TOY, server.url), destination, DATA, "no answer in 0.2 s", timeout_s=0.2)
 
 
-def test_no_server_no_network_no_address(place):
-    refused(toy(TOY, "http://127.0.0.1:9/"), place, DATA, "http://127.0.0.1:9/toy.tar.gz: connection refused")
-    refused(toy(TOY, "https://files.invalid/"), place, DATA, "https://files.invalid/toy.tar.gz: the proxy does not")
-    refused(toy(TOY, "ftp://127.0.0.1/"), place, DATA, "not an address of http")
-    refused(toy(TOY, "nonsense/"), place, DATA, "not a valid address")
+def test_unreachable_and_invalid_urls_are_reported(destination):
+    refused(toy(TOY, "http://127.0.0.1:9/"), destination, DATA, "http://127.0.0.1:9/toy.tar.gz: connection refused")
+    refused(
+        toy(TOY, "https://files.invalid/"), destination, DATA, "https://files.invalid/toy.tar.gz: the proxy does not"
+    )
+    refused(toy(TOY, "ftp://127.0.0.1/"), destination, DATA, "not an address of http")
+    refused(toy(TOY, "nonsense/"), destination, DATA, "not a valid address")
 
 
-def test_a_host_that_is_not(place, monkeypatch):
+def test_an_unknown_host_is_reported(destination, monkeypatch):
     for name in OFFLINE:
         monkeypatch.delenv(name)
     import socket
@@ -122,20 +127,20 @@ def test_a_host_that_is_not(place, monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    refused(toy(TOY, "https://files.invalid/"), place, DATA, "no such host, or no network")
+    refused(toy(TOY, "https://files.invalid/"), destination, DATA, "no such host, or no network")
 
 
-def test_mirrors_are_tried_in_order_and_each_failure_is_told(server, place, monkeypatch):
+def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destination, monkeypatch):
     server.files |= {"first/toy.tar.gz": 500, "second/toy.tar.gz": TOY[:-1], "own/toy.tar.gz": 404}
     bases = [f"{server.url}{name}/" for name in ("first", "second")]
     monkeypatch.setenv("LOCKSTEP_MIRROR", f"{server.url}own")
-    refused(toy(TOY, *bases), place, DATA, "own/toy.tar.gz: the server says 404", "500", "wrong checksum")
+    refused(toy(TOY, *bases), destination, DATA, "own/toy.tar.gz: the server says 404", "500", "wrong checksum")
     server.requests.clear()
-    assert fetch.fetch(toy(TOY, *bases, server.url), place)
+    assert fetch.fetch(toy(TOY, *bases, server.url), destination)
     assert server.requests == [f"{folder}toy.tar.gz" for folder in ("own/", "first/", "second/", "")]
 
 
-def test_a_mirror_with_sets_of_the_same_file_names(monkeypatch):
+def test_a_mirror_has_a_folder_for_datasets_with_equal_file_names(monkeypatch):
     monkeypatch.setenv("LOCKSTEP_MIRROR", "http://m/x/")
     mnist, fashion = (transfer.addresses(s, s.archives[0])[0] for s in (SOURCES["mnist"], SOURCES["fashion-mnist"]))
     assert mnist == "http://m/x/train-images-idx3-ubyte.gz"
@@ -159,28 +164,28 @@ def member(name, kind, link=""):
         (member("toy-files/d", tarfile.CHRTYPE), "is a special file"),
         (member("toy-files/d", tarfile.BLKTYPE), "is a special file"),
         (member("toy-files/f", tarfile.FIFOTYPE), "is a special file"),
-        (("toy-files/a.bin", b"x"), "is there twice"),
+        (("toy-files/a.bin", b"x"), "occurs twice"),
     ],
     ids=["..", "inner ..", "absolute", "symlink", "hard link", "character", "block", "fifo", "twice"],
 )
-def test_an_archive_is_unpacked_as_if_it_were_hostile(server, place, tmp_path, bad, words):
+def test_a_hostile_archive_is_refused(server, destination, tmp_path, bad, words):
     body = packed(("toy-files/a.bin", b"a"), ("toy-files/b.bin", b"b"), bad)
     server.files["toy.tar.gz"] = body
-    refused(toy(body, server.url), place, DATA, words, "so it is not unpacked")
+    refused(toy(body, server.url), destination, DATA, words, "so the archive is refused")
     assert listing(tmp_path) == ["data"]
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"no archive", "is not a whole tar archive"),
-        (TOY[:-1000], "is not a whole tar archive"),
+        (b"no archive", "is not a complete tar archive"),
+        (TOY[:-1000], "is not a complete tar archive"),
         (TOY[:-3000] + b"?" * 3000, "toy"),
         (packed(("toy-files/a.bin", b"a")), "has no file b.bin"),
         (packed(("other/a.bin", b"a"), ("other/b.bin", b"b")), "has no file a.bin"),
     ],
     ids=["none", "cut", "garbage", "part", "other"],
 )
-def test_what_is_published_is_not_the_data_set(server, place, body, words):
+def test_an_archive_without_the_dataset_is_refused(server, destination, body, words):
     server.files["toy.tar.gz"] = body
-    refused(toy(body, server.url), place, DATA, words)
+    refused(toy(body, server.url), destination, DATA, words)

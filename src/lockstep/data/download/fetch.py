@@ -1,8 +1,8 @@
-"""Downloading a data set: by one program at a time, whole or not at all.
+"""Downloads a dataset: one program at a time, whole or not at all.
 
-Everything is made in a folder next to the destination and renamed when it is complete, so whoever finds the
-destination finds all of it. A lock held for that long makes other programs wait, and whatever partial folder its
-holder finds was left by a program that died.
+A download is made in a partial folder next to its destination and renamed when it is complete. So a program that finds
+the destination finds all files. A lock is held during the download, and other programs wait for it. A partial folder
+that the holder of the lock finds was left by a program that was killed.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.data import locate as sources
+from lockstep.data import locate
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.data.download import manifest
 from lockstep.data.download.transfer import TIMEOUT_S, no_room, say, size, transfer
@@ -21,69 +21,73 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 
 def ensure(name: str, folder: Path | None) -> None:
-    """Have data set `name` here before anything slow begins: download it, unless `folder` says where it has to be.
+    """Make sure that the files of dataset `name` exist, and download them if they do not.
 
-    Raises: LockstepError, also where it has to be in `folder`, or a folder of the user's own has only part of it.
+    Nothing is downloaded if the user gave a data folder (`folder`), or has some of the files in a folder of their own.
+    Raises: LockstepError if files are missing in these cases, or if the download fails.
     """
     source = SOURCES.get(name)
     if source is None or not source.archives:
         return
-    gap = sources.incomplete(source, None)
-    by_hand = gap is not None and manifest.root([gap[0] / gap[1]], name) is None
-    if folder is not None or by_hand or sources.present(source, None):
-        sources.find(source, folder)
+    part = locate.incomplete(source, None)
+    placed_by_hand = part is not None and manifest.download_folder([part.folder / part.missing], name) is None
+    if folder is not None or placed_by_hand or locate.present(source, None):
+        locate.find(source, folder)
         return
-    place = sources.destination(source, None)
-    if fetch(source, place):
-        say(f"data set {name} is in {place}")
+    destination = locate.destination(source, None)
+    if fetch(source, destination):
+        say(f"dataset {name} is in {destination}")
 
 
 def located(source: Source, folder: Path | None) -> tuple[Path, bool] | None:
-    """The folder the data set is read from and whether a download made it; None if it is not here.
+    """Return (the folder of the dataset, whether a download made it); None if the dataset is nowhere.
 
-    Also a folder that a download made and that has lost its files.
+    A folder that a download made counts even if files are missing from it. The data folder `folder` is as in
+    `locate.find`.
     """
-    if paths := sources.present(source, folder):
-        ours = manifest.root(paths, source.name)
-        return (ours, True) if ours else (paths[0].parent, False)
-    places = [*sources.candidates(source, folder), sources.destination(source, folder)]
-    return next(((place, True) for place in places if manifest.is_ours(place, source.name)), None)
+    if paths := locate.present(source, folder):
+        downloaded = manifest.download_folder(paths, source.name)
+        return (downloaded, True) if downloaded else (paths[0].parent, False)
+    candidates = [*locate.candidates(source, folder), locate.destination(source, folder)]
+    return next(((path, True) for path in candidates if manifest.made_by_download(path, source.name)), None)
 
 
-def fetch(source: Source, place: Path, timeout_s: float = TIMEOUT_S) -> bool:
-    """Have the data set whole in the folder `place`: False if it was, True if it had to be downloaded.
+def fetch(source: Source, folder: Path, timeout_s: float = TIMEOUT_S) -> bool:
+    """Download the dataset into `folder`, unless it is there and complete. Return whether it was downloaded.
 
-    A damaged folder that a download made is replaced, any other is left alone. Raises: LockstepError.
+    A damaged folder that a download made is replaced; a folder with other files is never touched.
+    Raises: LockstepError.
     """
-    if _is_whole(place, source.name):
+    if _is_complete(folder, source.name):
         return False
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place, source.name):
-            if _is_whole(place, source.name):
-                return False  # by the program we waited for
-            _refuse_foreign(place, source.name)
-            for left in place.parent.glob(f"{_partial(place)}*"):
-                shutil.rmtree(left)
-            _download(source, place, timeout_s)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder, source.name):
+            if _is_complete(folder, source.name):
+                return False  # another program downloaded it while this one waited for the lock
+            _refuse_foreign_files(folder, source.name)
+            for abandoned in folder.parent.glob(f"{_partial_prefix(folder)}*"):
+                shutil.rmtree(abandoned)
+            _download(source, folder, timeout_s)
     except LockstepError as error:
-        raise LockstepError(f"data set {source.name}: {error}. {_by_hand(source, place)}", error.code) from None
+        raise LockstepError(f"dataset {source.name}: {error}. {_by_hand(source, folder)}", error.code) from None
     except OSError as error:
-        what = "no room for" if no_room(error) else "cannot write"
+        problem = "no room for" if no_room(error) else "cannot write"
         raise LockstepError(
-            f"data set {source.name}: {what} {place} ({error.strerror or error}): it needs {size(_room(source))}. "
-            f"LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. {_by_hand(source, place)}",
+            f"dataset {source.name}: {problem} {folder} ({error.strerror or error}): it needs "
+            f"{size(_needed_bytes(source))}. LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. "
+            f"{_by_hand(source, folder)}",
             ENVIRONMENT,
         ) from None
     return True
 
 
-def _is_whole(place: Path, name: str) -> bool:
-    return manifest.is_ours(place, name) and manifest.problem(place) is None
+def _is_complete(folder: Path, name: str) -> bool:
+    return manifest.made_by_download(folder, name) and manifest.problem(folder) is None
 
 
-def _download(source: Source, place: Path, timeout_s: float) -> None:
-    partial = place.parent / f"{_partial(place)}{os.getpid()}"
+def _download(source: Source, folder: Path, timeout_s: float) -> None:
+    partial = folder.parent / f"{_partial_prefix(folder)}{os.getpid()}"
     partial.mkdir()
     try:
         for archive in source.archives:
@@ -91,75 +95,75 @@ def _download(source: Source, place: Path, timeout_s: float) -> None:
             if archive.packed:
                 unpack(path, partial)
                 path.unlink()
-        if (file := sources.lacking(source, partial)) is not None:  # tarfile takes damage for the archive's end
-            raise LockstepError(f"what was downloaded has no file {file}", DATA)
+        # tarfile takes some damage for the end of the archive and raises nothing, so check that all files are there.
+        if (file := locate.missing_file(source, partial)) is not None:
+            raise LockstepError(f"the download has no file {file}", DATA)
         manifest.write(partial, source.name)
-        _publish(partial, place)
+        _publish(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _publish(partial: Path, place: Path) -> None:
-    """Rename `partial` to `place`; a damaged folder there goes away, but comes back if that fails."""
+def _publish(partial: Path, folder: Path) -> None:
+    """Rename `partial` to `folder`. A damaged folder of that name is removed, but restored if the renaming fails."""
     old = partial.with_name(f"{partial.name}-old")
-    if place.exists():
-        place.rename(old)
+    if folder.exists():
+        folder.rename(old)
     try:
-        partial.rename(place)
+        partial.rename(folder)
     except BaseException:
         if old.exists():
-            old.rename(place)
+            old.rename(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _partial(place: Path) -> str:
-    return f".{place.name}-partial-"
+def _partial_prefix(folder: Path) -> str:
+    return f".{folder.name}-partial-"
 
 
-def _refuse_foreign(place: Path, name: str) -> None:
-    """Raise a LockstepError if replacing `place` would lose a file that no download put there."""
-    if not place.exists():
+def _refuse_foreign_files(folder: Path, name: str) -> None:
+    """Raise a LockstepError if replacing `folder` would delete a file that no download put there."""
+    if not folder.exists():
         return
-    ours = manifest.is_ours(place, name)
-    if theirs := manifest.strangers(place, known=ours):
-        whose = "" if ours else " was not made by a download, and"
+    if foreign := manifest.foreign_files(folder, name):
+        origin = "" if manifest.made_by_download(folder, name) else " was not made by a download, and"
         raise LockstepError(
-            f"{place}{whose} holds {theirs[0]}: move it away, or choose another folder with --data", DATA
+            f"{folder}{origin} holds {foreign[0]}: move it away, or choose another folder with --data", DATA
         )
 
 
-def _room(source: Source) -> int:
-    """About what it takes on the disk: archives are gone once they are unpacked, but not before."""
+def _needed_bytes(source: Source) -> int:
+    """Estimate the disk space of a download: an archive is deleted only after it is unpacked."""
     return sum(archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives)
 
 
-def _by_hand(source: Source, place: Path) -> str:
+def _by_hand(source: Source, folder: Path) -> str:
     files = ", ".join(archive.name for archive in source.archives)
     todo = "get and unpack" if source.archives[0].packed else "get"
     return (
-        f"By hand: {todo} {files} from {source.archives[0].bases[0]}, put it into {place} or any folder you then name "
-        f"with --data DIR. The recipe 'digits' needs no download"
+        f"By hand: {todo} {files} from {source.archives[0].bases[0]}, into {folder} or any folder that you then give "
+        f"as --data DIR. The recipe 'digits' needs no download"
     )
 
 
 @contextlib.contextmanager
-def _locked(place: Path, name: str) -> Iterator[None]:
-    """Hold the lock for `place`; wait for whoever holds it. Its file is gone once nobody does."""
-    path = place.parent / f".{place.name}-lock"
-    said = False
+def _locked(folder: Path, name: str) -> Iterator[None]:
+    """Hold the lock of `folder`; wait while another program holds it. The lock file is removed afterwards."""
+    path = folder.parent / f".{folder.name}-lock"
+    announced = False
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not said:
-                    say(f"another program is downloading data set {name}: waiting for it ({path})")
-                said = True
+                if not announced:
+                    say(f"another program is downloading dataset {name}: waiting for it ({path})")
+                announced = True
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_at(lock, path):
-                continue  # its last holder removed it while we waited: lock the one that is there now
+            if not _is_file_at(lock, path):
+                continue  # the last holder removed this lock file while we waited: lock the new one
             try:
                 yield
             finally:
@@ -169,8 +173,8 @@ def _locked(place: Path, name: str) -> Iterator[None]:
             os.close(lock)
 
 
-def _is_at(lock: int, path: Path) -> bool:
+def _is_file_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(lock), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False

@@ -1,4 +1,7 @@
-"""Manifest: which files a download left in a folder. It marks the folder as ours, and lets it be checked."""
+"""Manifest: the list of the files that a download wrote into a folder.
+
+It marks the folder as made by a download, which a later download may replace, and it allows checking the files.
+"""
 
 import contextlib
 import hashlib
@@ -7,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NAME = "lockstep-manifest.json"
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)  # what a file that is not a manifest can lead to
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)  # the errors of reading a damaged manifest
 
 
 def write(folder: Path, dataset: str) -> None:
-    """List every file under `folder` with its size and sha256."""
+    """Write the manifest of `folder`: every file under it, with size and SHA-256."""
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.rglob("*"))
@@ -20,28 +23,29 @@ def write(folder: Path, dataset: str) -> None:
     (folder / NAME).write_text(json.dumps({"dataset": dataset, "files": files}, indent=1) + "\n")
 
 
-def is_ours(folder: Path, dataset: str) -> bool:
-    """Whether a download of `dataset` made this folder, so that another may replace it."""
+def made_by_download(folder: Path, dataset: str) -> bool:
+    """Return whether a download of `dataset` made `folder`, so that another download may replace it."""
     try:
         text = (folder / NAME).read_text()
     except (OSError, UnicodeDecodeError):
         return False
-    return f'"dataset": "{dataset}"' in text[:200]  # also where the rest of the manifest is damaged
+    return f'"dataset": "{dataset}"' in text[:200]  # no JSON parsing, so that a damaged manifest still counts
 
 
-def root(paths: Sequence[Path], dataset: str) -> Path | None:
-    """The folder of ours that the data set's files lie in; None if they were placed by hand."""
-    return next((place for place in (paths[0].parent, paths[0].parent.parent) if is_ours(place, dataset)), None)
+def download_folder(paths: Sequence[Path], dataset: str) -> Path | None:
+    """Return the folder, made by a download, that holds the dataset's files; None if they were placed by hand."""
+    parents = paths[0].parent, paths[0].parent.parent
+    return next((folder for folder in parents if made_by_download(folder, dataset)), None)
 
 
 def files(folder: Path) -> dict[str, dict[str, str | int]]:
-    """File -> {"bytes", "sha256"}. Raises: one of _DAMAGED if the manifest itself is."""
-    found: dict[str, dict[str, str | int]] = json.loads((folder / NAME).read_text())["files"]
-    return {name: {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in found.items()}
+    """Return file -> {"bytes", "sha256"}. Raises: one of _DAMAGED if the manifest is damaged."""
+    listed: dict[str, dict[str, str | int]] = json.loads((folder / NAME).read_text())["files"]
+    return {name: {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in listed.items()}
 
 
 def problem(folder: Path) -> str | None:
-    """What is wrong with the first file of `folder` that is not as it was made; None if all are."""
+    """Describe the first file of `folder` that differs from the manifest; return None if all files are as listed."""
     try:
         listed = files(folder)
     except _DAMAGED:
@@ -53,22 +57,24 @@ def problem(folder: Path) -> str | None:
         if (size := path.stat().st_size) != facts["bytes"]:
             return f"{path} is damaged: {size} bytes, expected {facts['bytes']}"
         if sha256(path) != facts["sha256"]:
-            return f"{path} is damaged: its sha256 is not the one it was made with"
+            return f"{path} is damaged: its SHA-256 is not the one in the manifest"
     return None
 
 
-def strangers(folder: Path, *, known: bool) -> list[str]:
-    """The files under `folder` that no download put there: those not listed, or all if the folder is not `known`."""
+def foreign_files(folder: Path, dataset: str) -> list[str]:
+    """Return the files under `folder` that no download of `dataset` put there."""
     if not folder.is_dir():
         return [folder.name]
-    listed = {NAME} if known else set()
-    with contextlib.suppress(*_DAMAGED):
-        listed |= set(files(folder)) if known else set()
-    found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir())
-    return [name for name in found if name not in listed]
+    listed = set()
+    if made_by_download(folder, dataset):
+        listed.add(NAME)
+        with contextlib.suppress(*_DAMAGED):
+            listed |= set(files(folder))
+    names = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return [name for name in names if name not in listed]
 
 
 def sha256(path: Path) -> str:
-    """Of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

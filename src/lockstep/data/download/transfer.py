@@ -1,4 +1,4 @@
-"""One file over HTTP, verified, from the first address that has it."""
+"""Downloads one file over HTTP, verified by SHA-256, from the first URL that works."""
 
 import contextlib
 import errno
@@ -7,45 +7,49 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.data.catalog import Archive, Source
 from lockstep.errors import DATA, LockstepError, printable
 
-TIMEOUT_S = 30.0  # to connect, and between two parts of an answer
+if TYPE_CHECKING:
+    from requests import Response
+    from rich.progress import Progress, TaskID
+
+TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _CHUNK_BYTES = 1 << 16
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class Progress(Protocol):
-    """What pooch tells about a transfer."""
+class ProgressBar(Protocol):
+    """The progress bar that pooch calls during a transfer."""
 
     total: int
 
     def update(self, count: int) -> None:
-        """`count` bytes more are here."""
+        """Add `count` bytes."""
 
     def reset(self) -> None:
-        """Count from 0 again."""
+        """Start again at 0 bytes."""
 
     def close(self) -> None:
-        """All are here."""
+        """End the bar."""
 
 
 def addresses(source: Source, archive: Archive) -> list[str]:
-    """Where `archive` is tried: LOCKSTEP_MIRROR, if set, before the known addresses.
+    """Return the URLs at which `archive` is tried: LOCKSTEP_MIRROR, if it is set, before the known ones.
 
-    On a mirror, data sets whose files have another one's names lie in a folder with the data set's name.
+    A mirror has one folder for each dataset whose files have the same names as another dataset's.
     """
     mirror = os.environ.get("LOCKSTEP_MIRROR", "").rstrip("/")
-    own = [f"{mirror}/{source.name}/" if source.common_names else f"{mirror}/"] if mirror else []
-    return [base + archive.name for base in [*own, *archive.bases]]
+    on_mirror = [f"{mirror}/{source.name}/" if source.shares_file_names else f"{mirror}/"] if mirror else []
+    return [base + archive.name for base in [*on_mirror, *archive.bases]]
 
 
 def transfer(source: Source, archive: Archive, folder: Path, timeout_s: float = TIMEOUT_S) -> Path:
-    """Download `archive` into `folder`; returns its path.
+    """Download `archive` into `folder` and return its path.
 
-    Raises: LockstepError saying for each address what went wrong. Raises: OSError if the disk refuses.
+    Raises: LockstepError that says for each URL why it failed; OSError if the file cannot be written.
     """
     failures = []
     for url in addresses(source, archive):
@@ -56,41 +60,41 @@ def transfer(source: Source, archive: Archive, folder: Path, timeout_s: float = 
         except OSError as error:
             if not _is_network(error):
                 raise
-            failures.append(f"{url}: {_words(error, timeout_s)}")
-        except ValueError:  # pooch compared the checksums
-            failures.append(f"{url}: wrong checksum, so damaged on the way or another file")
+            failures.append(f"{url}: {_reason(error, timeout_s)}")
+        except ValueError:  # pooch raises it if the SHA-256 differs
+            failures.append(f"{url}: wrong checksum: the file is damaged or another one")
         else:
-            say(f"{archive.name} is here and verified after {time.monotonic() - started:.0f} s")
+            say(f"{archive.name} is downloaded and verified after {time.monotonic() - started:.0f} s")
             return path
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)})", DATA)
 
 
 def no_room(error: OSError) -> bool:
-    """Whether it says that a disk, a quota or a file is full."""
+    """Return whether `error` means that a disk, a quota or a file is full."""
     return error.errno in _NO_ROOM
 
 
 def say(message: str) -> None:
-    """To the user, never to stdout: that is for what the command gives."""
+    """Print `message` to stderr, because stdout is for the output of the command."""
     print(f"lockstep: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def size(count: int) -> str:
-    """Bytes, in words."""
+    """Return `count` bytes as text."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def _retrieve(url: str, archive: Archive, folder: Path, timeout_s: float) -> Path:
     import pooch
 
-    pooch.get_logger().setLevel("CRITICAL")  # we say what happens
-    responses: list[Any] = []
+    pooch.get_logger().setLevel("CRITICAL")  # `transfer` prints its own messages
+    responses: list[Response] = []
 
-    def keep_bytes(response: Any, **_: Any) -> None:
-        """A compressed file is what we want: some servers call it an encoding, to be undone on the way."""
+    def keep_bytes(response: "Response", **_: Any) -> None:
+        """Keep the file as it is: some servers declare a .gz file as an encoding that the client has to decode."""
         responses.append(response)
         response.raw.headers.pop("Content-Encoding", None)
-        response.iter_content = _bounded(response.iter_content, 2 * archive.size_bytes)
+        response.iter_content = _bounded(response.iter_content, 2 * archive.size_bytes)  # type: ignore[method-assign]
 
     try:
         with _progress(archive) as progress:
@@ -107,27 +111,27 @@ def _retrieve(url: str, archive: Archive, folder: Path, timeout_s: float) -> Pat
     finally:
         for response in responses:
             response.close()
-    path.chmod(0o644)  # temporary files are for their owner only; a data folder may be shared
+    path.chmod(0o644)  # pooch makes it readable by its owner only, but a data folder may be shared
     return path
 
 
-def _bounded(chunks: Callable[..., Iterator[bytes]], most: int) -> Callable[..., Iterator[bytes]]:
-    """`chunks`, but an answer that does not end is refused before it fills the disk."""
+def _bounded(chunks: Callable[..., Iterator[bytes]], limit: int) -> Callable[..., Iterator[bytes]]:
+    """Return `chunks` with an error after `limit` bytes, so that an endless answer cannot fill the disk."""
 
     def bounded(*args: Any, **kwargs: Any) -> Iterator[bytes]:
-        got = 0
+        received = 0
         for chunk in chunks(*args, **kwargs):
-            got += len(chunk)
-            if got > most:
-                raise ValueError(f"more than {most} bytes")
+            received += len(chunk)
+            if received > limit:
+                raise ValueError(f"more than {limit} bytes")
             yield chunk
 
     return bounded
 
 
 @contextlib.contextmanager
-def _progress(archive: Archive) -> Iterator[Progress | None]:
-    """A bar on a terminal, gone when done; nothing elsewhere."""
+def _progress(archive: Archive) -> Iterator[ProgressBar | None]:
+    """Show a bar on a terminal, and remove it at the end; show nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -141,9 +145,9 @@ def _progress(archive: Archive) -> Iterator[Progress | None]:
 
 
 class _Bar:
-    """One of rich's bars, as pooch wants it. The size is known, whatever a server says."""
+    """One of rich's bars as a `ProgressBar`. It ignores `total`, because the catalog states the size."""
 
-    def __init__(self, bars: Any, task: Any) -> None:
+    def __init__(self, bars: "Progress", task: "TaskID") -> None:
         self._bars, self._task = bars, task
         self.total = 0
 
@@ -163,8 +167,8 @@ def _is_network(error: OSError) -> bool:
     return isinstance(error, RequestException)
 
 
-def _words(error: Any, timeout_s: float) -> str:
-    """What went wrong at one address, in a few words."""
+def _reason(error: OSError, timeout_s: float) -> str:
+    """Describe in a few words why one URL failed."""
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
@@ -172,7 +176,7 @@ def _words(error: Any, timeout_s: float) -> str:
     text = str(error)
     if isinstance(error, requests.Timeout) or "timed out" in text:
         return f"no answer in {timeout_s:g} s"
-    known = {
+    reasons = {
         "NameResolutionError": "no such host, or no network",
         "ProxyError": "the proxy does not answer",
         "Connection refused": "connection refused",
@@ -185,4 +189,4 @@ def _words(error: Any, timeout_s: float) -> str:
         "No connection adapters": "not an address of http",
     }
     kind = type(error).__name__
-    return next((words for mark, words in known.items() if mark in text or mark == kind), f"{kind} ({text})")
+    return next((reason for mark, reason in reasons.items() if mark in text or mark == kind), f"{kind} ({text})")

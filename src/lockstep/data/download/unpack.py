@@ -1,4 +1,4 @@
-"""Unpacking a tar archive as if it were hostile: folders and regular files, inside one folder, nothing else."""
+"""Unpacks a tar archive that may be hostile: only folders and regular files, and only inside one folder."""
 
 import gzip
 import shutil
@@ -10,17 +10,17 @@ from lockstep.errors import DATA, LockstepError
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a .tar.gz into `folder`, with permissions of our own.
+    """Unpack a .tar.gz into `folder`, with default permissions instead of the archive's.
 
-    Raises: LockstepError if it is damaged, or naming a member that is a link, a special file or outside the folder.
-    What was unpacked until then stays, so unpack into a folder that can be thrown away.
+    Raises: LockstepError if the archive is damaged, or if a member is a link, a special file or outside the folder.
+    Members that were unpacked before the error stay, so unpack into a temporary folder.
     """
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 _unpack(tar, member, folder, archive.name)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
-        raise LockstepError(f"{archive.name} is not a whole tar archive ({error})", DATA) from None
+        raise LockstepError(f"{archive.name} is not a complete tar archive ({error})", DATA) from None
 
 
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, archive: str) -> None:
@@ -40,8 +40,8 @@ def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, archive
         with content, target.open("xb") as file:
             shutil.copyfileobj(content, file, 1 << 20)
     except FileExistsError:
-        raise _refusal(archive, member, "is there twice") from None
+        raise _refusal(archive, member, "occurs twice") from None
 
 
-def _refusal(archive: str, member: tarfile.TarInfo, why: str) -> LockstepError:
-    return LockstepError(f"{archive}: its member {member.name!r} {why}, so it is not unpacked", DATA)
+def _refusal(archive: str, member: tarfile.TarInfo, reason: str) -> LockstepError:
+    return LockstepError(f"{archive}: its member {member.name!r} {reason}, so the archive is refused", DATA)

@@ -1,4 +1,4 @@
-"""Where downloads go: full disks, several programs at once, what is there already, and what is nobody's to replace."""
+"""The destination of a download: full disks, several programs at once, damaged files, and files that must stay."""
 
 import os
 import signal
@@ -7,131 +7,130 @@ import threading
 import pytest
 from tests.serving import TOY, listing, refused, toy
 
-from lockstep.data import DATASETS
-from lockstep.data import locate as sources
+from lockstep.data import DATASETS, locate
 from lockstep.data.catalog import SOURCES
 from lockstep.data.download import fetch, manifest
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 
 @pytest.mark.parametrize("limit", [200, len(TOY) + 1000], ids=["download", "unpacking"])
-def test_a_full_disk(server, place, other, limit):
-    """A limit on a file's size stands for it: the same calls fail. The second is smaller than the larger file."""
-    process = other(toy(TOY, server.url), place, limit)
+def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, other, limit):
+    """A limit on file sizes makes the same calls fail. The second limit is smaller than the larger unpacked file."""
+    process = other(toy(TOY, server.url), destination, limit)
     _, err = process.communicate(timeout=60)
     assert process.returncode == ENVIRONMENT, err
-    assert f"data set toy: no room for {place} (File too large): it needs" in err
+    assert f"dataset toy: no room for {destination} (File too large): it needs" in err
     assert "Traceback" not in err
-    assert listing(place.parent) == []
+    assert listing(destination.parent) == []
     assert server.requests == ["toy.tar.gz"]
 
 
-def test_places_that_cannot_be_written(tmp_path, server):
+def test_a_destination_that_cannot_be_made_is_reported(tmp_path, server):
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file/toy", tmp_path / "file/deeper/toy"):
+    for destination in (tmp_path / "file/toy", tmp_path / "file/deeper/toy"):
         with pytest.raises(LockstepError, match=r"cannot write .*file.*By hand") as caught:
-            fetch.fetch(toy(TOY, server.url), place)
+            fetch.fetch(toy(TOY, server.url), destination)
         assert caught.value.code == ENVIRONMENT
     assert server.requests == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_read_only(place, server):
-    place.parent.chmod(0o555)
+def test_a_read_only_folder_is_reported(destination, server):
+    destination.parent.chmod(0o555)
     try:
-        refused(toy(TOY, server.url), place, ENVIRONMENT, "Permission denied")
+        refused(toy(TOY, server.url), destination, ENVIRONMENT, "Permission denied")
     finally:
-        place.parent.chmod(0o755)
+        destination.parent.chmod(0o755)
 
 
-def test_one_program_downloads_and_another_waits(server, place, other):
+def test_one_program_downloads_and_another_waits(server, destination, other):
     server.files["toy.tar.gz"] = server.half(TOY)
     source = toy(TOY, server.url)
-    first = other(source, place)
+    first = other(source, destination)
     assert server.halfway.wait(60)
-    second = other(source, place)
-    assert "another program is downloading data set toy: waiting for it" in second.stderr.readline()
-    assert listing(place.parent) == [".toy-lock", f".toy-partial-{first.pid}"]
+    second = other(source, destination)
+    assert "another program is downloading dataset toy: waiting for it" in second.stderr.readline()
+    assert listing(destination.parent) == [".toy-lock", f".toy-partial-{first.pid}"]
     server.go_on.set()
     assert first.communicate(timeout=60)[0] == "True\n"
     assert second.communicate(timeout=60)[0] == "False\n"
     assert server.requests == ["toy.tar.gz"]
-    assert listing(place.parent) == ["toy"]
+    assert listing(destination.parent) == ["toy"]
 
 
-def test_whoever_waits_takes_over_from_one_that_fails(server, place, other):
+def test_a_waiting_program_downloads_if_the_first_one_fails(server, destination, other):
     half = server.half(TOY)
     server.files["toy.tar.gz"] = lambda handler: half(handler) if len(server.requests) == 1 else handler.send(TOY)
     source = toy(TOY, server.url)
-    first = other(source, place)
+    first = other(source, destination)
     assert server.halfway.wait(60)
-    second = other(source, place)
+    second = other(source, destination)
     assert "waiting" in second.stderr.readline()
     first.send_signal(signal.SIGINT)
     assert second.communicate(timeout=60)[0] == "True\n"
     assert first.communicate(timeout=60)[0] == ""
-    assert listing(place.parent) == ["toy"]
+    assert listing(destination.parent) == ["toy"]
 
 
-def test_what_a_killed_program_left_is_cleaned_up(server, place, other):
+def test_a_partial_folder_of_a_killed_program_is_removed(server, destination, other):
     server.files["toy.tar.gz"] = server.half(TOY)
-    process = other(toy(TOY, server.url), place)
+    process = other(toy(TOY, server.url), destination)
     assert server.halfway.wait(60)
     process.kill()
     process.wait()
-    assert listing(place.parent) == [".toy-lock", f".toy-partial-{process.pid}"]
+    assert listing(destination.parent) == [".toy-lock", f".toy-partial-{process.pid}"]
     server.go_on.set()
-    assert fetch.fetch(toy(TOY, server.url), place)
-    assert listing(place.parent) == ["toy"]
+    assert fetch.fetch(toy(TOY, server.url), destination)
+    assert listing(destination.parent) == ["toy"]
 
 
-def test_many_threads_one_download(server, place):
-    """The lock's file comes and goes under those that wait for it."""
-    threads = [threading.Thread(target=fetch.fetch, args=(toy(TOY, server.url), place)) for _ in range(8)]
+def test_many_threads_download_once(server, destination):
+    """The holder removes the lock file while others wait for it."""
+    threads = [threading.Thread(target=fetch.fetch, args=(toy(TOY, server.url), destination)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert server.requests == ["toy.tar.gz"]
-    assert listing(place.parent) == ["toy"]
+    assert listing(destination.parent) == ["toy"]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "manifest"])
-def test_a_damaged_download_is_named_and_replaced(server, place, damage):
+def test_a_damaged_download_is_named_and_replaced(server, destination, damage):
     source = toy(TOY, server.url)
-    fetch.fetch(source, place)
-    path = place / (manifest.NAME if damage == "manifest" else "toy-files/b.bin")
+    fetch.fetch(source, destination)
+    path = destination / (manifest.NAME if damage == "manifest" else "toy-files/b.bin")
     if damage == "missing":
         path.unlink()
     elif damage == "flipped":
         path.write_bytes(b"?" + path.read_bytes()[1:])
     else:
         path.write_bytes(path.read_bytes()[:-10])
-    assert str(path) in manifest.problem(place)
-    assert fetch.located(source, place.parent) == (place, True)
-    if damage == "manifest":  # nothing says which files are ours, so none is deleted
-        refused(source, place, DATA, "holds toy-files/a.bin")
+    assert str(path) in manifest.problem(destination)
+    assert fetch.located(source, destination.parent) == (destination, True)
+    if damage == "manifest":  # the manifest no longer says which files a download made, so none is deleted
+        refused(source, destination, DATA, "holds toy-files/a.bin")
         return
     server.files["toy.tar.gz"] = 500
-    before = {p: p.read_bytes() for p in place.rglob("*.bin")}
-    refused(source, place, DATA, "500")
-    assert {p: p.read_bytes() for p in place.rglob("*.bin")} == before
+    before = {p: p.read_bytes() for p in destination.rglob("*.bin")}
+    refused(source, destination, DATA, "500")
+    assert {p: p.read_bytes() for p in destination.rglob("*.bin")} == before
     server.files["toy.tar.gz"] = TOY
-    assert fetch.fetch(source, place)
-    assert manifest.problem(place) is None
-    assert listing(place.parent) == ["toy"]
+    assert fetch.fetch(source, destination)
+    assert manifest.problem(destination) is None
+    assert listing(destination.parent) == ["toy"]
 
 
-def test_a_folder_that_is_not_ours_is_never_replaced(server, place):
+def test_a_folder_with_other_files_is_never_replaced(server, destination):
     source = toy(TOY, server.url)
-    place.mkdir()
-    (place / "thesis.txt").write_text("years of work")
-    refused(source, place, DATA, "was not made by a download, and holds thesis.txt: move it away")
-    (place / "thesis.txt").unlink()
-    assert fetch.fetch(source, place)  # an empty folder holds nothing to lose
-    (place / "toy-files/a.bin").unlink()
-    (place / "notes.txt").write_text("mine")
-    refused(source, place, DATA, "holds notes.txt")
+    destination.mkdir()
+    (destination / "thesis.txt").write_text("years of work")
+    refused(source, destination, DATA, "was not made by a download, and holds thesis.txt: move it away")
+    (destination / "thesis.txt").unlink()
+    assert fetch.fetch(source, destination)  # an empty folder holds nothing to lose
+    (destination / "toy-files/a.bin").unlink()
+    (destination / "notes.txt").write_text("mine")
+    refused(source, destination, DATA, "holds notes.txt")
     assert server.requests == ["toy.tar.gz"]
 
 
@@ -139,7 +138,7 @@ def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monk
     monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
     for _ in range(2):
         fetch.ensure("toy", None)
-    assert capsys.readouterr().err.splitlines()[2:] == [f"lockstep: data set toy is in {tmp_path}/cache/lockstep/toy"]
+    assert capsys.readouterr().err.splitlines()[2:] == [f"lockstep: dataset toy is in {tmp_path}/cache/lockstep/toy"]
     assert listing(tmp_path / "cache/lockstep") == ["toy"]
     assert server.requests == ["toy.tar.gz"]
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "own"))
@@ -150,7 +149,7 @@ def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monk
     assert listing(tmp_path / "own/toy") == [manifest.NAME, "toy-files"]
 
 
-def test_first_use_downloads_nothing_where_the_user_says_where(server, tmp_path, monkeypatch):
+def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path, monkeypatch):
     monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
     with pytest.raises(LockstepError, match=f"lockstep data fetch toy --data {tmp_path}"):
         fetch.ensure("toy", tmp_path)
@@ -163,20 +162,20 @@ def test_first_use_downloads_nothing_where_the_user_says_where(server, tmp_path,
     assert server.requests == []
 
 
-def test_files_of_another_set_with_the_same_names_are_not_taken(tmp_path, monkeypatch):
+def test_files_of_another_dataset_with_the_same_names_are_not_used(tmp_path, monkeypatch):
     fashion, mnist = SOURCES["fashion-mnist"], SOURCES["mnist"]
     for names in mnist.files:
         (tmp_path / names[0]).write_bytes(b"")
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
-    assert sources.present(mnist, None)
-    assert sources.present(fashion, None) is None
-    assert sources.present(fashion, tmp_path)  # --data says that they are its
+    assert locate.present(mnist, None)
+    assert locate.present(fashion, None) is None
+    assert locate.present(fashion, tmp_path)  # the user says that they belong to Fashion-MNIST
     for sub in ("fashion-mnist", "FashionMNIST/raw"):
         (tmp_path / sub).mkdir(parents=True)
         for names in fashion.files:
             (tmp_path / sub / names[1]).write_bytes(b"")
         for folder in (None, tmp_path):
-            found = sources.present(fashion, folder)
+            found = locate.present(fashion, folder)
             assert found is not None
             assert {path.parent for path in found} == {tmp_path / sub}
         for names in fashion.files:
@@ -184,7 +183,7 @@ def test_files_of_another_set_with_the_same_names_are_not_taken(tmp_path, monkey
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_catalog(name):
+def test_catalog_entries_have_a_checksum_a_size_and_urls(name):
     source = SOURCES[name]
     assert source.name == name
     assert name in DATASETS
