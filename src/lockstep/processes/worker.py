@@ -145,7 +145,7 @@ def _evaluate(job: Job, reduction: "Reduction", device: "torch.device") -> None:
         progress=line.evaluating if line else lambda event: None,
     )  # fmt: skip
 
-    def tell(evaluated: evaluation.Evaluated) -> None:
+    def tell(evaluated: evaluation.CheckpointEvaluation) -> None:
         if line:
             line.remove()  # stdout may be the same terminal
         if job.json_output:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.report.evaluation import Evaluated
-from lockstep.report.evaluation_log import Ledger
+from lockstep.report.evaluation import CheckpointEvaluation
+from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.folder import Run
@@ -56,7 +56,7 @@ class Evaluator:
         self.usual = whole and (split, self.weights) == (session.recipe.tested_on, own)
         self.is_first = session.reduction.process == 0
 
-    def __call__(self, found: Checkpoint | None) -> Evaluated:
+    def __call__(self, found: Checkpoint | None) -> CheckpointEvaluation:
         """Evaluate the checkpoint that process 0 found."""
         self._compare_source(found)
         self.session.restore(found)
@@ -66,7 +66,7 @@ class Evaluator:
             self._progress(EvaluatingEvent(step, self.split, share))
 
         result = self.session.evaluate(self.dataset, self.weights, progress)
-        return Evaluated(self.run.path, time.time(), step, self.split, self.weights, classes, result)
+        return CheckpointEvaluation(self.run.path, time.time(), step, self.split, self.weights, classes, result)
 
     def _compare_source(self, found: Checkpoint | None) -> None:
         if found is None or "model_source" not in found.manifest:
@@ -81,7 +81,7 @@ class Evaluator:
             self._noted = text
 
 
-def evaluate_newest(evaluator: Evaluator, note: Note) -> Evaluated:
+def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
     """Evaluate the newest whole checkpoint. Raises: LockstepError if there is none."""
     found = checkpoint.latest(evaluator.run.checkpoints, note) if evaluator.is_first else None
     if evaluator.is_first and found is None:
@@ -89,7 +89,7 @@ def evaluate_newest(evaluator: Evaluator, note: Note) -> Evaluated:
     return evaluator(found)
 
 
-def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> Evaluated:
+def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> CheckpointEvaluation:
     """Evaluate the checkpoint after `which` updates, or the best: that of the highest accuracy measured in training.
 
     Raises: LockstepError if there is none such, or it is damaged.
@@ -97,7 +97,9 @@ def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> Evalu
     return evaluator(_chosen(evaluator.run, which) if evaluator.is_first else None)
 
 
-def watch(evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[Evaluated], None], note: Note) -> None:
+def watch(
+    evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[CheckpointEvaluation], None], note: Note
+) -> None:
     """Evaluate each new checkpoint once, until the run has ended and its last one is evaluated.
 
     Every `interval` seconds process 0 looks, and all processes do what it decides: the oldest first that is still
@@ -134,7 +136,7 @@ class _Watcher:
         self._passed: set[int] = set()  # damaged
         self._ended = False
         self.found: Checkpoint | None = None
-        self.ledger = Ledger(
+        self.ledger = EvaluationLog(
             evaluator.run.path / "eval", note, split=evaluator.split, weights=evaluator.weights,
             examples=len(evaluator.dataset), usual=evaluator.usual,
         )  # fmt: skip
