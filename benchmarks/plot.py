@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.svg import COLOURS, Panel, document
+from lockstep.report.svg import COLOURS, Key, Panel, document
 
 Points = list[tuple[float, float]]
 
@@ -35,9 +35,9 @@ def main() -> None:
         for weights, dashed in (("ema", False), ("raw", True)):
             found = [row for row in rows(path, "evaluation") if row["weights"] == weights]
             accuracy.line([(row["step"], 100 * row["accuracy"]) for row in found], colour, dashed)
-            keys.append((f"{label}, {'averaged' if weights == 'ema' else 'raw'} weights", colour, dashed))
+            keys.append(Key(f"{label}, {'averaged' if weights == 'ema' else 'raw'} weights", colour, dashed))
         loss.line(smoothed([(row["step"], row["loss"]) for row in rows(path, "step")]), colour)
-        losses.append((label, colour, False))
+        losses.append(Key(label, colour))
     accuracy.legend(keys, 0.68)
     loss.legend(losses, 0.1)
     Path(out).write_text(document([accuracy, loss]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.contract.test_reductions import free_port
 
-from lockstep.bench.predict import Link, exchange_s
+from lockstep.bench.analysis import Link, exchange_s
 from lockstep.reduce import REDUCTIONS
 from lockstep.reduce.local import Local
 

@@ -6,14 +6,14 @@ from lockstep.report.evaluation import CheckpointEvaluation, precision_line, sum
 from lockstep.training.evaluate import Evaluation
 
 
-def evaluated(classes, confusion, lost=0):
+def evaluation(classes, confusion, lost=0):
     examples = tuple(sum(row) + (lost if label == 0 else 0) for label, row in enumerate(confusion))
     correct = sum(row[label] for label, row in enumerate(confusion))
     result = Evaluation(sum(examples), correct, 0.5, examples, tuple(map(tuple, confusion)))
     return CheckpointEvaluation(Path("runs/x"), 1e9, 1000, "test", "ema", classes, result)
 
 
-SMALL = evaluated(
+SMALL = evaluation(
     ("cat", "a name of more than twenty-four letters", "dog"), [[3, 1, 0], [0, 0, 0], [0, 10, 90]], lost=1
 )
 
@@ -40,7 +40,7 @@ def test_a_row_of_the_confusion_matrix_for_each_class():
 def test_with_many_classes_the_most_frequent_mistakes():
     confusion = [[10 if row == column else 0 for column in range(21)] for row in range(21)]
     confusion[4][7], confusion[4][1], confusion[4][9], confusion[4][20] = 2, 3, 2, 1
-    lines = table_lines(evaluated(tuple(f"c{i}" for i in range(21)), confusion))
+    lines = table_lines(evaluation(tuple(f"c{i}" for i in range(21)), confusion))
     assert len(lines) == 22
     assert lines[0] == "  class  examples  accuracy  most often taken for"
     assert lines[1] == "  c0           10    100.0%"

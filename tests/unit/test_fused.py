@@ -6,7 +6,7 @@ from torch.nn import functional
 from lockstep.kernels import fused, winograd
 from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.winograd import Winograd
-from lockstep.report.probe import Probe
+from lockstep.report.tensorboard import ActivationRecorder
 
 
 def plain(x, conv, pool):
@@ -124,11 +124,11 @@ def test_listeners_see_the_whole_relu_and_change_no_bit():
             return conv_relu(x, self.conv, self.activations["conv"], (2, 2))
 
     model, x = Model(), torch.randn(2, 3, 8, 8)
-    probe, before = Probe(model), model(x)
+    recorder, before = ActivationRecorder(model), model(x)
     assert not model.activations["conv"]._forward_hooks  # nothing is computed for nobody
-    probe.arm()
+    recorder.start()
     assert torch.equal(model(x), before)
-    found = {value.tag: value for part in probe.take() for value in part.value}
+    found = {value.tag: value for part in recorder.take() for value in part.value}
     assert found["activations/conv"].histo.num == 2 * 4 * 6 * 6
     assert found["activations/logits"].histo.num == 2 * 4 * 3 * 3
     assert not model.activations["conv"]._forward_hooks

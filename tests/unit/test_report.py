@@ -13,6 +13,7 @@ from lockstep.recipes import named
 from lockstep.report import console, lines
 from lockstep.report.metrics import MetricsFile
 from lockstep.training.evaluate import Evaluation
+from lockstep.training.events import Listener
 from lockstep.training.log import Log
 from lockstep.training.vector import Metrics, Requests
 
@@ -37,17 +38,17 @@ def a_log(listeners, steps=25, processes=1, **placement):
     return Log(recipe.over(1442), Placement(**placement), listeners, processes=processes)
 
 
-class Heard:
-    """A listener that keeps the step events."""
+class Recorder(Listener):
+    """A listener that keeps step events and notes."""
 
     def __init__(self, every):
-        self.every, self.events = every, []
-
-    def __getattr__(self, name):
-        return lambda *arguments: None
+        self.every, self.events, self.notes = every, [], []
 
     def step(self, event, tensors):
         self.events.append(event)
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 def run(listeners, steps=25):
@@ -159,7 +160,7 @@ def test_without_listeners_nothing_is_read():
 
 
 def test_loss_may_be_the_last_towers_as_the_original_printed_it():
-    mean, last = Heard(1), Heard(1)
+    mean, last = Recorder(1), Recorder(1)
     a_log([mean]).step(0, sums(), STATE, 0.1, torch.zeros(0))
     a_log([last], log_loss="last").step(0, sums(), STATE, 0.1, torch.zeros(0))
     assert mean.events[0].logged_loss == 256 / 128 + 0.5
@@ -168,8 +169,8 @@ def test_loss_may_be_the_last_towers_as_the_original_printed_it():
 
 
 def test_running_averages_of_the_total_and_of_each_term_over_every_step():
-    heard = Heard(10)
-    log = a_log([heard], steps=41)
+    recorder = Recorder(10)
+    log = a_log([recorder], steps=41)
     expected, weight = np.zeros(4), 0.0
     for step in range(41):
         terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
@@ -178,11 +179,11 @@ def test_running_averages_of_the_total_and_of_each_term_over_every_step():
         log.step(step, sums(cross_entropy=terms[0] * 128), state, 0.1, torch.zeros(0))
         expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
         if step % 10 == 0:
-            last = heard.events[-1]
+            last = recorder.events[-1]
             found = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
             assert found == pytest.approx((expected / weight).tolist(), rel=1e-5)
             assert list(last.decay_average) == ["a", "b"]
-    assert heard.events[0].decay_average == {"a": 0.5, "b": 0.25}  # corrected for the start
+    assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}  # corrected for the start
 
 
 def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
@@ -199,14 +200,14 @@ def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
 def test_memory_and_utilisation_of_every_process(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    heard = Heard(2)
-    log = a_log([heard], steps=5, processes=2)  # process 0 has towers 0 and 1
+    recorder = Recorder(2)
+    log = a_log([recorder], steps=5, processes=2)  # process 0 has towers 0 and 1
     log.start([])
     for step in range(5):
         busy = (step * 1.0, step * 1.1, step * 0.5, step * 0.6)
         log.step(step, sums(memory=(100.0, 101.0, 50.0, 51.0), busy=busy), STATE, 0.1, torch.zeros(0))
         now[0] += 2.0
-    last = heard.events[-1]
+    last = recorder.events[-1]
     assert last.memory_bytes == [100 * 2**20, 50 * 2**20]
     assert last.cpu_utilisation == pytest.approx([0.5, 0.25])
 
@@ -214,8 +215,8 @@ def test_memory_and_utilisation_of_every_process(monkeypatch):
 def test_split_of_a_step(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    heard = Heard(2)
-    log = a_log([heard], steps=5)
+    recorder = Recorder(2)
+    log = a_log([recorder], steps=5)
     log.start([])
     for step in range(5):
         log.begin(step)
@@ -229,6 +230,6 @@ def test_split_of_a_step(monkeypatch):
         log.lap("update")
         with log.untimed():
             now[0] += 100.0
-    last = heard.events[-1]
+    last = recorder.events[-1]
     assert last.split == {"data": 1.0, "compute": 4.0, "communication": 2.0, "report": 0.25, "update": 0.5}
     assert last.s_per_step == 7.75

@@ -17,8 +17,7 @@ from lockstep.data.digits import load
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.report.event_file import EventFile, histogram, image, scalar
-from lockstep.report.probe import Probe
-from lockstep.report.tensorboard import TensorBoard
+from lockstep.report.tensorboard import ActivationRecorder, TensorBoard
 from lockstep.training.clock import PARTS
 from lockstep.training.evaluate import Evaluation
 
@@ -228,24 +227,24 @@ def test_image_scaling():
 
 def test_a_compiled_network_is_looked_at_from_outside():
     module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
-    probe = Probe(module, compiled=True)
-    probe.arm()
+    recorder = ActivationRecorder(module, compiled=True)
+    recorder.start()
     assert not any(part._forward_hooks for part in module)
     module(torch.ones(1, 1, 2, 2))
-    found = {value.tag for part in probe.take() for value in part.value}
+    found = {value.tag for part in recorder.take() for value in part.value}
     assert found == {"images/0", "activations/logits", "sparsity/logits"}
 
 
 def test_probe_looks_once_and_counts_zeros():
     module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
-    probe = Probe(module)
+    recorder = ActivationRecorder(module)
     x = torch.tensor([[[[-1.0, 2.0], [0.0, -3.0]]]])
     module(x)
-    assert probe.take() == []
-    probe.arm()
+    assert recorder.take() == []
+    recorder.start()
     module(x)
     module(torch.ones(1, 1, 2, 2))  # the next tower's
-    found = {value.tag: value for part in probe.take() for value in part.value}
+    found = {value.tag: value for part in recorder.take() for value in part.value}
     assert found.keys() == {"images/0", "activations/0", "sparsity/0", "activations/logits", "sparsity/logits"}
     assert found["sparsity/0"].simple_value == 0.75
     assert found["activations/0"].histo.num == 4

@@ -21,6 +21,7 @@ from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
 from lockstep.run.session import Session
 from lockstep.run.writer import RunWriter
+from lockstep.training.events import Listener
 from lockstep.training.log import Log
 from lockstep.training.loop import train
 from lockstep.training.state import State
@@ -60,16 +61,13 @@ def rows(path):
     return {row["step"]: row for row in found if row["kind"] == "step"}
 
 
-class Slow:
-    """A listener that takes half a second a step to say what it has heard."""
+class Slow(Listener):
+    """A listener that takes half a second per step."""
 
     every = 1
 
     def __init__(self, clock):
         self._clock = clock
-
-    def __getattr__(self, name):
-        return lambda *arguments: None
 
     def step(self, event, tensors):
         self._clock.now += 0.5

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.unit.test_report import STATE, Heard, sums
+from tests.unit.test_report import STATE, Recorder, sums
 from tests.unit.test_tower import parts, plan
 from torch import nn
 
@@ -83,12 +83,12 @@ def log_on(device, listeners):
 def test_metrics_and_tensorboard_have_it_for_each_process(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2), note=pytest.fail)
-    heard = Heard(1)
-    log = log_on("cuda", [heard, MetricsFile(tmp_path / "metrics.jsonl", 1), board])
+    recorder = Recorder(1)
+    log = log_on("cuda", [recorder, MetricsFile(tmp_path / "metrics.jsonl", 1), board])
     log.start([])
     log.step(0, sums(gpu=(97.0, 0.0, 88.0, 0.0)), STATE, 0.1, torch.zeros(0))  # process 1 has towers 2 and 3
     board.close()
-    assert heard.events[0].gpu_utilisation == [97.0, 88.0]
+    assert recorder.events[0].gpu_utilisation == [97.0, 88.0]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["gpu_utilisation"] == [97.0, 88.0]
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     assert [events.Scalars(f"processes/gpu_utilisation/{i}")[0].value for i in range(2)] == [97.0, 88.0]
@@ -97,13 +97,11 @@ def test_metrics_and_tensorboard_have_it_for_each_process(tmp_path, monkeypatch)
 @pytest.mark.parametrize(("device", "notes"), [("cuda", 1), ("cpu", 0)])
 def test_where_it_is_not_known_one_note_says_so(monkeypatch, device, notes):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    heard = Heard(1)
-    heard.notes = []
-    heard.note = heard.notes.append
-    log = log_on(device, [heard])
+    recorder = Recorder(1)
+    log = log_on(device, [recorder])
     log.start([])
     for step in range(3):
         log.step(step, sums(gpu=(97.0, 0.0, -1.0, 0.0)), STATE, 0.1, torch.zeros(0))
-    assert [event.gpu_utilisation for event in heard.events] == [None] * 3
-    assert len(heard.notes) == notes
-    assert all("nvidia-ml-py" in note and "lockstep[gpu]" in note for note in heard.notes)
+    assert [event.gpu_utilisation for event in recorder.events] == [None] * 3
+    assert len(recorder.notes) == notes
+    assert all("nvidia-ml-py" in note and "lockstep[gpu]" in note for note in recorder.notes)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.optim.settings import by_weight_decay
 from lockstep.optim.scale import LossScale
+from lockstep.optim.settings import by_weight_decay
 from lockstep.training.digest import short
 from lockstep.training.network import layer_parameters
 from lockstep.training.vector import named_views
