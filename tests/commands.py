@@ -41,6 +41,8 @@ def check(line: str) -> None:
     command, words = get_command(app), words[1:]
     while words and (inner := getattr(command, "commands", {}).get(words[0])) is not None:
         command, words = inner, words[1:]
+    if getattr(command, "commands", {}) and words and not words[0].startswith("-"):
+        raise ValueError(f"no such command: {words[0]}")
     given = command.make_context("lockstep", [*words]).params
     if command.name not in ("train", "bench"):
         return
