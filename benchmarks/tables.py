@@ -1,4 +1,4 @@
-"""Every measurement as text: `python -m benchmarks.tables` writes docs/results.md and the headlines of README.md.
+"""Every measurement as text: `python -m benchmarks.tables` writes docs/results.md, and tables of two other pages.
 
 Each number is read from a record in benchmarks/results/. tests/unit/test_results.py renders both again, and what the
 recipes' docstrings say of measurements, and compares: a number that is not its record's fails.
@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks import originals
 from benchmarks.common import RESULTS
 from benchmarks.figures import (
     ABOUT,
@@ -452,6 +453,7 @@ def mean_loss(record: str, step: int) -> float:
 def main() -> None:
     DOCUMENT.write_text(document())
     README.write_text(with_headlines(README.read_text()))
+    originals.PAGE.write_text(originals.with_table(originals.PAGE.read_text()))
     for recipe in RECIPES:
         print(f"{recipe}: {measured(recipe)}")
 
