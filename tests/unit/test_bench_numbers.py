@@ -1,6 +1,7 @@
 """The numbers of `lockstep bench`, compared with those computed by hand from known step times."""
 
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.test_times import Clock
 from lockstep.bench.analysis import with_ratios
 from lockstep.bench.measure import TimedSteps, _speed, bench
 from lockstep.bench.table import row
+from lockstep.config.jobs import BenchJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.recipes import named
@@ -75,7 +77,8 @@ def test_a_bench_of_steps_of_known_length(monkeypatch):
     )  # the real one would wait for this clock for ever
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: seconds[step] if step < 9 else 0.0)
     recipe = make(named("digits").model_dump(mode="json"), {"towers": 1})
-    found = bench(recipe, Placement(), Local(1), torch.device("cpu"), steps=6, warmup=3, modes=())
+    job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=6, warmup=3)
+    found = bench(job, Local(1), torch.device("cpu"))
     rates = [32 / s for s in seconds[3:]]  # 320, 160, 320, 80, 160 and 64: the median is 160
     assert (found["batch"], found["steps"]) == (32, 6)
     assert found["s_per_step"] == pytest.approx(1.5 / 6)

@@ -152,7 +152,7 @@ def test_a_terminal_gets_one_live_line():
 
 
 def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 8)
+    unreadable = Metrics(*[SimpleNamespace()] * 9)
     log = a_log([])
     log.begin(0)
     log.lap("data")

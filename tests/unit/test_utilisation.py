@@ -10,7 +10,7 @@ from tests.unit.test_report import STATE, Recorder, sums
 from tests.unit.test_tower import parts, plan
 from torch import nn
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
@@ -37,7 +37,7 @@ def driver(monkeypatch):
         return answer
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    monkeypatch.setattr(numerics.time, "monotonic", lambda: found.now)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: found.now)
     return found
 
 
