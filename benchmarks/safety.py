@@ -1,8 +1,8 @@
-"""What the checks and the checkpoints of a run cost: `python -m benchmarks.safety [--quick]`.
+"""Cost of the checks and the checkpoints of a run: `python -m benchmarks.safety [--quick]`.
 
-On random images in the shape of each data set, so no files are needed, with one process of one thread: the arithmetic
-probe of every recipe; then for `mnist`, whose state is the largest (242 MB with Adam), the digest of the state as a
-share of 100 steps, and how long the training loop waits for each checkpoint that is written beside it.
+Uses random images in the shape of each dataset, so it needs no files, and one process of one thread. Measures the
+arithmetic probe of every recipe. Then, for `mnist`, whose state is the largest (242 MB with Adam's slots), it measures
+the digest of the state as a share of 100 steps, and how long the training loop waits for each checkpoint.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.common import HEAD, figure, line, save
 from lockstep import numerics
 
-numerics.prepare(1)  # before torch is imported
+numerics.prepare(1)  # must precede the import of torch
 
 import torch  # noqa: E402
 
@@ -34,8 +34,8 @@ from lockstep.training.tower import Tower  # noqa: E402
 CPU = torch.device("cpu")
 
 
-class Waited:
-    """In the place of a state's lock: keeps how long an update waited for it."""
+class TimedLock:
+    """Stand-in for a state's lock that adds up how long updates waited for it."""
 
     def __init__(self, lock: Any) -> None:
         self._lock, self.seconds = lock, 0.0
@@ -55,7 +55,7 @@ class Waited:
 
 
 def session(name: str, **changes: object) -> Session:
-    """The recipe `name` on random images."""
+    """Return a session of the recipe `name` on random images."""
     recipe = make(named(name).model_dump(mode="json"), changes)
     recipe, _ = resolve(recipe, on_gpu=False)
     numerics.configure(recipe.threads_per_tower, recipe.exact)
@@ -64,7 +64,7 @@ def session(name: str, **changes: object) -> Session:
 
 
 def probes(name: str, rounds: int) -> tuple[list[float], str]:
-    """Seconds the probe of the recipe `name` takes, each in a session of its own; and the precision."""
+    """Return the seconds of the recipe's arithmetic probe, each in a new session, and the precision."""
     times = []
     for _ in range(rounds):
         made = session(name)
@@ -80,8 +80,8 @@ def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
     made = session("mnist", steps=steps, precision="bfloat16")
     state, dataset = made.state, made.split("train")
     found: dict[str, list[float]] = {"step": [], "digest": [], "wait": [], "write": []}
-    waited = Waited(state.unchanged)
-    state.unchanged = waited  # type: ignore[assignment]
+    lock = TimedLock(state.unchanged)
+    state.unchanged = lock  # type: ignore[assignment]
     began = time.perf_counter()
 
     def after_step(state: State, due: bool) -> None:
@@ -92,11 +92,11 @@ def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
             mark = time.perf_counter()
             state.digest()
             found["digest"].append(time.perf_counter() - mark)
-            waited.seconds, mark = 0.0, time.perf_counter()
+            lock.seconds, mark = 0.0, time.perf_counter()
             saver.save(state, {})
             found["wait"].append(time.perf_counter() - mark)
         elif state.step % every == 1 and state.step > 1:
-            found["wait"][-1] += waited.seconds
+            found["wait"][-1] += lock.seconds
         began = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder:

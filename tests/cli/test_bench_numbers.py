@@ -23,7 +23,7 @@ def build(shape, classes):
 """
 
 
-def test_two_sleepers_do_twice_as_much_as_one(program, tmp_path):
+def test_two_processes_that_sleep_have_twice_the_throughput_of_one(program, tmp_path):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     done = program(
         "bench", "digits", "--set", "model=sleeper:build", "--set", "weight_decay={}", "--processes", 2,

@@ -66,7 +66,7 @@ def test_speed_up_and_efficiency_are_against_one_process():
     assert (ratios["speed_up"], ratios["efficiency"]) == (None, None)
 
 
-def test_a_bench_of_steps_of_known_length(monkeypatch):
+def test_a_bench_times_exactly_the_steps_after_the_warm_up(monkeypatch):
     """The real loop: three warm-up steps of a minute, then six timed steps."""
     clock = Clock(monkeypatch)
     seconds = [60.0] * 3 + [0.1, 0.2, 0.1, 0.4, 0.2, 0.5]

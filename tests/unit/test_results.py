@@ -1,4 +1,4 @@
-"""Every published number is its record's: docs/results.md, README's headlines, the recipes' docstrings."""
+"""Every published number comes from its record: docs/results.md, headlines of README, docstrings of recipes."""
 
 import inspect
 import json
@@ -20,7 +20,7 @@ RUN_RECORDS = [
 ]  # fmt: skip
 WITH_DIGEST = sorted({*RUN_RECORDS, "seeds-cifar10", "seeds-digits", "loss-mnist"})
 
-# What a measurement looks like. README may state defaults ("every 100 steps", "60 s"), but none of these by hand.
+# The pattern of a measurement. README may state defaults ("every 100 steps", "60 s"), but no measurement by hand.
 MEASUREMENT = re.compile(
     r"""\d\s?(?:images|examples)/s | \d\s?% | \d\.\d+\s?(?:s|ms|min|minutes|seconds|hours|h)\b | \d\s?MiB\b
     | \bin\s\d[\d,.]*\s?(?:s|ms|min|minutes|seconds|hours)\b | \d\s?(?:times|x)\s(?:as|the|its|that|faster|over)\b
@@ -31,7 +31,7 @@ MEASUREMENT = re.compile(
 
 @pytest.fixture
 def records(monkeypatch, tmp_path):
-    """A copy of the records that a test may change, from which everything is rendered."""
+    """A copy of the records, which a test may change and from which everything is rendered."""
     folder = tmp_path / "results"
     shutil.copytree(common.RESULTS, folder)
     for module in (figures, tables):
@@ -47,22 +47,22 @@ def change(folder, record, edit):
 
 
 def by_hand(readme):
-    """Measurements in `readme` outside the generated headlines."""
+    """Return the measurements in `readme` outside the generated headlines."""
     before, rest = readme.split(tables.BEGIN)
     return [text for part in (before, rest.split(tables.END)[1]) for text in MEASUREMENT.findall(part)]
 
 
-def test_the_page_is_what_the_records_give():
+def test_the_page_is_rendered_from_the_records():
     assert tables.DOCUMENT.read_text() == tables.document(), "run: python -m benchmarks.tables"
 
 
-def test_readmes_headlines_are_what_the_records_give():
+def test_the_headlines_of_readme_are_rendered_from_the_records():
     readme = tables.README.read_text()
     assert readme == tables.with_headlines(readme), "run: python -m benchmarks.tables"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipes_docstring_states_what_the_records_give(recipe):
+def test_the_docstring_of_a_recipe_states_its_records(recipe):
     stated = " ".join(inspect.getdoc(RECIPES[recipe]).split())
     assert tables.measured(recipe) in stated, f"its docstring should say: {tables.measured(recipe)}"
     before, after = stated.split(tables.measured(recipe))
@@ -75,7 +75,7 @@ def test_a_recipe_is_measured_if_and_only_if_there_is_a_record(recipe):
     assert (tables.measured(recipe) == "Measured: not yet") == (recipe not in recorded)
 
 
-def test_a_number_that_is_not_its_records_is_found(records):
+def test_a_changed_record_changes_page_headlines_and_docstring(records):
     page, headlines, digits = tables.document(), tables.headlines(), tables.measured("digits")
     change(records, "seeds-cifar10", lambda found: found["figures"]["total_s"].update(median=518.0))
     change(records, "seeds-digits", lambda found: found["figures"]["accuracy"].update(min=0.5))
@@ -108,7 +108,7 @@ def test_a_default_is_no_measurement(text):
 
 
 def captioned(page):
-    """(caption, its rows) for each table of figures in `page`."""
+    """Return (caption, rows) for each table of figures in `page`."""
     parts = page.split(f"| {' | '.join(figures.COLUMNS)} |\n")
     captions = [part.rstrip().rsplit("\n", 1)[-1] for part in parts[:-1]]
     tables_below = [part.split("\n\n", 1)[0].splitlines()[1:] for part in parts[1:]]
@@ -119,7 +119,7 @@ def captioned(page):
 
 
 def incomplete(page):
-    """Figures of `page` that lack their command, machine, record, n, range or precision."""
+    """Return the figures of `page` that lack command, machine, record, n, range or precision."""
     found = []
     for caption, rows in captioned(page):
         head = re.fullmatch(r"(.+) on (.+, \d+ cores) \(\[(\S+)\]\(\.\./benchmarks/results/\3\.json\); .+\):", caption)
@@ -155,7 +155,7 @@ def test_a_figure_without_command_machine_n_or_record_is_found(old, new):
 
 
 @pytest.mark.parametrize("record", WITH_DIGEST)
-def test_the_page_says_whether_a_records_recipe_is_todays(record):
+def test_the_page_states_whether_the_recipe_of_a_record_is_todays(record):
     found = figures.load(record)
     then = found.get("result", found)["digest"]
     recipe = figures.recipe_of(found["command"])
@@ -176,12 +176,12 @@ def test_the_page_says_whether_a_records_recipe_is_todays(record):
     ("name", "record", "changes"),
     [
         ("digits", "seeds-digits", {"lr": 0.3}),
-        ("cifar10-tutorial", tables.LONG, {"lr": 0.3}),  # a setting that the oldest digest covers, and one it does not
+        ("cifar10-tutorial", tables.LONG, {"lr": 0.3}),  # the oldest digest covers lr, and not label_smoothing
         ("cifar10-tutorial", tables.LONG, {"label_smoothing": 0.1}),
         ("cifar10-tutorial", tables.LONG, {"schedule": Staircase(decay=0.1, every_epochs=350.0, per_tower=True)}),
     ],
 )
-def test_a_recipe_that_changes_is_told_from_its_record(monkeypatch, name, record, changes):
+def test_a_changed_recipe_is_told_apart_from_its_record(monkeypatch, name, record, changes):
     assert figures.recipe_state(record).startswith("same ")
     changed = RECIPES[name]().model_copy(update=changes)
     monkeypatch.setitem(RECIPES, name, lambda: changed)
@@ -212,7 +212,7 @@ def test_a_peer_without_lockstep_in_its_precision_is_not_divided():
 
 
 @pytest.mark.parametrize("recipe", ["cifar10", "digits"])
-def test_figures_over_seeds_are_those_of_the_runs(recipe):
+def test_figures_over_seeds_follow_from_the_runs(recipe):
     found = figures.load(f"seeds-{recipe}")
     for name, figure in found["figures"].items():
         values = [run[name] for run in found["runs"]]
@@ -229,7 +229,7 @@ def test_a_run_counted_every_example(record):
         assert (row["examples"], row["accuracy"]) == (10_000, row["correct"] / 10_000)
 
 
-def test_losses_of_mnist_are_of_as_many_seeds_of_each_program():
+def test_losses_of_mnist_have_the_same_seeds_for_each_program():
     runs = figures.load("loss-mnist")["runs"]
     for program in ("lockstep float32", "tensorflow float32"):
         assert sorted(run["seed"] for run in runs[program]) == [0, 1, 2]
@@ -237,8 +237,8 @@ def test_losses_of_mnist_are_of_as_many_seeds_of_each_program():
         assert all(len(run["losses"]) >= max(tables.CURVE_STEPS) for run in runs[program])
 
 
-def test_both_programs_losses_fall_faster_than_the_notebooks_log():
-    """The log's step n is after its update, so a step ahead of ours; and TensorFlow's program is not the slower one."""
+def test_the_losses_of_both_programs_fall_faster_than_the_log_of_the_notebook():
+    """The log states losses after the update, so one step ahead. TensorFlow's program is no slower than Lockstep."""
     found, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
     for step in (10, 30):
         ours, theirs = (

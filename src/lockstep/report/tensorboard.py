@@ -193,9 +193,7 @@ class TensorBoard(Listener):
                 with contextlib.suppress(OSError):
                     self._events.close()
             self._events = None
-            self._note(
-                f"no TensorBoard summaries: cannot write in {self._folder}: {error.strerror}. Training goes on"
-            )
+            self._note(f"no TensorBoard summaries: cannot write in {self._folder}: {error.strerror}. Training goes on")
 
 
 def _accuracy_and_loss(split: str, weights: str, accuracy: float, loss: float) -> list[Summary]:
