@@ -75,40 +75,43 @@ def probes(name: str, rounds: int) -> tuple[list[float], str]:
     return times, made.recipe.precision
 
 
-def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
-    """Seconds of steps, digests and waits for a checkpoint, which is begun after each `every`-th step."""
+def mnist_times(steps: int, every: int) -> dict[str, list[float]]:
+    """Return the seconds of steps, digests, waits for a checkpoint, and a write of `mnist`.
+
+    A checkpoint begins after each `every`-th step.
+    """
     made = session("mnist", steps=steps, precision="bfloat16")
     state, dataset = made.state, made.split("train")
-    found: dict[str, list[float]] = {"step": [], "digest": [], "wait": [], "write": []}
+    times: dict[str, list[float]] = {"step": [], "digest": [], "wait": [], "write": []}
     lock = TimedLock(state.unchanged)
     state.unchanged = lock  # type: ignore[assignment]
     began = time.perf_counter()
 
     def after_step(state: State, due: bool) -> None:
         nonlocal began
-        found["step"].append(time.perf_counter() - began)
+        times["step"].append(time.perf_counter() - began)
         if state.step % every == 0:
-            saver.wait()  # of the one before, which would otherwise be counted
+            saver.wait()  # for the previous checkpoint, which would otherwise count as a wait
             mark = time.perf_counter()
             state.digest()
-            found["digest"].append(time.perf_counter() - mark)
+            times["digest"].append(time.perf_counter() - mark)
             lock.seconds, mark = 0.0, time.perf_counter()
             saver.save(state, {})
-            found["wait"].append(time.perf_counter() - mark)
+            times["wait"].append(time.perf_counter() - mark)
         elif state.step % every == 1 and state.step > 1:
-            found["wait"][-1] += lock.seconds
+            times["wait"][-1] += lock.seconds
         began = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(Path(folder), keep=2, every_s=0)
-        saver.save(state, {})  # as every run does before its first step: it makes room for the copies
+        saver.save(state, {})  # every run does so before its first step, and it allocates the memory for copies
         saver.wait()
         tower, log = Tower(made.recipe, made.network), Log(made.recipe, made.placement, len(dataset), [])
         train(made.recipe, dataset, made.reduction, tower, state, log, after_step=after_step)
         saver.wait()
-        found["write"].append(saver._write_s)
-    found["wait"] = found["wait"][1:]  # the first has to make room for the optimizer's slots, once in a run
-    return found
+        times["write"].append(saver._write_s)
+    times["wait"] = times["wait"][1:]  # leave out the first, which allocates memory for the optimizer's slots
+    return times
 
 
 def main() -> None:
@@ -121,7 +124,7 @@ def main() -> None:
         times, precision = probes(name, rounds)
         row = figure(f"arithmetic probe, {name}", "s", times, 0.3, at_least=False)
         rows.append({**row, "precision": precision})
-    mnist = of_mnist(steps, every=2)
+    mnist = mnist_times(steps, every=2)
     step = sorted(mnist["step"])[len(mnist["step"]) // 2]
     shares, waits = [d / step for d in mnist["digest"]], [1e3 * w for w in mnist["wait"]]
     for row in (

@@ -127,14 +127,14 @@ def test_the_program_accepts_a_short_name_of_a_precision(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [("lockstep tra", ["train"]), ("lockstep train --summ", ["--summary-every"]), ("lockstep data f", ["fetch"])],
 )
-def test_a_shell_completes_commands_and_options(words, found):
+def test_a_shell_completes_commands_and_options(words, completions):
     place = {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     command = [sys.executable, "-m", "lockstep"]
     done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == found
+    assert done.stdout.splitlines() == completions
 
 
 def test_help_offers_completion(program):

@@ -123,8 +123,8 @@ def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch
     for step in range(25):
         now[0] += step + 1.0
         log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-    found = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
-    assert {int(step): (float(rate), float(s)) for step, rate, s in found} == {
+    stated = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
+    assert {int(step): (float(rate), float(s)) for step, rate, s in stated} == {
         step: (pytest.approx(128 / s, abs=0.05), s) for step, s in seconds.items()
     }
 
@@ -182,8 +182,8 @@ def test_running_averages_cover_every_step_and_each_term():
         expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
         if step % 10 == 0:
             last = recorder.events[-1]
-            found = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
-            assert found == pytest.approx((expected / weight).tolist(), rel=1e-5)
+            averages = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
+            assert averages == pytest.approx((expected / weight).tolist(), rel=1e-5)
             assert list(last.decay_average) == ["a", "b"]
     assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}  # the first average is the first value
 

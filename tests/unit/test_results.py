@@ -41,9 +41,9 @@ def records(monkeypatch, tmp_path):
 
 def change(folder, record, edit):
     file = folder / f"{record}.json"
-    found = json.loads(file.read_text())
-    edit(found)
-    file.write_text(json.dumps(found))
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
 
 
 def by_hand(readme):
@@ -77,8 +77,8 @@ def test_a_recipe_is_measured_if_and_only_if_there_is_a_record(recipe):
 
 def test_a_changed_record_changes_page_headlines_and_docstring(records):
     page, headlines, digits = tables.document(), tables.headlines(), tables.measured("digits")
-    change(records, "seeds-cifar10", lambda found: found["figures"]["total_s"].update(median=518.0))
-    change(records, "seeds-digits", lambda found: found["figures"]["accuracy"].update(min=0.5))
+    change(records, "seeds-cifar10", lambda content: content["figures"]["total_s"].update(median=518.0))
+    change(records, "seeds-digits", lambda content: content["figures"]["accuracy"].update(min=0.5))
     assert "518.0 s" not in page + headlines
     assert "518.0 s" in tables.document()
     assert "518.0 s" in tables.headlines()
@@ -120,17 +120,17 @@ def captioned(page):
 
 def incomplete(page):
     """Return the figures of `page` that lack command, machine, record, n, range or precision."""
-    found = []
+    problems = []
     for caption, rows in captioned(page):
         head = re.fullmatch(r"(.+) on (.+, \d+ cores) \(\[(\S+)\]\(\.\./benchmarks/results/\3\.json\); .+\):", caption)
         commands = r"`(lockstep|python -m benchmarks\.)[^`]+`"
         known = head and (head[3] == "peers-cifar10" or re.fullmatch(commands, head[1]))
         if not known or not (tables.ROOT / f"benchmarks/results/{head[3]}.json").is_file():
-            found.append(caption)
+            problems.append(caption)
         for cells in rows:
             if len(cells) != 5 or not all(cells) or not re.fullmatch(r"[1-9]\d*", cells[2]):
-                found.append(cells)
-    return found
+                problems.append(cells)
+    return problems
 
 
 def test_every_figure_has_command_machine_n_and_record():
@@ -156,9 +156,9 @@ def test_a_figure_without_command_machine_n_or_record_is_found(old, new):
 
 @pytest.mark.parametrize("record", WITH_DIGEST)
 def test_the_page_states_whether_the_recipe_of_a_record_is_todays(record):
-    found = figures.load(record)
-    then = found.get("result", found)["digest"]
-    recipe = figures.recipe_of(found["command"])
+    content = figures.load(record)
+    then = content.get("result", content)["digest"]
+    recipe = figures.recipe_of(content["command"])
     fields = recipe.model_dump(mode="json")
     chosen = {
         make(fields, {"precision": precision}).digest(): f"same recipe as today, in {precision}"
@@ -196,12 +196,14 @@ def test_the_recipe_of_a_command_is_what_the_program_would_train():
 
 @pytest.mark.parametrize("model", ["cifar10-tutorial", "mnist"])
 def test_only_equal_precisions_are_divided(model):
-    found = figures.load(f"peers-{model}")
-    assert compare.summary(found["rounds"]) == {key: found[key] for key in ("images_per_s", "lockstep_over")}
-    assert set(found["lockstep_over"]) == {name for name in found["images_per_s"] if not name.startswith("lockstep")}
-    for name, ratio in found["lockstep_over"].items():
-        ours = found["images_per_s"][f"lockstep {name.split()[-1]}"]["median"]
-        assert ratio["of_medians"] == ours / found["images_per_s"][name]["median"]
+    comparison = figures.load(f"peers-{model}")
+    assert compare.summary(comparison["rounds"]) == {key: comparison[key] for key in ("images_per_s", "lockstep_over")}
+    assert set(comparison["lockstep_over"]) == {
+        name for name in comparison["images_per_s"] if not name.startswith("lockstep")
+    }
+    for name, ratio in comparison["lockstep_over"].items():
+        own = comparison["images_per_s"][f"lockstep {name.split()[-1]}"]["median"]
+        assert ratio["of_medians"] == own / comparison["images_per_s"][name]["median"]
 
 
 def test_a_peer_without_lockstep_in_its_precision_is_not_divided():
@@ -213,19 +215,19 @@ def test_a_peer_without_lockstep_in_its_precision_is_not_divided():
 
 @pytest.mark.parametrize("recipe", ["cifar10", "digits"])
 def test_figures_over_seeds_follow_from_the_runs(recipe):
-    found = figures.load(f"seeds-{recipe}")
-    for name, figure in found["figures"].items():
-        values = [run[name] for run in found["runs"]]
+    content = figures.load(f"seeds-{recipe}")
+    for name, figure in content["figures"].items():
+        values = [run[name] for run in content["runs"]]
         expected = {**common.spread(values), "mean": statistics.mean(values), "deviation": statistics.stdev(values)}
         assert figure == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("record", RUN_RECORDS)
 def test_a_run_counted_every_example(record):
-    found = figures.load(record)
-    result, recipe = found["result"], figures.recipe_of(found["command"])
+    content = figures.load(record)
+    result, recipe = content["result"], figures.recipe_of(content["command"])
     assert (result["steps"], result["examples"]) == (recipe.steps or result["steps"], result["steps"] * recipe.batch)
-    for row in found.get("evaluations", []):
+    for row in content.get("evaluations", []):
         assert (row["examples"], row["accuracy"]) == (10_000, row["correct"] / 10_000)
 
 
@@ -239,10 +241,10 @@ def test_losses_of_mnist_have_the_same_seeds_for_each_program():
 
 def test_the_losses_of_both_programs_fall_faster_than_the_log_of_the_notebook():
     """The log states losses after the update, so one step ahead. TensorFlow's program is no slower than Lockstep."""
-    found, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
+    runs, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
     for step in (10, 30):
-        ours, theirs = (
-            [run["losses"][step - 1] for run in found[f"{name} float32"]] for name in ("lockstep", "tensorflow")
+        lockstep, tensorflow = (
+            [run["losses"][step - 1] for run in runs[f"{name} float32"]] for name in ("lockstep", "tensorflow")
         )
-        assert max(ours + theirs) < log[str(step)]
-        assert statistics.mean(theirs) <= statistics.mean(ours)
+        assert max(lockstep + tensorflow) < log[str(step)]
+        assert statistics.mean(tensorflow) <= statistics.mean(lockstep)

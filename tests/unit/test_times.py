@@ -57,8 +57,8 @@ def clock(monkeypatch):
 
 
 def rows(path):
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["step"]: row for row in found if row["kind"] == "step"}
+    all_rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["step"]: row for row in all_rows if row["kind"] == "step"}
 
 
 class Slow(Listener):
@@ -96,9 +96,9 @@ def test_the_data_part_of_a_step_is_the_time_of_the_augmentation(tmp_path, clock
     board.close()
     whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 2.0, "report": 0.5, "update": 1.0}
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    found = rows(tmp_path / "metrics.jsonl")
-    assert list(found) == [0, 2, 4, 6]
-    for step, row in found.items():
+    by_step = rows(tmp_path / "metrics.jsonl")
+    assert list(by_step) == [0, 2, 4, 6]
+    for step, row in by_step.items():
         # The event of a step precedes its report and update, so the first event has no time for these.
         assert row["split"] == (whole if step else whole | {"report": 0.0, "update": 0.0})
         assert row["s_per_step"] == pytest.approx(sum(row["split"].values()))
@@ -125,9 +125,9 @@ def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
     assert result["train_s"] == pytest.approx(5 * 10.0 + 20 * 0.5)
     assert result["images_per_s"] == pytest.approx(128 / 0.5)
     windows = {0: 10.0, 10: (4 * 10.0 + 6 * 0.5) / 10, 20: 0.5, 24: 0.5}
-    found = rows(tmp_path / "run/metrics.jsonl")
-    assert {step: row["s_per_step"] for step, row in found.items()} == pytest.approx(windows)
-    assert {step: row["images_per_s"] for step, row in found.items()} == pytest.approx(
+    by_step = rows(tmp_path / "run/metrics.jsonl")
+    assert {step: row["s_per_step"] for step, row in by_step.items()} == pytest.approx(windows)
+    assert {step: row["images_per_s"] for step, row in by_step.items()} == pytest.approx(
         {step: 128 / seconds for step, seconds in windows.items()}
     )
     line = re.compile(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch\)")

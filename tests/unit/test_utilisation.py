@@ -27,18 +27,18 @@ DIGITS = named("digits").model_dump(mode="json")
 @pytest.fixture
 def driver(monkeypatch):
     """answers: results of the next queries. asked: devices of the past queries. now: the clock, in seconds."""
-    found = SimpleNamespace(answers=[], asked=[], now=100.0)
+    stub = SimpleNamespace(answers=[], asked=[], now=100.0)
 
     def utilization(device):
-        found.asked.append(device)
-        answer = found.answers.pop(0)
+        stub.asked.append(device)
+        answer = stub.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    monkeypatch.setattr(numerics.time, "monotonic", lambda: found.now)
-    return found
+    monkeypatch.setattr(numerics.time, "monotonic", lambda: stub.now)
+    return stub
 
 
 def test_the_driver_is_asked_once_a_second(driver):
@@ -70,9 +70,9 @@ def test_gpu_use_is_in_the_vector_of_the_first_tower_of_a_process(driver, answer
     tower._utilisation = GpuUtilisation(GPU)
     dataset = load(None)["train"]
     shards = [dataset.shard(plan(recipe, 0, len(dataset)), t) for t in (2, 3)]
-    found = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
-    assert [metrics.gpu.tolist() for metrics in found] == [[0, 0, sent, 0], [0, 0, 0, 0]]
-    assert not any(metrics.broken.any() for metrics in found)
+    by_tower = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
+    assert [metrics.gpu.tolist() for metrics in by_tower] == [[0, 0, sent, 0], [0, 0, 0, 0]]
+    assert not any(metrics.broken.any() for metrics in by_tower)
 
 
 def log_on(device, listeners):
