@@ -129,6 +129,16 @@ def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch
     }
 
 
+def test_a_listener_that_overrides_nothing_ignores_every_event():
+    listener = Listener()
+    listener.every = 1
+    log = run([listener], steps=2)
+    log.digest(2, "0" * 18)
+    log.evaluating(2, "test", 0.5)
+    listener.close()
+    assert vars(listener) == {"every": 1}
+
+
 def test_a_closed_pipe_does_not_end_training():
     class Closed(io.StringIO):
         def write(self, text):
