@@ -384,7 +384,7 @@ class Headline:
 
 def headlines() -> str:
     """Return README's table of headlines, from its first marker to its second."""
-    seeds, long, mnist = load("seeds-cifar10")["figures"], load(LONG)["result"], load(MNIST)["result"]
+    seeds, long = load("seeds-cifar10")["figures"], load(LONG)["result"]
     stated = ABOUT.of(load("stated")["tutorial"]["accuracy"]["one GPU, 60 000 to 100 000 steps"])
     exact = rows_of("overhead")["exact tree / allreduce, two processes"]
     accuracy_and_time = f"**{PERCENT.of(seeds['accuracy']['mean'])}** in {SECONDS.of(seeds['total_s']['median'])}"
@@ -401,7 +401,6 @@ def headlines() -> str:
             1,
             LONG,
         ),
-        Headline(f"`mnist`, {mnist['steps']} steps: test accuracy", PERCENT.of(mnist["accuracy"]["raw"]), 1, MNIST),
         ratios("cifar10-tutorial", {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}),
         ratios("mnist", {"tensorflow": "TensorFlow"}),
         Headline(
