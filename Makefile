@@ -2,22 +2,35 @@
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: train test lint bench clean
+.PHONY: help train test test-all lint bench pictures clean
 
-train: $(VENV)/ready
+help: ## print this list
+	@echo "Targets (each one sets up $(VENV) first if it needs to):"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+train: $(VENV)/ready ## train a classifier of handwritten digits, in seconds
 	$(RUN)/lockstep train
 
-test: $(VENV)/ready
+test: $(VENV)/ready ## run the tests, without the slow ones: minutes
+	$(RUN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/ready ## run all tests, with survival, compiler and real data (LOCKSTEP_DATA)
 	$(RUN)/python -m pytest
 
-lint: $(VENV)/ready
+lint: $(VENV)/ready ## run ruff and mypy
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
 # make bench ARGS=--quick for a first look; ARGS="--data DIR" where CIFAR-10 is
-bench: $(VENV)/ready
+bench: $(VENV)/ready ## run the short benchmarks and print one table
 	$(RUN)/python -m benchmarks.suite $(ARGS)
+
+pictures: $(VENV)/ready ## draw docs/pictures again
+	$(RUN)/python -m benchmarks.pictures
+
+clean: ## remove the environment
+	rm -rf $(VENV)
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "Setting up $(CURDIR)/$(VENV): PyTorch and the rest, about 1.4 GB on disk (with CUDA, several times that)."
@@ -26,6 +39,3 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 	@echo "$(CURDIR)/$(VENV) is ready: $$(du -sh $(VENV) | cut -f1) on disk. 'make clean' removes it."
-
-clean:
-	rm -rf $(VENV)

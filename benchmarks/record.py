@@ -1,8 +1,8 @@
-"""Seconds to train, by the speed records' rules: `python -m benchmarks.record RECIPE [--runs N] [--data DIR]`.
+"""Seconds to train, by the rules of speed records: `python -m benchmarks.record RECIPE [--runs N] [--data DIR]`.
 
-One process on one device. The clock runs from the training set on the device to the accuracy on the test set: first
-weights, training, evaluation. It does not run while the program starts, reads its data and, in a first run that is not
-counted, compiles and warms up; how long those took is in the record, too.
+One process on one device. The measured time begins with the training set on the device, covers initial weights,
+training and evaluation, and ends with the accuracy on the test set. The start of the program, reading the data, and a
+first run that compiles and warms up are not part of it. The record states the time of that first run.
 """
 
 import argparse
@@ -21,11 +21,12 @@ from lockstep.data.download.fetch import ensure
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.run.environment import fingerprint
-from lockstep.run.session import Session, first_model
+from lockstep.run.session import Session
 from lockstep.training.log import Log
 from lockstep.training.loop import train
+from lockstep.training.network import initial_model, persistent_buffers
 from lockstep.training.state import State
-from lockstep.training.tower import Tower, persistent_buffers
+from lockstep.training.tower import Tower
 
 
 def main() -> None:
@@ -33,11 +34,11 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
+    parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
     args = parser.parse_args()
     recipe = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {}))
-    numerics.prepare(recipe.threads_per_tower)  # cuBLAS asks for its part of it before its first product
+    numerics.prepare(recipe.threads_per_tower)  # cuBLAS reads its workspace setting at its first product
     device, placement = torch.device(args.device), Placement(data=args.data.absolute() if args.data else None)
     ensure(recipe.dataset, placement.data)
     numerics.configure(recipe.threads_per_tower, exact=recipe.exact)
@@ -48,25 +49,26 @@ def main() -> None:
     print(f"warm-up run {first_s:.2f} s, not counted", flush=True)
     runs = []
     for seed in range(args.runs):
-        runs.append(run(recipe.model_copy(update={"seed": seed}), session))
+        runs.append(run(recipe.replace(seed=seed), session))
         print(f"seed {seed}: {runs[-1]['accuracy']:.2%} in {runs[-1]['seconds']:.3f} s", flush=True)
-    figures = {name: spread([one[name] for one in runs]) for name in runs[0]}
-    mean = sum(one["accuracy"] for one in runs) / len(runs)
+    figures = {name: spread([run[name] for run in runs]) for name in runs[0]}
+    mean = sum(run["accuracy"] for run in runs) / len(runs)
     print(f"mean accuracy {mean:.3%}, median {figures['seconds']['median']:.3f} s, n {len(runs)}")
     facts = {"device": fingerprint(device)["device"], "digest": recipe.digest(), "warm_up_s": first_s}
     save(f"record-{recipe.name}-{device.type}", {**facts, "mean_accuracy": mean, "figures": figures, "runs": runs})
 
 
 def run(recipe: Recipe, session: Session) -> dict[str, Any]:
-    """Train and evaluate once, from new first weights in the network that `session` has compiled."""
-    train_set, test_set = session.split("train"), session.split(recipe.tested_on)
+    """Train and evaluate once, from new initial weights in the network that `session` has compiled."""
+    train_set, test_set = session.split("train"), session.split(recipe.evaluated_split)
     _wait(session.device)
     started = time.perf_counter()
-    model = first_model(recipe, session.network.shape, train_set)
+    model = initial_model(recipe, session.network.shape, train_set)
     session.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), session.device)
-    log = Log(recipe, session.placement, len(train_set), [], processes=1, device=session.device)
-    log.start([])
-    train(recipe, train_set, session.reduction, Tower(recipe, session.network), session.state, log)
+    course = recipe.over(len(train_set))
+    log = Log(course, session.placement, [], device=session.device)
+    for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
+        pass
     result = next(iter(session.evaluate_all(test_set).values()))
     _wait(session.device)
     one_view = result.summary().get("accuracy_one_view", result.accuracy)

@@ -1,10 +1,11 @@
-"""Writes a run's files: never through a link, replaced whole or not at all, with the permissions the umask allows."""
+"""Files: never written through a symbolic link, replaced atomically, with the access rights that the umask gives."""
 
 import os
+import sys
 from pathlib import Path
 from typing import IO
 
-# Reading the umask means setting it, which affects all threads. So it is read once, before any thread starts.
+# Read once, before any thread starts, because the only way to read the umask is to set it.
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
 
@@ -12,7 +13,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 def append(path: Path) -> IO[str]:
-    """Open the text file `path` for appending; create it if it is missing. Raises: OSError, also if it is a link."""
+    """Open the text file `path` for appending; create it if it is missing. Raises: OSError, also for a link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o666), "a", encoding="utf-8")
 
 
@@ -22,11 +23,11 @@ def open_lock(path: Path) -> int:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, whole or not at all, and flush it to disk. Raises: OSError, with `path` unchanged."""
+    """Write `data` to `path` atomically, and flush it to the disk. Raises: OSError; `path` is then unchanged."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.unlink(missing_ok=True)
     try:
-        # O_EXCL creates a new file, so nothing is written through a file or link that somebody else put there.
+        # O_EXCL: the file is new, so nobody can have placed a link there.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb") as file:
             file.write(data)
         flush(temporary)
@@ -38,7 +39,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until the file or folder `path` is on disk. Raises: OSError."""
+    """Wait until the file or folder `path` is on the disk. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,5 +48,21 @@ def flush(path: Path) -> None:
 
 
 def share(path: Path) -> None:
-    """Give the file `path` the permissions of a new file, for libraries that create files as 0600 (owner only)."""
+    """Give a file that a library created with mode 0600 the access rights that the umask gives new files."""
     path.chmod(0o666 & ~_UMASK)
+
+
+def reserve_standard_streams() -> None:
+    """Open /dev/null as each of stdin, stdout and stderr that is closed, for example by `>&-` in a shell.
+
+    Otherwise the next file that is opened gets that descriptor, and printed text ends up in the file. Call this before
+    anything opens a file.
+    """
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # open() returns the lowest free descriptor, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  must stay open

@@ -1,48 +1,46 @@
-"""Settings: frozen, validated values that can be read before torch is imported.
+"""Base of all settings: frozen, validated values that can be read before torch is imported.
 
-A recipe must be known before torch is: the thread count it fixes has to be in the environment when torch's
-thread pools start. So settings classes name their implementation and import it only when asked to build it.
+The recipe fixes the number of CPU threads, and torch reads that number from the environment when it is imported. So a
+settings class names its implementation and imports it only when it is asked to build it.
 """
 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from lockstep.errors import LockstepError, unknown
 
+S = TypeVar("S", bound="Settings")
+
 
 class Settings(BaseModel):
-    """A frozen group of settings; an unknown name in it is an error."""
+    """A frozen group of settings. An unknown name in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    shorthands: ClassVar[tuple[str, ...]] = ()  # names users may give that are not fields: they set other fields
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python takes True for 1; who writes `towers=true` did not mean that."""
-        if isinstance(value, bool) and bool not in (
-            kind := cls.model_fields[str(info.field_name)].annotation,
-            *get_args(kind),
-        ):
+    def _reject_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject booleans for numeric fields, as `towers=true` is a mistake. Python alone would read it as 1."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("true and false are for switches: give a value")
         return value
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with `changes`, validated like any other settings."""
-        return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | changes)
+        """Return a copy with `changes`, validated like settings from a file. Raises: LockstepError."""
+        return validated(type(self), {name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
-T = TypeVar("T", bound=Settings)
+def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
+    """Return a validator that reads `{"kind": name, ...}`, or just `name`, as the settings class `registry[name]`."""
 
-
-def choose(what: str, registry: Mapping[str, type[T]]) -> Callable[[Any], T]:
-    """A validator that reads `{"kind": name, ...}` (or just `name`) as the settings class `registry[name]`."""
-
-    def validate(value: Any) -> T:
+    def validate(value: Any) -> S:
         if isinstance(value, Settings):
             return value  # type: ignore[return-value]
         if not isinstance(value, str | Mapping):
@@ -57,23 +55,68 @@ def choose(what: str, registry: Mapping[str, type[T]]) -> Callable[[Any], T]:
 
 
 def kinds(union: Any) -> dict[str, type[Any]]:
-    """The registry of a union of settings classes: the default of each one's `kind` -> the class."""
-    return {member.model_fields["kind"].default: member for member in get_args(union)}
+    """Return the registry of a union of settings classes: the default of each class's `kind` -> the class."""
+    return _by_kind(get_args(union))
+
+
+def _by_kind(members: Iterable[type[Settings]]) -> dict[str, type[Any]]:
+    return {member.model_fields["kind"].default: member for member in members}
+
+
+def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one mapping with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
+    """Return `kind` made from `fields`. Raises: LockstepError that names each wrong setting and what is allowed."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise LockstepError("; ".join(_sentence(kind, fields, item) for item in error.errors())) from None
+
+
+def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
+    """Return one of pydantic's errors as a sentence: what we got and what is allowed."""
+    name = ".".join(str(part) for part in item["loc"])
+    title = kind.__name__.lower()
+    if item["type"] == "extra_forbidden":
+        return unknown(f"{title} setting", name, _allowed_names(kind, fields, item["loc"]))
+    if item["type"] == "missing":
+        return f"{title} setting {name!r} is missing"
+    problem = item["msg"].removeprefix("Value error, ")
+    return f"{title} setting {name}: got {item['input']!r}: {problem}" if name else problem
+
+
+def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:
+    """Return the names that exist where `loc` names one that does not: in the settings, or in a group of them."""
+    if len(loc) == 1:
+        return [*kind.model_fields, *kind.shorthands]
+    group = str(loc[0])
+    annotation = kind.model_fields[group].annotation
+    members = [
+        one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Settings)
+    ]
+    chosen = members[0] if len(members) == 1 else _by_kind(members)[fields[group]["kind"]]
+    return [f"{group}.{name}" for name in chosen.model_fields]
 
 
 def load_object(path: str) -> Any:
-    """Import `package.module:name` and return the object; the current folder is searched too, as `python` does."""
+    """Return the object `package.module:name`. The current folder is searched last. Raises: LockstepError."""
     module_name, _, name = path.partition(":")
     if not name:
         raise LockstepError(f"{path!r} is not of the form package.module:name")
     folder = os.getcwd()
-    if folder not in sys.path:  # at the end: a file named like an installed module must not stand in for it
+    if folder not in sys.path:  # last, so that a file with the name of an installed module does not replace it
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and not (module_name + ".").startswith(error.name + "."):
-            raise  # the module was found; what it imports was not: that is its author's to see in full
+            raise  # The module exists, but one of its own imports fails: its author needs the traceback.
         raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it") from None
     if not hasattr(module, name):
         raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))

@@ -1,4 +1,4 @@
-"""lockstep bench: a table by number of processes, and modes that take a step apart and leave nothing behind."""
+"""`lockstep bench`: a table by number of processes, and modes that leave out parts of a step and write no run."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 import typer
 
-from lockstep.bench.measure import MODES, Times, bench
+from lockstep.bench.measure import MODES, StepTimes, bench
 from lockstep.cli import app
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -24,21 +24,21 @@ QUICK = ("--steps", 4, "--warmup", 2)
 
 
 @pytest.mark.parametrize(
-    ("device", "warmup", "steps"),
+    ("device", "warmup", "counts"),
     [("cpu", 3, [1] * 20), ("cpu", 0, [1] * 23), ("cuda", 3, [8, 10, 2]), ("cuda", 0, [1, 10, 10, 2])],
 )
-def test_no_step_of_the_warm_up_is_timed(device, warmup, steps):
-    times = Times(torch.device(device), warmup)
+def test_no_step_of_the_warm_up_is_timed(device, warmup, counts):
+    times = StepTimes(torch.device(device), warmup)
     for step in range(23):
         if step % times.every == 0 or step == 22:
             times.step(SimpleNamespace(step=step), None)
-    events, found = times.timed()
-    assert found == steps
-    assert events[-1].step == 22
-    assert sum(found) == 23 - warmup
+    timed = times.timed()
+    assert [steps.count for steps in timed] == counts
+    assert timed[-1].event.step == 22
+    assert sum(counts) == 23 - warmup
 
 
-def test_a_table_for_one_to_n_processes(program):
+def test_the_table_has_a_row_for_each_number_of_processes(program):
     done = program("bench", "digits", "--processes", 2, *QUICK, "--synthetic", "--set", "held_out=1000")
     assert done.returncode == 0, done.stderr
     head, columns, *rows = done.stdout.splitlines()
@@ -48,15 +48,15 @@ def test_a_table_for_one_to_n_processes(program):
     assert rows[0].split()[4:6] == ["1.00", "100.0%"]
 
 
-def test_one_record_of_it_all(program, tmp_path):
+def test_json_is_one_record_with_documented_keys(program, tmp_path):
     done = program("bench", "digits", "--processes", 1, *QUICK, "--json", "--plot", "speed.svg", "--link", 2)
     assert done.returncode == 0, done.stderr
-    whole = json.loads(done.stdout)
-    assert set(whole) == {
+    summary = json.loads(done.stdout)
+    assert set(summary) == {
         "kind", "recipe", "modes", "precision", "threads", "device", "versions", "tower_batch",
         "records", "analysis", "prediction", "assumptions",
     }  # fmt: skip
-    (record,) = whole["records"]
+    (record,) = summary["records"]
     assert (record["processes"], record["towers"], record["batch"]) == (1, 1, 32)
     assert record["images_per_s"] == pytest.approx(record["batch"] / record["s_per_step"])
     assert set(record["split"]) == {"data", "compute", "communication", "report", "update"}
@@ -65,14 +65,14 @@ def test_one_record_of_it_all(program, tmp_path):
     assert record["flops_per_step"] > 1e6
     assert record["fraction_of_peak"] > 0
     assert not {"accuracy", "weights_sha256", "loss", "digest", "run"} & record.keys()
-    found = whole["analysis"]
-    assert sum(found["parts_s"].values()) == pytest.approx(found["s_per_step"])
-    assert found["processes"] == 1
-    assert "-bound" in found["verdict"]
-    assert [row["devices"] for row in whole["prediction"]] == [8, 64, 512]
-    assert any("2 GB/s" in text for text in whole["assumptions"])
+    analysis = summary["analysis"]
+    assert sum(analysis["parts_s"].values()) == pytest.approx(analysis["s_per_step"])
+    assert analysis["processes"] == 1
+    assert "-bound" in analysis["verdict"]
+    assert [row["devices"] for row in summary["prediction"]] == [8, 64, 512]
+    assert any("2 GB/s" in text for text in summary["assumptions"])
     assert [path.name for path in tmp_path.iterdir()] == ["speed.svg"]
-    keys = [*whole, *record, *record["split"], *found, *found["parts_s"], *whole["prediction"][0]]
+    keys = [*summary, *record, *record["split"], *analysis, *analysis["parts_s"], *summary["prediction"][0]]
     documented = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
     assert [key for key in keys if f"`{key}`" not in documented] == []
 
@@ -85,14 +85,14 @@ def test_one_record_of_it_all(program, tmp_path):
         (("--link", 0), "give GB/s above 0"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_measured(options, words, monkeypatch, tmp_path):
+def test_a_wrong_option_is_refused_before_anything_is_measured(options, words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LockstepError, match=words):
         typer.main.get_command(app)(["bench", "digits", *map(str, options)], standalone_mode=False)
 
 
-def test_a_mode_takes_a_part_away(monkeypatch):
-    """synthetic: no input is made after the first; independent: no exchange; forward-only: neither that nor updates."""
+def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
+    """synthetic makes input once, independent exchanges nothing, forward-only neither exchanges nor updates."""
     made, exchanged = [], []
     shard = Dataset.shard
     monkeypatch.setattr(Dataset, "shard", lambda self, plan, t: made.append(t) or shard(self, plan, t))
@@ -113,7 +113,7 @@ def test_a_mode_takes_a_part_away(monkeypatch):
         assert record["modes"] == list(modes)
         return len(made), len(exchanged), len(updated)
 
-    assert counts() == (9, 4, 4)  # 4 steps of 2 towers, and the pass whose operations are counted
+    assert counts() == (9, 4, 4)  # 4 steps of 2 towers, and one pass to count its operations
     assert counts("synthetic") == (2, 4, 4)
     assert counts("independent") == (9, 0, 4)
     assert counts("forward-only") == (9, 0, 0)
@@ -123,21 +123,21 @@ def test_a_mode_takes_a_part_away(monkeypatch):
 def test_synthetic_input_needs_no_files(program):
     done = program("bench", "cifar10-tutorial", "--synthetic", "--processes", 1, "--tower-batch", 4, *QUICK, "--json")
     assert done.returncode == 0, done.stderr
-    whole = json.loads(done.stdout)
-    assert whole["analysis"] is None
-    (record,) = whole["records"]
+    summary = json.loads(done.stdout)
+    assert summary["analysis"] is None
+    (record,) = summary["records"]
     assert (record["recipe"], record["modes"], record["batch"]) == ("cifar10-tutorial", ["synthetic"], 4)
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_synthetic_images_have_the_shape_of_the_real(name, request):
+def test_synthetic_images_have_the_shape_of_real_ones(name, request):
     height, width, channels, classes = synthetic.SHAPES[name]
     if name == "digits":
         real = load_object(DATASETS[name])(None)["train"]
     elif name in ("cifar10", "mnist"):
         folder = request.getfixturevalue("real_data")
         real = load_object(DATASETS[name])(folder)["train"]
-    else:  # the official shape; their files are not always at hand
+    else:  # compare with the official shape, as tests have no files of these
         assert (height, width, channels, classes) == {"cifar100": (32, 32, 3, 100), "fashion-mnist": (28, 28, 1, 10)}[
             name
         ]
@@ -146,17 +146,17 @@ def test_synthetic_images_have_the_shape_of_the_real(name, request):
     assert len(real.classes) == classes
 
 
-def test_nothing_is_written(program, tmp_path):
+def test_a_bench_writes_no_file(program, tmp_path):
     done = program("bench", "digits", "--processes", 1, *QUICK, "--json", *(f"--{mode}" for mode in MODES))
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
-    whole = json.loads(done.stdout)
-    assert whole["kind"] == "bench"
-    (record,) = whole["records"]
+    summary = json.loads(done.stdout)
+    assert summary["kind"] == "bench"
+    (record,) = summary["records"]
     assert not {"accuracy", "weights_sha256", "loss", "digest", "run"} & record.keys()
 
 
-def test_a_recipe_without_its_data_is_an_error(program, tmp_path):
+def test_missing_data_is_exit_code_3(program, tmp_path):
     done = program("bench", "cifar10-tutorial", "--data", tmp_path, *QUICK)
     assert done.returncode == 3
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""A real bench whose right answer is known: of a network that sleeps, in processes that do not wait for a core."""
+"""A real bench with a known answer: the network sleeps, so that processes do not wait for a core."""
 
 import json
 
@@ -15,7 +15,7 @@ class Sleeper(nn.Linear):
 
     def forward(self, images):
         self.passes += 1
-        time.sleep(1.0 if self.passes <= 2 else {STEP_S})  # the first steps are slow, as where kernels are chosen
+        time.sleep(1.0 if self.passes <= 2 else {STEP_S})  # slow first steps, as when kernels are chosen
         return super().forward(images.flatten(1))
 
 def build(shape, classes):
@@ -23,7 +23,7 @@ def build(shape, classes):
 """
 
 
-def test_two_sleepers_do_twice_as_much_as_one(program, tmp_path):
+def test_two_processes_that_sleep_have_twice_the_throughput_of_one(program, tmp_path):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     done = program(
         "bench", "digits", "--set", "model=sleeper:build", "--set", "weight_decay={}", "--processes", 2,
@@ -31,14 +31,14 @@ def test_two_sleepers_do_twice_as_much_as_one(program, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout)["records"]
-    for found, processes in ((one, 1), (two, 2)):
-        assert (found["processes"], found["batch"]) == (processes, 32 * processes)
-        assert STEP_S <= found["s_per_step"] < 1.5 * STEP_S  # no slow step is in it
-        assert found["images_per_s"] == pytest.approx(found["batch"] / found["s_per_step"])
-        assert STEP_S <= found["split"]["compute"] < 1.5 * STEP_S  # and it is computing that takes the time
-        assert found["split"]["data"] < 0.1 * STEP_S
-        assert 0 < found["images_per_s_error"] < 0.1 * found["images_per_s"]
-        assert 0 < found["images_per_s_jitter"] < 0.3 * found["images_per_s"]
+    for record, processes in ((one, 1), (two, 2)):
+        assert (record["processes"], record["batch"]) == (processes, 32 * processes)
+        assert STEP_S <= record["s_per_step"] < 1.5 * STEP_S  # without the slow steps
+        assert record["images_per_s"] == pytest.approx(record["batch"] / record["s_per_step"])
+        assert STEP_S <= record["split"]["compute"] < 1.5 * STEP_S  # in the forward pass
+        assert record["split"]["data"] < 0.1 * STEP_S
+        assert 0 < record["images_per_s_error"] < 0.1 * record["images_per_s"]
+        assert 0 < record["images_per_s_jitter"] < 0.3 * record["images_per_s"]
     assert (one["speed_up"], one["efficiency"]) == (1.0, 1.0)
     assert two["speed_up"] == pytest.approx(two["images_per_s"] / one["images_per_s"])
     assert 1.5 < two["speed_up"] < 2.2

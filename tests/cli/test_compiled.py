@@ -7,14 +7,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import torch
+from tests.runs import fit_here
 from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.fit import fit
 
 # What torch needs to compile for a CPU: a C++ compiler and Python's headers.
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
@@ -51,6 +49,6 @@ def test_a_compiled_network_trains_and_repeats_its_bits(program, tmp_path):
         {"model": "tests.cli.test_compiled:small", "weight_decay": {}, "towers": 1, "steps": 2},
     )
     quiet = Placement(summary_every=0)
-    plain, _ = fit(recipe, quiet, Local(1), torch.device("cpu"), path=tmp_path / "plain", to_stderr=True)
+    plain = fit_here(recipe, tmp_path / "plain", quiet).result
     assert first["weights_sha256"] == again["weights_sha256"] != plain["weights_sha256"]
     assert first["loss"]["raw"] == pytest.approx(plain["loss"]["raw"], rel=1e-4)  # the same function, rounded elsewhere

@@ -143,7 +143,7 @@ def test_an_unknown_data_set(program):
     for command in ("fetch", "check"):
         done = program("data", command, "mnits")
         assert done.returncode == 2
-        assert "unknown data set 'mnits': did you mean mnist" in done.stderr
+        assert "unknown dataset 'mnits': did you mean mnist" in done.stderr
 
 
 def test_a_named_folder_is_not_filled(done, server, tmp_path):

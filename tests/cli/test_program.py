@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.recipes import RECIPES
 
 DATA = [["data", *rest] for rest in ([], ["fetch"], ["list"], ["check"])]
@@ -101,7 +101,7 @@ def test_a_recipe_file_may_state_only_what_differs(program, tmp_path):
 
 def test_idle_cores_are_pointed_out(program):
     out = program("train", "--towers", 1, "--steps", 1).stdout
-    cores = numerics.cores()
+    cores = hardware.cores()
     assert (f"--towers {cores} or --set threads_per_tower={cores}" in out) == (cores > 1)
 
 

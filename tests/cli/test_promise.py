@@ -14,14 +14,14 @@ import psutil
 import pytest
 from tests.conftest import start
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.run import checkpoint
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 LAUNCHED = ("train", "--steps", 12, "--name", "x", "--json")
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 NEWER_CPU = pytest.mark.skipif(
-    "avx512f" not in numerics.cpu()["flags"].split(), reason="this CPU has no more than AVX2, which the test takes away"
+    "avx512f" not in hardware.cpu()["flags"].split(), reason="this CPU has no more than AVX2, which the test takes away"
 )
 PURE = """
 import torch

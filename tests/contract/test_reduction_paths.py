@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.contract.test_reductions import free_port
 
-from lockstep.bench.predict import Link, exchange_s
+from lockstep.bench.analysis import Link, exchange_s
 from lockstep.reduce import REDUCTIONS
 from lockstep.reduce.local import Local
 
@@ -20,6 +20,14 @@ ROUNDS = 2
 
 def vector(tower: int) -> torch.Tensor:
     return torch.randn(LENGTH, generator=torch.Generator().manual_seed(tower)) * 10.0**tower
+
+
+def world() -> dict:
+    """This process among the others, as `connect` takes it."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return {
+        "process": int(os.environ["RANK"]), "processes": int(os.environ["WORLD_SIZE"]), "rendezvous": address,
+    }  # fmt: skip
 
 
 def child(folder: str) -> None:
@@ -47,7 +55,7 @@ def child(folder: str) -> None:
 
     dist.batch_isend_irecv, dist.all_reduce, dist.broadcast = noted_exchange, noted_add, noted_send
     cpu = torch.device("cpu")
-    first = connect("tree", 1, cpu)
+    first = connect("tree", 1, cpu, **world())
     towers = 2 * first.processes  # aligned: a process's towers are one node of the tree
     found = {}
     for kind in REDUCTIONS:

@@ -27,6 +27,14 @@ def bits(total: torch.Tensor) -> str:
     return total.numpy().tobytes().hex()
 
 
+def world() -> dict:
+    """This process among the others, as `connect` takes it."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return {
+        "process": int(os.environ["RANK"]), "processes": int(os.environ["WORLD_SIZE"]), "rendezvous": address,
+    }  # fmt: skip
+
+
 def child(folder: str) -> None:
     """One of the processes: reduce, gather and broadcast, then report."""
     import torch.distributed as dist
@@ -34,7 +42,7 @@ def child(folder: str) -> None:
     from lockstep.reduce.process import Processes, connect
 
     cpu = torch.device("cpu")
-    first = connect("tree", 8, cpu)
+    first = connect("tree", 8, cpu, **world())
     found = {}
     gloo = dist.new_group(backend="gloo")
     for kind in (*REDUCTIONS, "central-cpu beside a group of GPUs"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS
 from lockstep.data.transforms import Keys
@@ -16,7 +16,7 @@ from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import by_weight_decay
 from lockstep.recipes import RECIPES
 from lockstep.reduce import REDUCTIONS
-from lockstep.settings import load_object
+from lockstep.settings import load_object, validated
 
 SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28), "whitened": (3, 16, 16)}
 

@@ -6,18 +6,15 @@ machine that is not in the file the test is skipped; run `python -m tests.golden
 
 import hashlib
 import json
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from tests.runs import fit_here
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.fit import fit
 
 FILE = Path(__file__).parent / "weights_sha256.json"
 CASES = {
@@ -30,18 +27,14 @@ CASES = {
 def machine() -> str:
     caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     sizes = ",".join(path.read_text().strip() for path in caches)
-    text = "".join(numerics._cpuinfo(key) for key in ("model", "stepping", "flags"))
+    text = "".join(hardware._cpuinfo(key) for key in ("model", "stepping", "flags"))
     flags = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return f"torch {torch.__version__}, {numerics.processor()}, {flags}, {sizes}"
+    return f"torch {torch.__version__}, {hardware.processor()}, {flags}, {sizes}"
 
 
 def weights_sha256(changes: dict, path: Path) -> str:
     recipe = make(named("digits").model_dump(mode="json"), changes)
-    result, _ = fit(
-        recipe, Placement(), Local(recipe.towers), torch.device("cpu"),
-        path=path, resume=False, to_stderr=True, started=time.time(),
-    )  # fmt: skip
-    return result["weights_sha256"]
+    return fit_here(recipe, path).result["weights_sha256"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,22 +7,19 @@ import inspect
 import itertools
 import json
 import signal
-import time
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests.conftest import start
+from tests.runs import fit_here
 from tests.unit.test_scale import loud
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.fit import fit
 from lockstep.run.folder import Run
 
 STEPS = 24
@@ -36,14 +33,11 @@ def here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placeme
     """A new run in this process; with `stop_after`, SIGTERM comes so that it ends after so many steps."""
     calls = itertools.count()  # the loop asks once for each tower of a step
 
-    def asked():
-        return False, stop_after is not None and next(calls) >= stop_after * recipe.towers - 1, False
+    def stop_requested():
+        stops = stop_after is not None and next(calls) >= stop_after * recipe.towers - 1
+        return signal.SIGTERM if stops else None
 
-    place = Placement(**{"save_every": 8, **placement})
-    return fit(
-        recipe, place, Local(recipe.towers), torch.device("cpu"),
-        path=path, resume=False, to_stderr=True, asked=asked, started=time.time(),
-    )  # fmt: skip
+    return fit_here(recipe, path, Placement(**{"save_every": 8, **placement}), stop_requested=stop_requested)
 
 
 def program(cwd: Path, *args: object) -> dict:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lockstep import rng
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.data import Distort, FlipTranslate, Shift
 from lockstep.data.transforms import (
     Keys,
@@ -20,6 +20,7 @@ from lockstep.data.transforms import (
 )
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
+from lockstep.settings import validated
 
 
 def keys(count: int, seed: int = 0) -> Keys:

@@ -1,16 +1,24 @@
-"""What `lockstep bench` makes of its measurements: parts of a step, verdict, prediction, diagram, lines."""
+"""The analysis of `lockstep bench`: parts of a step, verdict, prediction, diagram and lines."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import astuple
 
 import pytest
 import torch
 
 from lockstep.bench import ceiling
+from lockstep.bench.analysis import (
+    Link,
+    StepParts,
+    assumptions,
+    exchange_s,
+    predict,
+    split_step,
+    summarise,
+    verdict,
+)
 from lockstep.bench.chart import chart
-from lockstep.bench.predict import Link, assumptions, exchange_s, predict
-from lockstep.bench.report import report
 from lockstep.bench.table import closing, head, row
-from lockstep.bench.verdict import Parts, parts, verdict
 from lockstep.models.layers import LocalResponseNorm
 from lockstep.reduce import REDUCTIONS
 from lockstep.report.svg import ticks
@@ -47,32 +55,35 @@ def record(processes: int, step_s: float, **changes) -> dict:
     }
 
 
-def test_parts_are_what_leaving_them_out_saves():
-    found = parts(whole=0.100, without_data=0.090, alone=0.070)
-    assert found == pytest.approx((0.010, 0.020, 0.070))
-    assert found.step == pytest.approx(0.100)
-    assert parts(0.100, 0.105, 0.110) == (0.0, 0.0, 0.100)  # noise: nothing is negative
-    assert parts(0.100, 0.120, 0.010) == pytest.approx((0.0, 0.100, 0.0))  # nor more than the step
+def test_a_part_of_a_step_is_the_time_that_its_ablation_saves():
+    parts = split_step(whole=0.100, without_data=0.090, without_exchange=0.070)
+    assert astuple(parts) == pytest.approx((0.010, 0.020, 0.070))
+    assert parts.total == pytest.approx(0.100)
+
+
+def test_noise_makes_no_part_negative_or_longer_than_the_step():
+    assert split_step(0.100, 0.105, 0.110) == StepParts(0.0, 0.0, 0.100)
+    assert astuple(split_step(0.100, 0.120, 0.010)) == pytest.approx((0.0, 0.100, 0.0))
 
 
 @pytest.mark.parametrize(
-    ("taken", "begins", "numbers"),
+    ("parts", "name", "numbers"),
     [
-        (Parts(0.030, 0.010, 0.060), "loader-bound", ("30.0 ms", "30%", "70.0 ms")),
-        (Parts(0.010, 0.030, 0.060), "communication-bound", ("30.0 ms", "30%")),
-        (Parts(0.005, 0.015, 0.080), "compute-bound", ("80%", "62 of 100 GFLOP/s", "62%")),
-        (Parts(0.000, 0.000, 0.500), "memory-bound, or bound by overhead", ("10 of 100 GFLOP/s", "10%")),
-        (Parts(0.100, 0.000, 0.000), "loader-bound", ("100%",)),
+        (StepParts(0.030, 0.010, 0.060), "loader-bound", ("30.0 ms", "30%", "70.0 ms")),
+        (StepParts(0.010, 0.030, 0.060), "communication-bound", ("30.0 ms", "30%")),
+        (StepParts(0.005, 0.015, 0.080), "compute-bound", ("80%", "62 of 100 GFLOP/s", "62%")),
+        (StepParts(0.000, 0.000, 0.500), "memory-bound, or bound by overhead", ("10 of 100 GFLOP/s", "10%")),
+        (StepParts(0.100, 0.000, 0.000), "loader-bound", ("100%",)),
     ],
 )
-def test_verdict_names_what_holds_a_step_up(taken, begins, numbers):
-    text = verdict(taken, flops=5 * GIGA, peak=100.0 * GIGA)
-    assert text.split(":")[0] == begins
+def test_the_verdict_names_the_limit_and_its_numbers(parts, name, numbers):
+    text = verdict(parts, flops=5 * GIGA, peak=100.0 * GIGA)
+    assert text.split(":")[0] == name
     assert all(number in text for number in numbers)
     assert "\n" not in text
 
 
-def test_exchange_counts_messages_and_bytes():
+def test_an_exchange_takes_the_time_of_its_messages_and_bytes():
     slow, narrow = Link(1e-3, 1e18), Link(0.0, 1e6)
     assert exchange_s("tree", 1, 1000, Link(1.0, 1.0)) == 0
     assert exchange_s("tree", 8, 10**6, slow) == pytest.approx(14e-3)
@@ -83,7 +94,7 @@ def test_exchange_counts_messages_and_bytes():
     assert exchange_s("central-cpu", 8, 10**6, slow) == pytest.approx(10e-3)
 
 
-def test_prediction_is_of_one_step_and_its_exchange():
+def test_a_predicted_step_is_a_measured_step_plus_its_exchange():
     link = Link(1e-5, 1e9)
     rows = predict(0.1, 128, 10**6, "tree", link)
     assert [line["devices"] for line in rows] == [8, 64, 512]
@@ -98,34 +109,36 @@ def test_prediction_is_of_one_step_and_its_exchange():
     assert all(part in text for part in ("100.0 ms", "10 us", "1 GB/s", "1.0 MiB", "do not overlap"))
 
 
-def test_report_has_ratios_and_without_modes_an_analysis():
+def test_the_summary_has_ratios_and_with_ablations_an_analysis():
     records = [record(1, 0.1), record(2, 0.125)]
-    whole = report(records, [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
-    assert [found["speed_up"] for found in whole["records"]] == pytest.approx([1, 1.6])
-    assert [found["efficiency"] for found in whole["records"]] == pytest.approx([1, 0.8])
-    assert [found["fraction_of_peak"] for found in whole["records"]] == pytest.approx([0.5, 0.4])
-    assert whole["analysis"]["parts_s"] == pytest.approx({"data": 0.01, "communication": 0.01, "compute": 0.105})
-    assert whole["analysis"]["verdict"].startswith("compute-bound: ")
-    assert whole["prediction"] == predict(0.1, 100, 4 * 2**20, "tree", Link(1e-5, 1e9))  # from one process's step
-    only = report(records[1:], [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
-    assert only["records"][0]["speed_up"] is None
-    assert only["prediction"][0]["s_per_step"] - only["prediction"][0]["exchange_s"] == pytest.approx(0.115)
-    assert report(records, [], "tree", Link(1e-5, 1e9))["analysis"] is None
+    summary = summarise(records, [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
+    assert [line["speed_up"] for line in summary["records"]] == pytest.approx([1, 1.6])
+    assert [line["efficiency"] for line in summary["records"]] == pytest.approx([1, 0.8])
+    assert [line["fraction_of_peak"] for line in summary["records"]] == pytest.approx([0.5, 0.4])
+    assert summary["analysis"]["parts_s"] == pytest.approx({"data": 0.01, "communication": 0.01, "compute": 0.105})
+    assert summary["analysis"]["verdict"].startswith("compute-bound: ")
+    assert summary["prediction"] == predict(0.1, 100, 4 * 2**20, "tree", Link(1e-5, 1e9))  # from one process's step
+    without_one_process = summarise(records[1:], [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
+    assert without_one_process["records"][0]["speed_up"] is None
+    assert without_one_process["prediction"][0]["s_per_step"] - without_one_process["prediction"][0][
+        "exchange_s"
+    ] == pytest.approx(0.115)
+    assert summarise(records, [], "tree", Link(1e-5, 1e9))["analysis"] is None
 
 
-def test_lines_are_aligned_and_say_it_all():
-    whole = report([record(1, 0.1), record(2, 0.125)], [record(2, 0.115)] * 2, "tree", Link(1e-5, 1e9))
-    title, columns = head(whole["records"][0])
+def test_lines_are_aligned_and_contain_verdict_and_assumptions():
+    summary = summarise([record(1, 0.1), record(2, 0.125)], [record(2, 0.115)] * 2, "tree", Link(1e-5, 1e9))
+    title, columns = head(summary["records"][0])
     assert title == "digits, float32, 100 images a process; a processor"
-    rows = [row(found) for found in whole["records"]]
+    rows = [row(line) for line in summary["records"]]
     assert {len(line) for line in rows} == {len(columns)}
     assert rows[1].split() == (
         ["2", "1,600", "3", "4", "1.60", "80.0%", "40.0%", "300", "125.0:", "10.0", "60.0", "20.0", "5.0", "5.0"]
     )
-    assert row(report([record(2, 0.125)], [], "tree", Link(0, 1))["records"][0]).split()[4:6] == ["-", "-"]
-    text = "\n".join(closing(whole))
-    assert whole["analysis"]["verdict"] in text
-    assert all(assumption in text for assumption in whole["assumptions"])
+    assert row(summarise([record(2, 0.125)], [], "tree", Link(0, 1))["records"][0]).split()[4:6] == ["-", "-"]
+    text = "\n".join(closing(summary))
+    assert summary["analysis"]["verdict"] in text
+    assert all(assumption in text for assumption in summary["assumptions"])
     assert max(len(line) for line in [columns, *text.splitlines()]) < 140
 
 
@@ -143,21 +156,21 @@ def test_chart_is_valid_svg_with_a_dot_for_each_measurement(counts):
 
 @pytest.mark.parametrize("high", [0.03, 1, 7.3, 100, 3_789, 12_000])
 def test_ticks_are_round_and_reach_the_top(high):
-    found = ticks(high)
-    assert 2 <= len(found) <= 7
-    assert found[0] == 0
-    assert found[-2] < high <= found[-1] * (1 + 1e-9)
+    levels = ticks(high)
+    assert 2 <= len(levels) <= 7
+    assert levels[0] == 0
+    assert levels[-2] < high <= levels[-1] * (1 + 1e-9)
 
 
-def test_flops_are_counted_forward_and_backward_in_own_functions_too():
+def test_flops_of_forward_and_backward_passes_are_counted_also_in_own_functions():
     left, right = (torch.ones(8, 8, requires_grad=True) for _ in range(2))
     assert ceiling.flops(lambda: left @ right) == 2 * 8**3
     assert ceiling.flops(lambda: (left @ right).sum().backward()) == 3 * 2 * 8**3
     norm, x = LocalResponseNorm(4, radius=1, alpha=1.0), torch.ones(1, 4, 2, 2, requires_grad=True)
-    assert ceiling.flops(lambda: norm(x)) in (0, 2 * 4 * 4 * 4)  # if its window is a convolution, that is work
+    assert ceiling.flops(lambda: norm(x)) in (0, 2 * 4 * 4 * 4)  # 0 if the window is not computed as a convolution
 
 
-def test_peak_is_a_rate():
+def test_the_peak_is_measured_in_a_dtype_that_the_device_multiplies():
     assert ceiling.peak(CPU, torch.float32, seconds=0.0) > 1e6
     assert ceiling.product_dtype("float16", CPU) == torch.float32
     assert ceiling.product_dtype("bfloat16", CPU) == torch.bfloat16

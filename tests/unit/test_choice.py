@@ -1,15 +1,16 @@
 """`eval --checkpoint`: the best, or that of a step; nothing is passed over. In this process, without the program."""
 
 import json
-import time
 
 import pytest
 from tests.unit.test_checkpoint import flip
 from tests.unit.test_watch import RECIPE, Training
 
+from lockstep.config.jobs import EvalJob
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.processes.worker import Job, work
+from lockstep.processes.worker import run_job
+from lockstep.processes.world import World
 from lockstep.run import checkpoint
 
 
@@ -42,8 +43,7 @@ def evaluated(training, capsys):
     def call(which):
         path = training.run.path.relative_to(training.run.path.parent.parent)
         placement = Placement(device="cpu")
-        work(Job(command="eval", recipe=RECIPE, placement=placement, path=path, checkpoint=which, started=time.time(),
-                 json_output=True))  # fmt: skip
+        run_job(EvalJob(recipe=RECIPE, placement=placement, path=path, checkpoint=which, json_output=True), World())
         out, err = capsys.readouterr()
         assert err == ""
         return json.loads(out)["step"]
@@ -70,7 +70,10 @@ def test_the_best_a_step_and_the_newest(training, evaluated):
 
 def test_one_that_is_not_there_is_an_error_that_lists_those_that_are(evaluated):
     refused(
-        evaluated, 5, USAGE, "--checkpoint 5: runs/x has no such checkpoint: there are those after 2, 4, 6, 8 steps"
+        evaluated,
+        5,
+        USAGE,
+        "--checkpoint 5: runs/x has no such checkpoint: its checkpoints are those after 2, 4, 6, 8 steps",
     )
 
 

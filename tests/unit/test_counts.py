@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.runs import fit_here
 from tests.unit.test_tower import parts
 from torch import nn
 
@@ -14,7 +15,6 @@ from lockstep.data import digits
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.run.fit import fit
 from lockstep.training.evaluate import evaluate
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_accuracy_is_correct_over_examples_and_no_mean_of_chunks_means():
 def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_path, towers, tower_batch, steps):
     """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last one is short."""
     recipe = make(DIGITS, {"towers": towers, "tower_batch": tower_batch, "steps": steps, "eval_batch": 100})
-    result, _ = fit(recipe, Placement(summary_every=0), Local(towers), CPU, path=tmp_path / "run", to_stderr=True)
+    result = fit_here(recipe, tmp_path / "run", Placement(summary_every=0)).result
     assert result == json.loads((tmp_path / "run/result.json").read_text())
     assert (result["steps"], result["examples"]) == (steps, steps * towers * tower_batch)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

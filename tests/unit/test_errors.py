@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 from lockstep.config.overrides import make
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, printable
 from lockstep.recipes import named
 from lockstep.report.console import Live, Plain
-from lockstep.report.evaluation import Evaluated, table_lines
+from lockstep.report.evaluation import CheckpointEvaluation, table_lines
+from lockstep.settings import validated
 from lockstep.training.evaluate import Evaluation
 
 CLEAR = "\x1b[2J"  # clears the screen
@@ -52,7 +53,7 @@ def test_on_a_console_and_in_the_log():
 
 def test_classes_in_an_evaluations_table():
     counts = Evaluation(2, 1, 0.5, (1, 1), ((1, 0), (1, 0)))
-    lines = table_lines(Evaluated(Path("x"), 0.0, 1, "test", "raw", (f"cat{CLEAR}", "dog\n"), counts))
+    lines = table_lines(CheckpointEvaluation(Path("x"), 0.0, 1, "test", "raw", (f"cat{CLEAR}", "dog\n"), counts))
     assert all(printable(line) == line for line in lines)
     assert lines[1].startswith("  cat\\x1b[2J ")
     assert len(lines) == 3

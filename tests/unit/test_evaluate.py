@@ -12,7 +12,7 @@ from lockstep.recipes import named
 from lockstep.reduce import owned
 from lockstep.reduce.local import Local
 from lockstep.training.evaluate import evaluate
-from lockstep.training.tower import Network, build_model, persistent_buffers
+from lockstep.training.network import Network, build_model, persistent_buffers
 
 
 class OneOf:

@@ -1,24 +1,26 @@
+"""Lines, table and record of the evaluation of a checkpoint."""
+
 import json
 import re
 from pathlib import Path
 
-from lockstep.report.evaluation import Evaluated, precision_line, summary_line, table_lines
+from lockstep.report.evaluation import CheckpointEvaluation, precision_line, summary_line, table_lines
 from lockstep.training.evaluate import Evaluation
 
 
-def evaluated(classes, confusion, lost=0):
+def evaluation(classes, confusion, lost=0):
     examples = tuple(sum(row) + (lost if label == 0 else 0) for label, row in enumerate(confusion))
     correct = sum(row[label] for label, row in enumerate(confusion))
     result = Evaluation(sum(examples), correct, 0.5, examples, tuple(map(tuple, confusion)))
-    return Evaluated(Path("runs/x"), 1e9, 1000, "test", "ema", classes, result)
+    return CheckpointEvaluation(Path("runs/x"), 1e9, 1000, "test", "ema", classes, result)
 
 
-SMALL = evaluated(
+SMALL = evaluation(
     ("cat", "a name of more than twenty-four letters", "dog"), [[3, 1, 0], [0, 0, 0], [0, 10, 90]], lost=1
 )
 
 
-def test_lines():
+def test_summary_and_precision_lines():
     assert summary_line(SMALL) == (
         "runs/x after 1000 steps, ema weights, test: accuracy 88.57% (93 of 105), loss 0.5000"
     )
@@ -28,7 +30,7 @@ def test_lines():
     )
 
 
-def test_a_row_of_the_confusion_matrix_for_each_class():
+def test_each_class_has_its_row_of_the_confusion_matrix():
     assert table_lines(SMALL) == [
         "  class                     examples  accuracy  cat  a name of more than twe…  dog",
         "  cat                              5     60.0%    3                         1    0",
@@ -37,10 +39,10 @@ def test_a_row_of_the_confusion_matrix_for_each_class():
     ]
 
 
-def test_with_many_classes_the_most_frequent_mistakes():
+def test_many_classes_have_their_most_frequent_mistakes():
     confusion = [[10 if row == column else 0 for column in range(21)] for row in range(21)]
     confusion[4][7], confusion[4][1], confusion[4][9], confusion[4][20] = 2, 3, 2, 1
-    lines = table_lines(evaluated(tuple(f"c{i}" for i in range(21)), confusion))
+    lines = table_lines(evaluation(tuple(f"c{i}" for i in range(21)), confusion))
     assert len(lines) == 22
     assert lines[0] == "  class  examples  accuracy  most often taken for"
     assert lines[1] == "  c0           10    100.0%"
@@ -55,5 +57,5 @@ def test_the_record_is_json_with_exact_counts():
     assert (record["run"], record["examples"], record["correct"]) == ("runs/x", 105, 93)
 
 
-def test_a_row_of_a_metrics_file_has_no_tables():
+def test_a_row_of_metrics_has_no_tables():
     assert SMALL.result.summary() == {"accuracy": 93 / 105, "examples": 105, "correct": 93, "loss": 0.5}

@@ -1,40 +1,28 @@
 """What the start-up block says of devices that are idle or shared: on GPUs with a stand-in for their number."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.recipes import named
-from lockstep.run.environment import describe
+from lockstep.recipes.digits import digits
+from lockstep.run.startup import _processes, idle_devices
 
 OTHER = "(another recipe, with other bits)"
 
 
-def block(monkeypatch, kind, there, towers, world, here=None, threads=1, **placement):
-    """The start-up block of `towers` on `world` processes, `here` of them on this host with `there` cores or GPUs."""
-    monkeypatch.setattr(numerics, "cores", lambda: there)
+def note(monkeypatch, kind, there, towers, world, here=None, threads=1, **placement):
+    """The note on `towers` on `world` processes, `here` of them on this host, which has `there` cores or GPUs."""
+    monkeypatch.setattr(hardware, "cores", lambda: there)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if here is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
     changes = {"towers": towers, "batch": 32 * towers, "threads_per_tower": threads}
-    lines = describe(
-        make(named("digits").model_dump(mode="json"), changes), Placement(**placement),
-        SimpleNamespace(processes=world, exact=True), torch.device(kind),
-        images=(1442, 355), shape=(8, 8, 1), classes=10, parameters=1, run=Path("runs/x"),
-    )  # fmt: skip
-    return dict(lines)
-
-
-def note(monkeypatch, *args, **options):
-    """What the start-up block notes, if anything."""
-    return block(monkeypatch, *args, **options).get("note")
+    recipe = make(named("digits").model_dump(mode="json"), changes)
+    local = world if here is None else here
+    return idle_devices(recipe, Placement(**placement), world, local, torch.device(kind))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +84,8 @@ def test_cores(monkeypatch, there, towers, processes, threads, options, expected
 @pytest.mark.parametrize(
     ("processes", "reduction", "named"), [(1, "tree", False), (1, "central-cpu", True), (2, "tree", True)]
 )
-def test_the_reduction_is_named_where_it_makes_a_difference(monkeypatch, processes, reduction, named):
-    lines = block(monkeypatch, "cpu", 4, 4, processes, reduction=reduction)
-    assert (f"reduction {reduction}" in lines["processes"]) == named
+def test_the_reduction_is_named_where_it_makes_a_difference(processes, reduction, named):
+    recipe = make(digits().model_dump(mode="json"), {"towers": 4})
+    add = SimpleNamespace(processes=processes, exact=True)
+    text = _processes(recipe, Placement(reduction=reduction), add, torch.device("cpu"))
+    assert (f"reduction {reduction}" in text) == named

@@ -13,7 +13,7 @@ from lockstep.kernels.pooling import pool, unpooled
 from lockstep.kernels.winograd import Winograd
 from lockstep.models import MODELS, layers
 from lockstep.models.layers import LocalResponseNorm
-from lockstep.report.probe import Probe
+from lockstep.report.tensorboard import ActivationRecorder
 from lockstep.settings import load_object
 
 # Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of up to 3000 products
@@ -202,11 +202,11 @@ def test_a_hook_receives_the_whole_relu_and_changes_no_bit():
             return layers.conv_relu(x, self.conv, self.activations["conv"], (2, 2))
 
     model, x = Model(), torch.randn(2, 3, 8, 8)
-    probe, before = Probe(model), model(x)
+    recorder, before = ActivationRecorder(model), model(x)
     assert not model.activations["conv"]._forward_hooks  # the whole ReLU is computed only for a hook
-    probe.arm()
+    recorder.start()
     assert torch.equal(model(x), before)
-    found = {value.tag: value for part in probe.take() for value in part.value}
+    found = {value.tag: value for part in recorder.take() for value in part.value}
     assert found["activations/conv"].histo.num == 2 * 4 * 6 * 6
     assert found["activations/logits"].histo.num == 2 * 4 * 3 * 3
     assert not model.activations["conv"]._forward_hooks

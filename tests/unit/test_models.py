@@ -7,7 +7,7 @@ from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial
 from lockstep.models.layers import LocalResponseNorm
 from lockstep.recipes import named
-from lockstep.training.tower import build_model
+from lockstep.training.network import build_model
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lockstep import numerics
+from lockstep import hardware
 
 
 def container(tmp_path, groups, limits):
@@ -15,7 +15,7 @@ def container(tmp_path, groups, limits):
         path = tmp_path / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return numerics.quota(tmp_path / "self", tmp_path / "cgroup")
+    return hardware.quota(tmp_path / "self", tmp_path / "cgroup")
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_the_quota_of_a_control_group_and_those_above_it(tmp_path, groups, limit
 @pytest.mark.parametrize(("quota", "cores"), [(1.5, 1), (0.5, 1), (2.0, 2), (math.inf, 3), (8.0, 3)])
 def test_cores_are_whole_and_within_affinity_and_quota(monkeypatch, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
-    monkeypatch.setattr(numerics, "quota", lambda: quota)
-    assert numerics.cores() == cores
+    monkeypatch.setattr(hardware, "quota", lambda: quota)
+    assert hardware.cores() == cores
 
 
 def test_the_cpu_is_told_by_what_kernels_are_chosen_by():
-    cpu = numerics.cpu()
+    cpu = hardware.cpu()
     assert set(cpu) == {"model", "flags", "caches"}
     assert "smep" not in cpu["flags"].split()  # no arithmetic

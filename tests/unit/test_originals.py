@@ -11,7 +11,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.kernels import fused
 from lockstep.recipes import named
-from lockstep.training.tower import build_model
+from lockstep.training.network import build_model
 
 COUNT = 8_000
 

@@ -6,11 +6,13 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.runs import fit_here
 from tests.unit.test_tower import cifar_like, parts
 from torch import nn
 from torch.nn import functional
@@ -25,9 +27,9 @@ from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.run.environment import describe
-from lockstep.run.fit import fit
+from lockstep.run.startup import startup_lines
 from lockstep.training.evaluate import evaluate
+from lockstep.training.events import Listener
 from lockstep.training.log import Log
 from lockstep.training.loop import train
 
@@ -36,6 +38,15 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/tutorial-parity.md"
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
 MNIST = named("mnist").model_dump(mode="json")
+
+
+def trained(recipe, dataset, tower, state, listeners=()):
+    """Train `state` to the recipe's last step, in this process."""
+    course = recipe.over(len(dataset))
+    log = Log(course, Placement(), listeners)
+    log.start([])
+    for _ in train(course, dataset, tower, Local(recipe.towers), state, log):
+        pass
 
 
 def linear(shape, classes):
@@ -83,10 +94,10 @@ def test_intervals_and_retention_are_the_originals():
 
 def test_the_header_tells_local_from_global_batch():
     recipe = make(TUTORIAL, {"towers": 4})
-    lines = describe(
-        recipe, Placement(), Local(4), CPU, images=(50_000, 10_000), shape=(32, 32, 3), classes=10,
-        parameters=1_068_298, run=Path("runs/x"),
-    )  # fmt: skip
+    session = SimpleNamespace(
+        recipe=recipe, placement=Placement(), reduction=Local(4), device=CPU, parameter_count=1_068_298
+    )
+    lines = startup_lines(session, recipe.over(50_000), images(50_000), images(10_000), Path("runs/x"), 1)
     assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 97.7 steps an epoch"
     assert dict(lines)["rate"] == "learning rate 0.1, x 0.1 every 350 epochs"
 
@@ -106,16 +117,13 @@ def test_two_epochs_of_cifar10_are_two_full_shuffles():
     assert (epochs[0] == epochs[1]).mean() < 0.001
 
 
-class Weights:
+class Weights(Listener):
     """A listener that keeps the weights before each update, and the gradient."""
 
     every = 1
 
     def __init__(self):
         self.seen = []
-
-    def __getattr__(self, name):
-        return lambda *arguments: None
 
     def step(self, event, tensors):
         self.seen.append((tensors.weights["1.weight"].clone(), tensors.gradients["1.weight"].clone()))
@@ -129,8 +137,8 @@ def test_the_metric_and_the_update_have_the_rate_of_their_step(tmp_path, towers,
     tower, state, _ = parts(recipe, (1, 2, 2))
     state.step = first - 1
     heard = Weights()
-    log = Log(recipe, Placement(), 50_000, [MetricsFile(tmp_path / "metrics.jsonl", 1), heard])
-    train(recipe, images(50_000), Local(towers), tower, state, log)
+    log = [MetricsFile(tmp_path / "metrics.jsonl", 1), heard]
+    trained(recipe, images(50_000), tower, state, log)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {row["step"]: row["rate"] for row in rows} == {
         first - 1: 0.1, first: pytest.approx(0.01), first + 1: pytest.approx(0.01),
@@ -148,12 +156,12 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
     recipe = small(MNIST, batch=64, steps=3)
     tower, state, model = parts(recipe, (1, 4, 4))
     dataset = images(100, 4)
-    train(recipe, dataset, Local(2), tower, state, Log(recipe, Placement(), 100, []))
+    trained(recipe, dataset, tower, state)
     model = model.double()
     weights = list(model.parameters())
     first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
     for step in range(3):
-        plan = Plan.at(seed=0, step=step, batch=64, towers=2, examples=100, augmentation=recipe.augmentation)
+        plan = recipe.over(100).plan(step)
         shards = [dataset.shard(plan, t) for t in range(2)]
         assert [len(shard.labels) for shard in shards] == [32, 32]
         logits = model(torch.cat([shard.images for shard in shards]).double())
@@ -179,7 +187,7 @@ def test_a_parameter_without_a_part_in_the_loss_stays():
     recipe = small(TUTORIAL, "idle", steps=2)
     tower, state, _ = parts(recipe, (1, 2, 2))
     before = {name: parameter.clone() for name, parameter in state.parameters.items()}
-    train(recipe, images(200), Local(1), tower, state, Log(recipe, Placement(), 200, []))
+    trained(recipe, images(200), tower, state)
     moved = {name for name, parameter in state.parameters.items() if not torch.equal(parameter, before[name])}
     assert moved == {"1.weight"}
 
@@ -189,9 +197,7 @@ def test_the_tutorials_summaries(tmp_path):
     tower, state, _ = parts(recipe)
     notes = []
     board = TensorBoard(tmp_path, 100, tower._network.module, (3, 24, 24), note=notes.append)
-    log = Log(recipe, Placement(), 96, [board])
-    log.start([])
-    train(recipe, cifar_like(96, 32), Local(1), tower, state, log)
+    trained(recipe, cifar_like(96, 32), tower, state, [board])
     board.close()
     assert notes == []
     tags = EventAccumulator(str(tmp_path), {"scalars": 0, "histograms": 0, "images": 0}).Reload().Tags()
@@ -224,7 +230,7 @@ def test_a_constant_network_gets_a_tenth_of_exactly_10000():
 def test_one_seed_has_one_series_of_losses(tmp_path):
     def losses(name, seed):
         recipe = make(named("digits").model_dump(mode="json"), {"steps": 8, "seed": seed})
-        fit(recipe, Placement(log_every=1, summary_every=0), Local(4), CPU, path=tmp_path / name, to_stderr=True)
+        fit_here(recipe, tmp_path / name, Placement(log_every=1, summary_every=0))
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         return [row["loss"] for row in rows if row["kind"] != "digest"]
 

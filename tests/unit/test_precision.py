@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config import precision
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
@@ -13,7 +13,7 @@ AMX, ZEN4, OLD = "amx_bf16 amx_tile avx512_bf16 avx512f", "avx2 avx512_bf16 avx5
 
 
 def resolved(monkeypatch, flags, limit=None):
-    monkeypatch.setattr(numerics, "cpu", lambda: {"flags": flags})
+    monkeypatch.setattr(hardware, "cpu", lambda: {"flags": flags})
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     if limit:

@@ -3,13 +3,11 @@
 from functools import cache
 
 import pytest
-import torch
+from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.fit import fit
 
 SEEDS = (0, 1)
 TOLERANCE = 0.01  # of accuracy: 7 of the 2 x 355 images; runs that differ only in rounding differ by 2 or so
@@ -27,7 +25,7 @@ def trained(tmp_path_factory):
             recipe = make(named("digits").model_dump(mode="json"), changes)
             path = tmp_path_factory.mktemp(precision) / "run"
             quiet = Placement(summary_every=0, log_every=100)
-            results.append(fit(recipe, quiet, Local(4), torch.device("cpu"), path=path, to_stderr=True)[0])
+            results.append(fit_here(recipe, path, quiet).result)
         accuracies = [result["accuracy"]["ema"] for result in results]
         return sum(accuracies) / len(SEEDS), {result["weights_sha256"] for result in results}
 

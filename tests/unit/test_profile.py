@@ -3,16 +3,14 @@
 import json
 
 import pytest
-import torch
+from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import validated
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.fit import fit
 from lockstep.run.profile import check_profile
+from lockstep.settings import validated
 
 
 @pytest.mark.parametrize("text", ["10:13", "steps=10", "steps=13:10", "steps=5:5", "steps=a:b", "steps=-1:3", ""])
@@ -36,7 +34,7 @@ def test_a_trace_and_a_table(tmp_path, steps):
     recipe = make(named("digits").model_dump(mode="json"), {"steps": 6})
     place = Placement(profile=steps, summary_every=0, eval_every=2, save_every=1)
     path = tmp_path / "run"
-    fit(recipe, place, Local(4), torch.device("cpu"), path=path, to_stderr=True)
+    fit_here(recipe, path, place)
     stem = f"{steps[0]}-{steps[1]}"
     trace = json.loads((path / f"profile/trace-{stem}.pt.trace.json").read_text())
     names = [event.get("name", "") for event in trace["traceEvents"]]
@@ -52,5 +50,5 @@ def test_a_trace_and_a_table(tmp_path, steps):
 def test_a_range_beyond_the_run_leaves_nothing_behind(tmp_path):
     recipe = make(named("digits").model_dump(mode="json"), {"steps": 6})
     with pytest.raises(LockstepError, match="choose 0 <= FIRST < END <= 6"):
-        fit(recipe, Placement(profile=(5, 9)), Local(4), torch.device("cpu"), path=tmp_path / "run", to_stderr=True)
+        fit_here(recipe, tmp_path / "run", Placement(profile=(5, 9)))
     assert not (tmp_path / "run").exists()

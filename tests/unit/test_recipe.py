@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from lockstep.cli.resolve import recipe_of
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement, check
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
+from lockstep.settings import validated
 
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
 
@@ -102,7 +103,7 @@ def test_ambiguous_settings_are_refused(settings, flags):
 
 def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert make(TUTORIAL, {"epochs": 2}).steps is None
-    assert make(TUTORIAL, {"epochs": 2}).total_steps(50_000) == 781
+    assert make(TUTORIAL, {"epochs": 2}).over(50_000).steps == 781
     changed = make(TUTORIAL, {"optimizer.kind": "adam", "optimizer.beta1": 0.8})
     assert changed.optimizer.model_dump()["beta1"] == 0.8
 

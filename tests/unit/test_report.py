@@ -1,3 +1,5 @@
+"""The log and its listeners: lines, rows of metrics, means and averages."""
+
 import io
 import json
 import re
@@ -13,8 +15,9 @@ from lockstep.recipes import named
 from lockstep.report import console, lines
 from lockstep.report.metrics import MetricsFile
 from lockstep.training.evaluate import Evaluation
+from lockstep.training.events import Listener
 from lockstep.training.log import Log
-from lockstep.training.tower import REQUESTS, Metrics
+from lockstep.training.vector import Metrics, Requests
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
@@ -28,26 +31,26 @@ def sums(
     cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS, gpu=(0.0,) * TOWERS
 ):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    flags, digest = torch.zeros(len(REQUESTS) + TOWERS), torch.zeros(TOWERS, 3)
-    return Metrics(*one, flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
+    flags, digest = (torch.zeros(len(Requests().flags())), torch.zeros(TOWERS)), torch.zeros(TOWERS, 3)
+    return Metrics(*one, *flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
     recipe = make(named("digits").model_dump(mode="json"), {"steps": steps})
-    return Log(recipe, Placement(**placement), 1442, listeners, processes=processes)
+    return Log(recipe.over(1442), Placement(**placement), listeners, processes=processes)
 
 
-class Heard:
-    """A listener that keeps the step events."""
+class Recorder(Listener):
+    """A listener that keeps step events and notes."""
 
     def __init__(self, every):
-        self.every, self.events = every, []
-
-    def __getattr__(self, name):
-        return lambda *arguments: None
+        self.every, self.events, self.notes = every, [], []
 
     def step(self, event, tensors):
         self.events.append(event)
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 def run(listeners, steps=25):
@@ -73,7 +76,7 @@ def test_plain_lines_have_the_tutorials_shape_and_cadence():
     assert all(word in text for word in ("recipe", "a note", "accuracy"))
 
 
-def test_metrics_rows(tmp_path):
+def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     run([MetricsFile(tmp_path / "metrics.jsonl", 10)])
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 10, 20, 24]
@@ -93,7 +96,7 @@ def test_metrics_rows(tmp_path):
     }  # fmt: skip
 
 
-def test_rates_leave_out_untimed_work(monkeypatch):
+def test_throughput_leaves_out_untimed_work(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     log = a_log([console.Plain(io.StringIO(), 10)], steps=30)
@@ -110,8 +113,8 @@ def test_rates_leave_out_untimed_work(monkeypatch):
 @pytest.mark.parametrize(
     ("every", "seconds"), [(10, {0: 1.0, 10: 6.5, 20: 16.5, 24: 23.5}), (1, {step: step + 1.0 for step in range(25)})]
 )
-def test_a_line_states_the_mean_of_the_steps_since_the_one_before(monkeypatch, every, seconds):
-    """Also the first, which covers one step; with an interval of 1 every line is of a single step."""
+def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch, every, seconds):
+    """The first line covers one step. With an interval of 1 every line covers a single step."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     stream = io.StringIO()
@@ -120,13 +123,23 @@ def test_a_line_states_the_mean_of_the_steps_since_the_one_before(monkeypatch, e
     for step in range(25):
         now[0] += step + 1.0
         log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-    found = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
-    assert {int(step): (float(rate), float(s)) for step, rate, s in found} == {
+    stated = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
+    assert {int(step): (float(rate), float(s)) for step, rate, s in stated} == {
         step: (pytest.approx(128 / s, abs=0.05), s) for step, s in seconds.items()
     }
 
 
-def test_a_reader_that_went_away_does_not_end_training():
+def test_a_listener_that_overrides_nothing_ignores_every_event():
+    listener = Listener()
+    listener.every = 1
+    log = run([listener], steps=2)
+    log.digest(2, "0" * 18)
+    log.evaluating(2, "test", 0.5)
+    listener.close()
+    assert vars(listener) == {"every": 1}
+
+
+def test_a_closed_pipe_does_not_end_training():
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
@@ -150,8 +163,8 @@ def test_a_terminal_gets_one_live_line():
     assert text.rstrip().endswith("accuracy  90%")
 
 
-def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 8)
+def test_without_listeners_no_metric_is_read_from_the_device():
+    unreadable = Metrics(*[SimpleNamespace()] * 9)
     log = a_log([])
     log.begin(0)
     log.lap("data")
@@ -159,17 +172,17 @@ def test_without_listeners_nothing_is_read():
 
 
 def test_loss_may_be_the_last_towers_as_the_original_printed_it():
-    mean, last = Heard(1), Heard(1)
+    mean, last = Recorder(1), Recorder(1)
     a_log([mean]).step(0, sums(), STATE, 0.1, torch.zeros(0))
     a_log([last], log_loss="last").step(0, sums(), STATE, 0.1, torch.zeros(0))
     assert mean.events[0].logged_loss == 256 / 128 + 0.5
-    assert (last.events[0].loss, last.events[0].logged_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # a tower sees 32
+    assert (last.events[0].loss, last.events[0].logged_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # 32 images per tower
     assert "loss = 3.00 (" in lines.step_line(last.events[0])
 
 
-def test_running_averages_of_the_total_and_of_each_term_over_every_step():
-    heard = Heard(10)
-    log = a_log([heard], steps=41)
+def test_running_averages_cover_every_step_and_each_term():
+    recorder = Recorder(10)
+    log = a_log([recorder], steps=41)
     expected, weight = np.zeros(4), 0.0
     for step in range(41):
         terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
@@ -178,44 +191,44 @@ def test_running_averages_of_the_total_and_of_each_term_over_every_step():
         log.step(step, sums(cross_entropy=terms[0] * 128), state, 0.1, torch.zeros(0))
         expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
         if step % 10 == 0:
-            last = heard.events[-1]
-            found = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
-            assert found == pytest.approx((expected / weight).tolist(), rel=1e-5)
+            last = recorder.events[-1]
+            averages = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
+            assert averages == pytest.approx((expected / weight).tolist(), rel=1e-5)
             assert list(last.decay_average) == ["a", "b"]
-    assert heard.events[0].decay_average == {"a": 0.5, "b": 0.25}  # corrected for the start
+    assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}  # the first average is the first value
 
 
 def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     state = SimpleNamespace(**{**vars(STATE), "loss_scale": 1024.0})
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
-    broken.broken[0] = 1.0
+    broken.non_finite[0] = 1.0
     log.step(0, broken, state, 0.1, torch.zeros(0), skipped=True)
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}
 
 
-def test_memory_and_utilisation_of_every_process(monkeypatch):
+def test_an_event_has_memory_and_cpu_use_of_every_process(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    heard = Heard(2)
-    log = a_log([heard], steps=5, processes=2)  # process 0 has towers 0 and 1
+    recorder = Recorder(2)
+    log = a_log([recorder], steps=5, processes=2)  # process 0 has towers 0 and 1
     log.start([])
     for step in range(5):
         busy = (step * 1.0, step * 1.1, step * 0.5, step * 0.6)
         log.step(step, sums(memory=(100.0, 101.0, 50.0, 51.0), busy=busy), STATE, 0.1, torch.zeros(0))
         now[0] += 2.0
-    last = heard.events[-1]
+    last = recorder.events[-1]
     assert last.memory_bytes == [100 * 2**20, 50 * 2**20]
     assert last.cpu_utilisation == pytest.approx([0.5, 0.25])
 
 
-def test_split_of_a_step(monkeypatch):
+def test_the_split_has_the_time_of_each_part_of_a_step(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    heard = Heard(2)
-    log = a_log([heard], steps=5)
+    recorder = Recorder(2)
+    log = a_log([recorder], steps=5)
     log.start([])
     for step in range(5):
         log.begin(step)
@@ -229,6 +242,6 @@ def test_split_of_a_step(monkeypatch):
         log.lap("update")
         with log.untimed():
             now[0] += 100.0
-    last = heard.events[-1]
+    last = recorder.events[-1]
     assert last.split == {"data": 1.0, "compute": 4.0, "communication": 2.0, "report": 0.25, "update": 0.5}
     assert last.s_per_step == 7.75

@@ -14,14 +14,14 @@ class Weights:
     """What a Saver needs of a State."""
 
     def __init__(self):
-        self.unchanged = threading.Lock()
+        self.update_lock = threading.Lock()
         self.step, self.weight = 0, torch.zeros(1000)
 
     def named(self):
         return {"step": torch.tensor(self.step), "parameter/w": self.weight}
 
     def update(self):
-        with self.unchanged:
+        with self.update_lock:
             self.step += 1
             self.weight.add_(1.0)
 
@@ -112,12 +112,12 @@ def test_an_error_is_told_once_and_the_next_one_is_tried(tmp_path, monkeypatch):
     monkeypatch.setattr(saver.checkpoint, "save", full)
     saves.save(state, {})
     saves.wait()
-    assert "No space left" in str(saves.failed())
-    assert saves.failed() is None
+    assert "No space left" in str(saves.take_error())
+    assert saves.take_error() is None
     monkeypatch.setattr(saver.checkpoint, "save", save)
     saves.save(state, {})
     saves.wait()
-    assert saves.failed() is None
+    assert saves.take_error() is None
     assert steps(tmp_path) == [0]
 
 
@@ -126,7 +126,7 @@ def test_a_bug_in_the_thread_is_told_too(tmp_path, monkeypatch):
     monkeypatch.setattr(saver.checkpoint, "prune", lambda *_: 1 / 0)
     saves.save(state, {})
     saves.wait()
-    assert isinstance(saves.failed(), ZeroDivisionError)
+    assert isinstance(saves.take_error(), ZeroDivisionError)
 
 
 def test_what_is_due_is_never_older_than_asked_when_it_is_whole(tmp_path, monkeypatch):
@@ -193,4 +193,4 @@ def test_the_next_checkpoint_reuses_the_memory_of_the_one_before(tmp_path):
     saves.wait()
     assert saves._copies["parameter/w"].data_ptr() == held
     assert whole(tmp_path) == [0.0, 1.0]
-    assert time.monotonic() - saves._saved < 60
+    assert time.monotonic() - saves._state_time < 60

@@ -1,16 +1,16 @@
 """float16: the dynamic loss scale, alone and in the loop."""
 
 import json
+from signal import SIGTERM
 
 import pytest
 import torch
+from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.optim.scale import LossScale
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.fit import fit
 
 
 def half(**changes):
@@ -19,9 +19,7 @@ def half(**changes):
 
 def train(recipe, path, **options):
     place = Placement(save_every=4, log_every=1, summary_every=0)
-    return fit(
-        recipe, place, Local(recipe.towers), torch.device("cpu"), path=path, to_stderr=True, **options
-    )[0]  # fmt: skip
+    return fit_here(recipe, path, place, **options).result
 
 
 def test_scale_halves_at_once_and_doubles_after_1000_clean_steps():
@@ -60,7 +58,7 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     result = train(recipe, tmp_path / "run")
     assert result["steps"] == 12
     log = (tmp_path / "run/log.txt").read_text()
-    assert "step 0: 1024 is too large a loss scale for tower 0: skipped" in log
+    assert "step 0: skipped, the loss scale 1024 is too large for tower 0" in log
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
     skipped = log.count("skipped")
@@ -74,7 +72,7 @@ def test_resumed_inside_the_search_for_a_scale(tmp_path):
     recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-8)
     whole = train(recipe, tmp_path / "whole")
     calls = iter(range(1000))
-    stopped = train(recipe, tmp_path / "run", asked=lambda: (False, next(calls) >= 4))
+    stopped = train(recipe, tmp_path / "run", stop_requested=lambda: SIGTERM if next(calls) >= 4 else None)
     assert stopped is None
     assert train(recipe, tmp_path / "run", resume=True)["weights_sha256"] == whole["weights_sha256"]
 

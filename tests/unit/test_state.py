@@ -6,8 +6,8 @@ import torch
 from lockstep.config.overrides import make
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import named
+from lockstep.training.network import build_model, persistent_buffers
 from lockstep.training.state import State
-from lockstep.training.tower import build_model, persistent_buffers
 
 CPU = torch.device("cpu")
 
@@ -18,13 +18,13 @@ def state(**changes):
     return State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
 
 
-def advance(s, steps, first=0):
+def advance(s, steps, first=0, frozen=()):
     parameters = sum(p.numel() for p in s.parameters.values())
     statistics = sum(b.numel() for b in s.buffers.values() if b.is_floating_point())
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
         gradient = torch.randn(parameters, generator=generator)
-        s.apply(gradient, torch.rand(statistics, generator=generator), 0.01)
+        s.apply(gradient, torch.rand(statistics, generator=generator), 0.01, frozen)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -77,13 +77,11 @@ def test_what_is_frozen_stays_with_its_slots_until_it_is_trained_again():
     s = state(freeze={"conv1": 0.5, "logits.bias": 0.9})
     advance(s, 1)
     before = s.tensors()
-    s.freeze(("conv1", "logits.bias"))
-    advance(s, 1, first=1)
+    advance(s, 1, first=1, frozen=("conv1", "logits.bias"))
     after = s.tensors()
     same = {name.split("/")[-1] for name in before if name.startswith("parameter/") and before[name].equal(after[name])}
     assert same == {name for name in s.parameters if name.startswith("conv1.")} | {"logits.bias"}
     assert all(before[name].equal(after[name]) for name in before if name.startswith("optimizer/") and "conv1" in name)
-    s.freeze(())
     advance(s, 1, first=2)
     assert not s.tensors()["parameter/conv1.weight"].equal(after["parameter/conv1.weight"])
 
@@ -100,7 +98,7 @@ def test_a_checkpoint_with_other_shapes_is_refused_before_anything_is_taken_over
     before = s.weights_sha256()
     whole = tensors[name]
     tensors[name] = whole.flatten()[:1]  # which copy_ would broadcast
-    words = rf"{name} has shape \[1\] in it, and \{[*whole.shape]} in model digits"
+    words = rf"{name} has shape \[1\] in the checkpoint and \{[*whole.shape]} in model digits"
     with pytest.raises(LockstepError, match=words) as error:
         s.load(tensors)
     assert error.value.code == DATA

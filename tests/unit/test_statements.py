@@ -12,10 +12,10 @@ from lockstep.config.placement import Placement
 from lockstep.data.catalog import SOURCES
 from lockstep.models import MODELS
 from lockstep.optim import Muon
-from lockstep.processes.worker import Job
+from lockstep.processes.worker import EvalJob
 from lockstep.recipes import RECIPES, named
 from lockstep.settings import load_object
-from lockstep.training.tower import build_model
+from lockstep.training.network import build_model
 
 TUTORIAL, MNIST = named("cifar10-tutorial"), named("mnist")
 COUNT = re.compile(r"(\d[\d ]*) parameters")
@@ -112,7 +112,7 @@ def page_statements() -> dict[int, list[str]]:
     distort, staircase, place = TUTORIAL.augmentation, TUTORIAL.schedule, Placement()
     (decay,) = set(TUTORIAL.weight_decay.values())
     first_dense, second_dense = (name.removesuffix(".weight") for name in TUTORIAL.weight_decay)
-    first = next(step for step in range(1, 200_000) if TUTORIAL.rate(step, 50_000) < TUTORIAL.lr)
+    first = next(step for step in range(1, 200_000) if TUTORIAL.over(50_000).learning_rate(step) < TUTORIAL.lr)
     network, mnist = build_model(TUTORIAL, (3, 24, 24), 10), build_model(MNIST, (1, 28, 28), 10)
     dropped = mnist.dropout.p
     return {
@@ -135,7 +135,7 @@ def page_statements() -> dict[int, list[str]]:
         30: [f"summaries every {place.summary_every} steps"],
         34: [f"after 0, {place.save_every}, ... updates", f"the latest {place.keep} and the best"],
         37: [f"the recipe has {spaced(TUTORIAL.steps)} steps"],
-        40: [f"`--watch --interval S` ({Job.model_fields['interval'].default:g} s)"],
+        40: [f"`--watch --interval S` ({EvalJob.model_fields['interval'].default:g} s)"],
         48: [
             f"{spaced(parameters(mnist))} parameters",
             f"{dropped:.0%} of the units dropped, the others times {1 / (1 - dropped):g}".replace("%", " %"),

@@ -12,15 +12,16 @@ from lockstep import rng
 from lockstep.config.overrides import make
 from lockstep.data import Plain
 from lockstep.data.dataset import Dataset, Shard
-from lockstep.data.plan import Plan
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
-from lockstep.training.loop import _decide
+from lockstep.training.network import Network, build_model, persistent_buffers
 from lockstep.training.state import State
-from lockstep.training.tower import Network, NonFiniteError, Tower, build_model, persistent_buffers
+from lockstep.training.tower import NonFiniteError, Tower
+from lockstep.training.vector import Requests
 
 CPU = torch.device("cpu")
+EXAMPLES = 96  # of the training set, where a test does not depend on their number
 
 
 def cifar_like(count=96, side=24):
@@ -31,14 +32,12 @@ def cifar_like(count=96, side=24):
 def parts(recipe, shape=(3, 24, 24)):
     model = build_model(recipe, shape, 10)
     network = Network(recipe, build_model(recipe, shape, 10), shape, CPU)
-    return Tower(recipe, network), State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU), model
+    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
+    return Tower(recipe.over(EXAMPLES), network), state, model
 
 
 def plan(recipe, step, examples, augmentation=None):
-    return Plan.at(
-        seed=recipe.seed, step=step, batch=recipe.batch, towers=recipe.towers, examples=examples,
-        augmentation=augmentation or recipe.augmentation,
-    )  # fmt: skip
+    return recipe.replace(augmentation=augmentation or recipe.augmentation).over(examples).plan(step)
 
 
 def reduced(recipe, tower, state, dataset, step=0, augmentation=None):
@@ -168,7 +167,7 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
 
     def vector(t, step):
         shard = dataset.shard(plan(recipe, 0, 128), 0)._replace(tower=t)
-        return tower(state, shard, step)[: tower.layout.sizes[0]]
+        return tower.layout.split(tower(state, shard, step))[0]
 
     assert torch.equal(vector(0, 0), vector(0, 0))
     assert not torch.equal(vector(0, 0), vector(1, 0))
@@ -197,10 +196,9 @@ def test_a_tower_that_is_not_finite_is_named():
     shards[2].images[0, 0, 0, 0] = math.inf
     total = Local(4)(tower(state, shard, 7) for shard in shards)
     _, _, metrics = tower.layout.split(total)
-    assert metrics.broken.tolist() == [0, 0, 1, 0]
-    decided = _decide(metrics)
-    assert decided == ([2], None, False)
-    assert "tower 2 is not finite at step 7" in str(NonFiniteError(decided.broken, 7))
+    assert metrics.non_finite.tolist() == [0, 0, 1, 0]
+    assert metrics.read() == (Requests(), [2])
+    assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
 
 
 def test_the_last_towers_loss_is_told_apart():
@@ -211,11 +209,11 @@ def test_the_last_towers_loss_is_told_apart():
     vectors = [tower(state, dataset.shard(p, t), 0) for t in range(4)]
     alone = [float(tower.layout.split(vector)[2].cross_entropy) for vector in vectors]
     _, _, metrics = tower.layout.split(Local(4)(iter(vectors)))
-    assert float(metrics.last) == alone[3]
+    assert float(metrics.last_cross_entropy) == alone[3]
     assert float(metrics.cross_entropy) == pytest.approx(sum(alone), rel=1e-6)
-    assert metrics.memory[0] > 50  # MiB: this process has torch loaded
-    assert metrics.busy[0] > 0.1
-    assert not metrics.memory[1:].any()  # told once for each process
+    assert metrics.memory_mib[0] > 50  # MiB: this process has torch loaded
+    assert metrics.cpu_s[0] > 0.1
+    assert not metrics.memory_mib[1:].any()  # told once for each process
 
 
 def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is():
@@ -225,14 +223,14 @@ def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is():
     tower._network.gradients = lambda loss: [torch.full_like(p, math.nan) for p in state.parameters.values()]
     _, _, metrics = tower.layout.split(reduced(recipe, tower, state, dataset))
     assert torch.isfinite(metrics.cross_entropy)
-    assert metrics.broken.tolist() == [1, 1, 1, 1]
+    assert metrics.non_finite.tolist() == [1, 1, 1, 1]
 
 
 def test_smoothed_labels_spread_a_part_of_each_target():
     plain = make(named("digits").model_dump(mode="json"), {"label_smoothing": 0.0})
     losses, shard = {}, Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
     for smoothing in (0.0, 0.2):
-        recipe = plain.model_copy(update={"label_smoothing": smoothing})
+        recipe = plain.replace(label_smoothing=smoothing)
         tower, state, model = parts(recipe, (1, 8, 8))
         losses[smoothing] = tower.layout.split(tower(state, shard, 0))[2].cross_entropy.item()
     torch.manual_seed(rng.seed_for(plain.seed, "dropout", 0, 0))
@@ -242,21 +240,23 @@ def test_smoothed_labels_spread_a_part_of_each_target():
 
 
 def test_a_frozen_first_layer_ends_the_backward_pass():
-    recipe = make(named("digits").model_dump(mode="json"), {"freeze": {"conv1": 0.5}, "steps": 10})
-    assert [recipe.frozen(step, 100) for step in (0, 4, 5, 9)] == [(), (), ("conv1",), ("conv1",)]
-    tower, state, _ = parts(recipe, (1, 8, 8))
+    digits = make(named("digits").model_dump(mode="json"), {"steps": 10})
     shard = Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
-    whole = state.by_name(tower.layout.split(tower(state, shard, 0))[0].clone())
-    state.freeze(("conv1",))
-    frozen = state.by_name(tower.layout.split(tower(state, shard, 0))[0].clone())  # the step's weights are loaded
-    assert all(torch.equal(whole[name], frozen[name]) for name in whole)
-    tower, _, _ = parts(recipe, (1, 8, 8))
-    frozen = state.by_name(tower.layout.split(tower(state, shard, 0))[0])
-    for name, gradient in frozen.items():
-        assert torch.equal(gradient, torch.zeros_like(gradient) if name.startswith("conv1.") else whole[name]), name
-    state.freeze(tuple(state.parameters))
-    tower, _, _ = parts(recipe, (1, 8, 8))
-    assert not tower.layout.split(tower(state, shard, 0))[0].any()
+
+    def gradients(freeze, step):
+        recipe = digits.replace(freeze=freeze)
+        tower, state, _ = parts(recipe, (1, 8, 8))
+        return state.by_name(tower.layout.split(tower(state, shard, step))[0])
+
+    course = digits.replace(freeze={"conv1": 0.5}).over(100)
+    assert [course.frozen(step) for step in (0, 4, 5, 9)] == [(), (), ("conv1",), ("conv1",)]
+    for step in (4, 5):
+        whole, some = gradients({}, step), gradients({"conv1": 0.5}, step)
+        for name, gradient in some.items():
+            zero = name.startswith("conv1.") and step == 5
+            assert torch.equal(gradient, torch.zeros_like(gradient) if zero else whole[name]), (step, name)
+    everything = dict.fromkeys(whole, 0.0)
+    assert not any(gradient.any() for gradient in gradients(everything, 0).values())
 
 
 def test_a_compiled_network_is_called_and_its_failure_is_one_message(monkeypatch):

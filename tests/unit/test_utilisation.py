@@ -1,4 +1,4 @@
-"""How busy each process's GPU is, with a stand-in for the driver: from the query to metrics.jsonl and TensorBoard."""
+"""GPU use of each process, from the query of the driver (here a stand-in) to metrics.jsonl and TensorBoard."""
 
 import json
 from types import SimpleNamespace
@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.unit.test_report import STATE, Heard, sums
+from tests.unit.test_report import STATE, Recorder, sums
 from tests.unit.test_tower import parts, plan
 from torch import nn
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
-from lockstep.numerics import GpuUtilisation
+from lockstep.hardware import GpuUtilisation
 from lockstep.recipes import named
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
@@ -26,19 +26,19 @@ DIGITS = named("digits").model_dump(mode="json")
 
 @pytest.fixture
 def driver(monkeypatch):
-    """driver.answers: what the queries to come say; driver.asked: the devices they were about; driver.now: seconds."""
-    found = SimpleNamespace(answers=[], asked=[], now=100.0)
+    """answers: results of the next queries. asked: devices of the past queries. now: the clock, in seconds."""
+    stub = SimpleNamespace(answers=[], asked=[], now=100.0)
 
     def utilization(device):
-        found.asked.append(device)
-        answer = found.answers.pop(0)
+        stub.asked.append(device)
+        answer = stub.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    monkeypatch.setattr(numerics.time, "monotonic", lambda: found.now)
-    return found
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: stub.now)
+    return stub
 
 
 def test_the_driver_is_asked_once_a_second(driver):
@@ -61,8 +61,8 @@ def test_a_driver_that_does_not_answer_is_not_asked_again(driver):
     assert len(driver.asked) == 1
 
 
-@pytest.mark.parametrize(("answer", "told"), [(73, 73.0), (RuntimeError("no driver"), -1.0)])
-def test_it_rides_in_the_vector_of_a_process_first_tower(driver, answer, told):
+@pytest.mark.parametrize(("answer", "sent"), [(73, 73.0), (RuntimeError("no driver"), -1.0)])
+def test_gpu_use_is_in_the_vector_of_the_first_tower_of_a_process(driver, answer, sent):
     driver.answers = [answer]
     recipe = make(DIGITS, {"steps": 2})
     tower, state, _ = parts(recipe, (1, 8, 8))
@@ -70,39 +70,38 @@ def test_it_rides_in_the_vector_of_a_process_first_tower(driver, answer, told):
     tower._utilisation = GpuUtilisation(GPU)
     dataset = load(None)["train"]
     shards = [dataset.shard(plan(recipe, 0, len(dataset)), t) for t in (2, 3)]
-    found = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
-    assert [metrics.gpu.tolist() for metrics in found] == [[0, 0, told, 0], [0, 0, 0, 0]]
-    assert not any(metrics.broken.any() for metrics in found)
+    by_tower = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
+    assert [metrics.gpu_percent.tolist() for metrics in by_tower] == [[0, 0, sent, 0], [0, 0, 0, 0]]
+    assert not any(metrics.non_finite.any() for metrics in by_tower)
 
 
 def log_on(device, listeners):
-    return Log(make(DIGITS, {"steps": 3}), Placement(), 1442, listeners, processes=2, device=torch.device(device))
+    course = make(DIGITS, {"steps": 3}).over(1442)
+    return Log(course, Placement(), listeners, processes=2, device=torch.device(device))
 
 
-def test_metrics_and_tensorboard_have_it_for_each_process(tmp_path, monkeypatch):
+def test_metrics_and_tensorboard_have_the_gpu_use_of_each_process(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2), note=pytest.fail)
-    heard = Heard(1)
-    log = log_on("cuda", [heard, MetricsFile(tmp_path / "metrics.jsonl", 1), board])
+    recorder = Recorder(1)
+    log = log_on("cuda", [recorder, MetricsFile(tmp_path / "metrics.jsonl", 1), board])
     log.start([])
     log.step(0, sums(gpu=(97.0, 0.0, 88.0, 0.0)), STATE, 0.1, torch.zeros(0))  # process 1 has towers 2 and 3
     board.close()
-    assert heard.events[0].gpu_utilisation == [97.0, 88.0]
+    assert recorder.events[0].gpu_utilisation == [97.0, 88.0]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["gpu_utilisation"] == [97.0, 88.0]
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     assert [events.Scalars(f"processes/gpu_utilisation/{i}")[0].value for i in range(2)] == [97.0, 88.0]
 
 
 @pytest.mark.parametrize(("device", "notes"), [("cuda", 1), ("cpu", 0)])
-def test_where_it_is_not_known_one_note_says_so(monkeypatch, device, notes):
+def test_unknown_gpu_use_is_noted_once(monkeypatch, device, notes):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    heard = Heard(1)
-    heard.notes = []
-    heard.note = heard.notes.append
-    log = log_on(device, [heard])
+    recorder = Recorder(1)
+    log = log_on(device, [recorder])
     log.start([])
     for step in range(3):
         log.step(step, sums(gpu=(97.0, 0.0, -1.0, 0.0)), STATE, 0.1, torch.zeros(0))
-    assert [event.gpu_utilisation for event in heard.events] == [None] * 3
-    assert len(heard.notes) == notes
-    assert all("nvidia-ml-py" in note and "lockstep[gpu]" in note for note in heard.notes)
+    assert [event.gpu_utilisation for event in recorder.events] == [None] * 3
+    assert len(recorder.notes) == notes
+    assert all("nvidia-ml-py" in note and "lockstep[gpu]" in note for note in recorder.notes)

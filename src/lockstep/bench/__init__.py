@@ -1,1 +1,1 @@
-"""What `lockstep bench` measures, and what it makes of it. `measure` runs in the processes; the rest is arithmetic."""
+"""`lockstep bench`: `measure` runs in the processes, `analysis` computes with the records, `table` and `chart` show."""

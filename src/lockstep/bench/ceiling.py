@@ -1,4 +1,4 @@
-"""What a step computes, and how fast this device multiplies matrices: the ceiling a network is held against."""
+"""The ceiling that a network is compared with: the operations of a step, and this device's speed at matrix products."""
 
 import statistics
 import time
@@ -7,15 +7,16 @@ from collections.abc import Callable
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-_SIDE = {"cpu": 1024, "cuda": 8192}  # long enough to reach the peak, short enough to be repeated
-_LEAST = 3
+_SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: long enough to reach the peak, short enough to repeat
+_LEAST_REPEATS = 3
 
 
 def flops(work: Callable[[], object]) -> int:
-    """The floating-point operations of `work`'s matrix products and convolutions, forward and backward, as executed.
+    """Count the floating-point operations of the matrix products and convolutions that `work` executes.
 
-    A multiply-add counts as two. Operators written as others are counted as these (a norm whose window is a
-    convolution by a band matrix); elementwise work, pooling and kernels that are no torch operators are not counted.
+    Forward and backward passes count alike, and a multiply-add counts as two operations. An operator that is written
+    as a product or convolution counts as that: local response norm is a convolution by a band matrix. Elementwise
+    operators, pooling and kernels that are not torch operators do not count.
     """
     with FlopCounterMode(display=False) as counter:
         work()
@@ -23,25 +24,25 @@ def flops(work: Callable[[], object]) -> int:
 
 
 def product_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """What a recipe's matrix products are held against: float32 for float16 on a CPU, which has no such products."""
+    """Return the dtype of the peak for a precision: float32 for float16 on a CPU, which has no float16 products."""
     return torch.float32 if (precision, device.type) == ("float16", "cpu") else getattr(torch, precision)
 
 
 def peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
-    """FLOP/s of a square matrix product of `dtype`, with the threads that are set: the median over `seconds`."""
+    """Return the FLOP/s of a square matrix product of `dtype` with the current threads: the median over `seconds`."""
     side = _SIDE[device.type]
     left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
 
-    def once() -> float:
+    def product_s() -> float:
         began = time.perf_counter()
         torch.mm(left, right, out=out)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
-    once()  # chooses its kernel
+    product_s()  # the first call is slow, as it chooses a kernel
     times: list[float] = []
-    while sum(times) < seconds or len(times) < _LEAST:
-        times.append(once())
+    while sum(times) < seconds or len(times) < _LEAST_REPEATS:
+        times.append(product_s())
     return 2 * side**3 / statistics.median(times)

@@ -1,20 +1,22 @@
-"""Bench: how long a step takes, and what of it is input, computing, and exchange. It writes nothing.
+"""Measurement of the training loop: how long a step takes, and how much of it is input, computing and exchange.
 
-It runs the loop of training itself. Its modes take a step apart: they put something cheaper in the place of a part.
-What they leave is no trained network, so there is no run folder, and no accuracy or hash in the record.
+The measurement runs the real loop. A mode replaces one part of it by a cheaper stand-in, so that the difference is the
+cost of that part. The weights are then not those of any training, so there is no run folder, and the record has neither
+accuracy nor hash.
 """
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import TypedDict, get_args
 
 import torch
 from torch import Tensor
 
 from lockstep.bench import ceiling
-from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
+from lockstep.bench.record import Measurement
+from lockstep.config.course import Course
+from lockstep.config.jobs import BenchJob, BenchMode
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
@@ -22,35 +24,32 @@ from lockstep.reduce import Reduction
 from lockstep.run.environment import fingerprint
 from lockstep.run.session import Session
 from lockstep.training.clock import PARTS
-from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
+from lockstep.training.events import Listener, StepEvent, Tensors
 from lockstep.training.log import Log
 from lockstep.training.loop import train
 from lockstep.training.state import State
-from lockstep.training.tower import Tower, plan_of
+from lockstep.training.tower import Tower
+from lockstep.training.vector import Requests
 
-Mode = Literal["synthetic", "forward-only", "independent"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES: tuple[BenchMode, ...] = get_args(BenchMode)
 
 
-class Constant:
-    """In the place of a data set: every tower sees the same images in every step, made once ("synthetic")."""
+class ConstantInput(Dataset):
+    """A dataset that gives each tower the same images in every step, so that input takes no time ("synthetic")."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+        super().__init__(dataset.images, dataset.labels, dataset.classes, dataset.sha256)
         self._shards: dict[int, Shard] = {}
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def shard(self, plan: Plan, tower: int) -> Shard:
-        """The images of the first call for `tower`."""
+        """Return the shard of the first call for `tower`."""
         if tower not in self._shards:
-            self._shards[tower] = self._dataset.shard(plan, tower)
+            self._shards[tower] = super().shard(plan, tower)
         return self._shards[tower]
 
 
-class Alone:
-    """In the place of a reduction: each process adds its own towers only, so the weights part ("independent")."""
+class NoExchange:
+    """A reduction that adds only this process's vectors, so that processes do not exchange any ("independent")."""
 
     def __init__(self, reduction: Reduction) -> None:
         self.process, self.processes, self.owned = reduction.process, reduction.processes, reduction.owned
@@ -58,7 +57,7 @@ class Alone:
         self.gather, self.broadcast, self.close = reduction.gather, reduction.broadcast, reduction.close
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
-        """The sum of this process's vectors."""
+        """Return the sum of this process's vectors."""
         leaves = iter(vectors)
         total = next(leaves)
         for vector in leaves:
@@ -66,13 +65,18 @@ class Alone:
         return total
 
 
-class Forward(Tower):
-    """In the place of a tower: no backward pass ("forward-only")."""
+class ForwardOnly(Tower):
+    """A tower without a backward pass ("forward-only")."""
 
     def __call__(
-        self, state: State, shard: Shard, step: int, requests: Sequence[bool] = (), digest: Sequence[float] = ()
+        self,
+        state: State,
+        shard: Shard,
+        step: int,
+        requests: Requests = Requests(),  # noqa: B008  a frozen constant
+        digest: Sequence[float] = (),
     ) -> Tensor:
-        """Zeros, after a forward pass."""
+        """Run a forward pass, and return a vector of zeros."""
         network = self._network
         network.module.train()
         with torch.no_grad():
@@ -80,101 +84,83 @@ class Forward(Tower):
         return torch.zeros(self.layout.length, device=shard.images.device)
 
 
-class Still:
-    """In the place of the state: no update, as there is no gradient ("forward-only")."""
+class NoUpdate(State):
+    """A state that counts steps but does not change, as "forward-only" has no gradients. Shares `state`'s tensors."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
-        self.step = 0
+        self.__dict__.update(vars(state))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
-
-    def apply(self, gradients: Tensor, statistics: Tensor, rate: float) -> None:
+    def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
         """Count the step."""
         self.step += 1
 
 
-class Times:
-    """A listener that keeps what steps took.
+@dataclass(frozen=True)
+class TimedSteps:
+    """An event, and the number of steps that its means cover."""
 
-    To hear of a step is to wait for a GPU: there, after the `warmup` steps, it hears of every tenth.
+    event: StepEvent
+    count: int
+
+
+class StepTimes(Listener):
+    """A listener that keeps the times of the steps after the warm-up.
+
+    On a GPU it receives only every tenth step after the warm-up, because each event waits for the device.
     """
 
     def __init__(self, device: torch.device, warmup: int) -> None:
-        self.every: int | None = 1
-        self._later = 10 if device.type == "cuda" else 1
+        self.every = 1
+        self._every_timed = 10 if device.type == "cuda" else 1
         self._warmup = warmup
         self._events: list[StepEvent] = []
 
-    def timed(self) -> tuple[list[StepEvent], list[int]]:
-        """The events after the warm-up, and of how many steps each tells."""
-        before = [-1, *(event.step for event in self._events)]
-        pairs = zip(before, self._events, strict=False)
-        spans = [(event, event.step - last) for last, event in pairs if event.step >= self._warmup]
-        return [event for event, _ in spans], [steps for _, steps in spans]
-
-    def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Nothing."""
-
-    def begin(self, step: int) -> None:
-        """Nothing."""
+    def timed(self) -> list[TimedSteps]:
+        """Return the steps after the warm-up."""
+        previous = [-1, *(event.step for event in self._events)]
+        pairs = zip(previous, self._events, strict=False)
+        return [TimedSteps(event, event.step - last) for last, event in pairs if event.step >= self._warmup]
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Keep it."""
+        """Keep the event."""
         self._events.append(event)
         if event.step + 1 >= self._warmup:
-            self.every = self._later
-
-    def digest(self, step: int, text: str) -> None:
-        """Nothing."""
-
-    def evaluating(self, event: EvaluatingEvent) -> None:
-        """Nothing."""
-
-    def evaluation(self, event: EvaluationEvent) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
+            self.every = self._every_timed
 
 
-def bench(
-    recipe: Recipe,
-    placement: Placement,
-    reduction: Reduction,
-    device: torch.device,
-    *,
-    steps: int,
-    warmup: int,
-    modes: Sequence[Mode],
-) -> dict[str, Any]:
-    """Time `steps` steps after `warmup` others, every process alike; returns the record, equal in every process."""
-    # One kind of step: images of full size, all layers trained.
-    recipe = make(
-        recipe.model_dump(mode="json"), {"steps": warmup + steps, "progressive": None, "freeze": {}, "held_out": 0}
-    )
+class _Speed(TypedDict):
+    images_per_s: float
+    images_per_s_error: float
+    images_per_s_jitter: float
+    s_per_step: float
+    s_per_step_median: float
+    split: dict[str, float]
+
+
+def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurement:
+    """Time `job.steps` steps after `job.warmup` others, in every process. Return the record, equal in every process."""
+    modes, steps = job.modes, job.steps
+    # All steps are of one kind: images of full size, and no layer frozen.
+    recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze={}, held_out=0)
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
-    session = Session(recipe, placement, reduction, device, splits)
-    dataset: Any = session.split("train")
-    state: Any = session.state
-    tower = Tower(recipe, session.network)
+    session = Session(recipe, job.placement, reduction, device, splits)
+    dataset, state = session.split("train"), session.state
+    course = recipe.over(len(dataset))
+    tower = Tower(course, session.network)
     if "synthetic" in modes:
-        dataset = Constant(dataset)
+        dataset = ConstantInput(dataset)
     if "forward-only" in modes:
-        tower, state = Forward(recipe, session.network), Still(state)
-    apart = "independent" in modes or "forward-only" in modes  # without gradients there is nothing to exchange
-    times = Times(device, warmup)
-    log = Log(recipe, placement, len(dataset), [times], processes=reduction.processes, device=device)
+        tower, state = ForwardOnly(course, session.network), NoUpdate(state)
+    exchanges = "independent" not in modes and "forward-only" not in modes  # a forward pass has nothing to exchange
+    times = StepTimes(device, job.warmup)
+    log = Log(course, job.placement, [times], processes=reduction.processes, device=device)
     log.start([])
-    train(recipe, dataset, Alone(reduction) if apart else reduction, tower, state, log)
-    memory = session.peak_memory_bytes()
+    for _ in train(course, dataset, tower, reduction if exchanges else NoExchange(reduction), state, log):
+        pass
+    memory = session.peak_memory_bytes()  # before the peak's matrices are there
+    flops = _flops_per_step(course, dataset, tower, state, reduction)
+    peak_dtype = ceiling.product_dtype(recipe.precision, device)
+    environment = fingerprint(device)
     return {
         "kind": "bench",
         "recipe": recipe.name,
@@ -185,47 +171,48 @@ def bench(
         "precision": recipe.precision,
         "threads": recipe.threads_per_tower,
         "steps": steps,
-        **_speed(recipe.batch, *times.timed(), reduction),
+        **_speed(recipe.batch, times.timed(), reduction),
         "peak_memory_bytes": memory,
         "vector_bytes": 4 * tower.layout.length,
-        **_ceiling(recipe, dataset, tower, state, reduction, device),
-        **{key: fingerprint(device)[key] for key in ("device", "versions")},
+        "flops_per_step": flops,
+        "peak_flops_per_s": _mean_peak(peak_dtype, reduction, device),
+        "peak_precision": str(peak_dtype).removeprefix("torch."),
+        "device": environment["device"],
+        "versions": environment["versions"],
     }
 
 
-def _speed(batch: int, timed: Sequence[StepEvent], steps: Sequence[int], reduction: Reduction) -> dict[str, Any]:
-    """From events, and of how many steps each tells: on a GPU ten, elsewhere one.
+def _speed(batch: int, timed: Sequence[TimedSteps], reduction: Reduction) -> _Speed:
+    """Return the speed of the timed steps.
 
-    images_per_s is batch / mean seconds a step, of the slowest process; images_per_s_error is its standard error
-    and images_per_s_jitter 1.4826 times the median absolute deviation of the events' rates, in process 0, as
-    tf_cnn_benchmarks prints them. s_per_step_median and split, the mean seconds a step by part, are of process 0.
+    images_per_s: batch / mean seconds of a step, of the slowest process. images_per_s_error: standard error of the
+    events' images/s in process 0. images_per_s_jitter: 1.4826 times their median absolute deviation, as
+    tf_cnn_benchmarks prints it. s_per_step_median and split, the mean seconds of each part, are of process 0.
     """
-    seconds = [event.s_per_step for event in timed]
-    slowest = float(reduction.gather(torch.tensor([statistics.fmean(seconds, steps)], dtype=torch.float64)).max())
+    events = [steps.event for steps in timed]
+    seconds = [event.s_per_step for event in events]
+    mean = statistics.fmean(seconds, [steps.count for steps in timed])
+    slowest = float(reduction.gather(torch.tensor([mean], dtype=torch.float64)).max())
     rates = [batch / s for s in seconds]
-    middle = statistics.median(rates)
+    median = statistics.median(rates)
     return {
         "images_per_s": batch / slowest,
         "images_per_s_error": statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0.0,
-        "images_per_s_jitter": 1.4826 * statistics.median(abs(rate - middle) for rate in rates),
+        "images_per_s_jitter": 1.4826 * statistics.median(abs(rate - median) for rate in rates),
         "s_per_step": slowest,
         "s_per_step_median": statistics.median(seconds),
-        "split": {part: statistics.fmean(event.split[part] for event in timed) for part in PARTS},
+        "split": {part: statistics.fmean(event.split[part] for event in events) for part in PARTS},
     }
 
 
-def _ceiling(
-    recipe: Recipe, dataset: Any, tower: Tower, state: Any, reduction: Reduction, device: torch.device
-) -> dict[str, Any]:
-    """flops_per_step: of process 0's towers. peak_flops_per_s: of a process, the mean while all measure theirs."""
-    plan = plan_of(recipe, 0, len(dataset))
-    shard = dataset.shard(plan, reduction.owned.start)
-    count = ceiling.flops(lambda: tower(state, shard, state.step))
-    reduction.gather(torch.zeros(1))  # all processes begin together
-    dtype = ceiling.product_dtype(recipe.precision, device)
-    own = torch.tensor([ceiling.peak(device, dtype)], dtype=torch.float64)
-    return {
-        "flops_per_step": count * len(reduction.owned),
-        "peak_flops_per_s": float(reduction.gather(own).mean()),
-        "peak_precision": str(dtype).removeprefix("torch."),
-    }
+def _flops_per_step(course: Course, dataset: Dataset, tower: Tower, state: State, reduction: Reduction) -> int:
+    """Return the operations of this process's towers in a step."""
+    shard = dataset.shard(course.plan(0), reduction.owned.start)
+    return ceiling.flops(lambda: tower(state, shard, state.step)) * len(reduction.owned)
+
+
+def _mean_peak(dtype: torch.dtype, reduction: Reduction, device: torch.device) -> float:
+    """Return the mean of the processes' peaks in FLOP/s, measured at the same time in all of them."""
+    reduction.gather(torch.zeros(1))  # a barrier, so that all processes begin together
+    peak = torch.tensor([ceiling.peak(device, dtype)], dtype=torch.float64)
+    return float(reduction.gather(peak).mean())

@@ -1,4 +1,4 @@
-"""The command line: text -> (Recipe, Placement) -> a command. The only place that prints errors and exits."""
+"""The command line: text -> arguments -> one call. The only place that prints errors and exits."""
 
 import signal
 import sys
@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from lockstep import streams
 from lockstep.cli.bench import bench
 from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
@@ -14,6 +13,7 @@ from lockstep.cli.hints import HintingCommand, HintingGroup
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.train import train
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
+from lockstep.files import reserve_standard_streams
 
 app = typer.Typer(
     name="lockstep",
@@ -22,34 +22,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="""Train image classifiers synchronously on one or many devices, with one result.
+    help="""Train image classifiers on 1 to N processes or GPUs, with bit-identical weights for every N.
 
-The recipe decides the bits of the weights; the placement (devices, processes, intervals) decides only the speed.
+The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides only the speed.
 
 \b
 Examples:
-  lockstep train                                   handwritten digits, no download
-  lockstep train cifar10-tutorial --towers 2       TensorFlow's CIFAR-10 tutorial on two towers
-  lockstep eval runs/digits-1
-  lockstep recipes
-  lockstep data list
-  lockstep --install-completion                    names and options by the Tab key, in new shells
+  lockstep train                        train on handwritten digits, in seconds
+  lockstep eval runs/digits-1           evaluate that run
+  lockstep train cifar10 --name mine    train on CIFAR-10, downloaded once
+  lockstep train runs/mine --resume     continue after Ctrl-C
+  lockstep recipes                      list recipes with measured results
+  lockstep data list                    list datasets
+  lockstep --install-completion         complete commands with the Tab key
 
 \b
-Exit codes: 0 done, 1 crash or a loss that is not finite, 2 usage or recipe, 3 data, 4 environment or processes,
-129 SIGHUP, 130 Ctrl-C, 143 SIGTERM (saved).""",
+Exit codes:
+  0  done                               4    environment or processes
+  1  crash, or non-finite loss          129  stopped by SIGHUP, state saved
+  2  wrong usage or recipe              130  stopped by Ctrl-C, state saved
+  3  missing or damaged data            143  stopped by SIGTERM, state saved""",
 )
 
-app.command(cls=HintingCommand, short_help="Train a classifier: a recipe, your own recipe file, or a run to continue.")(
-    train
+app.command(cls=HintingCommand, short_help="Train a classifier, or continue a run.")(train)
+app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a run, or each new one while it trains.")(
+    evaluate
 )
-app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a run, or each new one.")(evaluate)
-app.command(cls=HintingCommand, short_help="Measure training speed, by number of processes, and take a step apart.")(
-    bench
-)
+app.command(cls=HintingCommand, short_help="Measure training speed on 1 to N processes, and what limits it.")(bench)
 app.command(cls=HintingCommand, short_help="List the recipes with their measured results.")(recipes)
-app.command(cls=HintingCommand, short_help="Print a recipe, as a file that train takes.")(show)
-app.add_typer(data, name="data", short_help="Download, list and check data sets.")
+app.command(cls=HintingCommand, short_help="Print a recipe as a TOML file that `train` reads.")(show)
+app.add_typer(data, name="data", short_help="Download, list and check datasets.")
 
 
 @app.callback(invoke_without_command=True)
@@ -62,28 +64,31 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def main() -> None:
-    """The `lockstep` program: a user's mistake is one message and its exit code; a bug keeps its traceback (1)."""
-    streams.reserve()
+    """Run the `lockstep` program.
+
+    A LockstepError ends it with one message and the error's exit code. Any other exception keeps its traceback.
+    """
+    reserve_standard_streams()
     try:
         app(prog_name="lockstep")
     except LockstepError as error:
         sys.stdout.flush()
-        if _tells(error.code):
+        if _prints_errors(error.code):
             print(printable(f"lockstep: {error}", keep="\n"), file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away; nothing is left to say
+        sys.stderr.close()  # the reader of stdout is gone: suppress the error of the interpreter's last flush
         sys.exit(CRASH)
 
 
-def _tells(code: int) -> bool:
-    """Whether this process prints an error: in an outer launch all processes have the same one, or all of a host."""
+def _prints_errors(code: int) -> bool:
+    """Return False if another process prints the error: in an outer launch, all processes or all of a host have it."""
     from lockstep.processes.world import World
 
     try:
         world = World.from_environment()
-    except LockstepError:  # it is this error
+    except LockstepError:  # the environment itself is the error
         return True
     return world.process == 0 or (code != USAGE and (code != DATA or world.local == 0))

@@ -1,4 +1,4 @@
-"""lockstep data fetch, lockstep data list, lockstep data check."""
+"""`lockstep data fetch`, `lockstep data list` and `lockstep data check`."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Download, list and check data sets.
+    help="""Download, list and check datasets.
 
-`train` and `eval` download what they need on first use, unless --data says where it is. LOCKSTEP_DATA names the
-folder for all data sets (default: the user's cache). LOCKSTEP_MIRROR is an address tried before the official ones,
-as LOCKSTEP_MIRROR/FILE; its checksums are verified all the same.
+`train`, `eval` and `bench` download their dataset on first use, unless --data names its folder. Two environment
+variables apply: LOCKSTEP_DATA is the folder for all datasets (default: the user's cache). LOCKSTEP_MIRROR is an
+address that is tried before the official ones, as LOCKSTEP_MIRROR/FILE. Its files must have the official checksums.
 
 \b
 Examples:
@@ -29,22 +29,25 @@ Examples:
   lockstep data check cifar10""",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; `lockstep data list` has them.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a dataset, as `lockstep data list` shows it.")]
 
 
-@app.command(cls=HintingCommand, short_help="Download a data set, unless it is here.")
+@app.command(cls=HintingCommand, short_help="Download a dataset, unless it is there already.")
 def fetch(
     name: Name,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Download into DIR/NAME. Default: LOCKSTEP_DATA/NAME, or the user's cache."),
+        typer.Option(
+            "--data", metavar="DIR", help="Download into DIR/NAME. Default: LOCKSTEP_DATA/NAME, or the user's cache."
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Download a data set, verify and unpack it; if it is here and whole, say where.
+    """Download a dataset, verify it and unpack it. If it is there already, print its folder.
 
-    One program downloads, others wait for it. A download that fails or is stopped leaves nothing behind. One that got
-    damaged later is replaced; a folder that no download made never is.
+    If several programs need the dataset, one downloads it and the others wait. A download that fails or is stopped
+    leaves nothing behind. A download whose files were damaged later is replaced. A folder that Lockstep did not
+    download is never touched.
 
     \b
     Examples:
@@ -57,27 +60,28 @@ def fetch(
     from lockstep.processes.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None
-    place, downloaded = None, False
+    folder, downloaded = None, False
     if source.archives:
-        place, ours = module.located(source, data) or (locate.destination(source, data), True)
-        if ours:
+        folder, managed = module.located(source, data) or (locate.destination(source, data), True)
+        if managed:
             with handled_by(leave):
-                downloaded = module.fetch(source, place)
+                downloaded = module.fetch(source, folder)
     if json_output:
-        _print_json({"dataset": name, "folder": str(place) if place else None, "downloaded": downloaded})
+        _print_json({"dataset": name, "folder": str(folder) if folder else None, "downloaded": downloaded})
     elif not downloaded:
-        print(f"{name} is already in {place}" if place else f"{name} comes with scikit-learn: nothing to download")
+        print(f"{name} is already in {folder}" if folder else f"{name} comes with scikit-learn: nothing to download")
     else:
-        print(f"{name} is in {place}")
+        print(f"{name} is in {folder}")
 
 
-@app.command("list", cls=HintingCommand, short_help="List the data sets, and where they are.")
+@app.command("list", cls=HintingCommand, short_help="List the datasets and their folders.")
 def list_(json_output: Json = False) -> None:
-    """List the data sets: images, size of the download, and the folder they are in if they are here.
+    """List the datasets with their number of images, the size of the download, and their folder on this machine.
 
     \b
-    Example:
+    Examples:
       lockstep data list
+      lockstep data list --json
     """
     from lockstep.data import DATASETS
     from lockstep.data.catalog import SOURCES
@@ -85,39 +89,40 @@ def list_(json_output: Json = False) -> None:
     from lockstep.data.download.transfer import size
 
     sources = [SOURCES[name] for name in DATASETS if name in SOURCES]
-    found = {source.name: located(source, None) if source.archives else None for source in sources}
+    located_sources = {source.name: located(source, None) for source in sources if source.archives}
+    folders = {name: str(place[0]) for name, place in located_sources.items() if place}
     if json_output:
         _print_json(
             {
                 source.name: {
                     "images": source.images,
                     "download_bytes": source.size_bytes,
-                    "folder": str(place[0]) if (place := found[source.name]) else None,
-                    "here": bool(place) or not source.archives,
+                    "folder": folders.get(source.name),
+                    "here": source.name in folders or not source.archives,
                 }
                 for source in sources
             }
         )
         return
-    print(f"{'data set':14} {'images':>7}  {'download':>9}  where")
+    print(f"{'dataset':14} {'images':>7}  {'download':>9}  folder")
     for source in sources:
-        place = found[source.name]
-        where = str(place[0]) if place else f"not here: lockstep data fetch {source.name}"
         download = size(source.size_bytes) if source.archives else "none"
-        print(f"{source.name:14} {source.images:7}  {download:>9}  {where if source.archives else 'in scikit-learn'}")
+        absent = f"none yet: lockstep data fetch {source.name}" if source.archives else "in scikit-learn"
+        print(f"{source.name:14} {source.images:7}  {download:>9}  {folders.get(source.name, absent)}")
 
 
-@app.command(cls=HintingCommand, short_help="Verify the files of a data set.")
+@app.command(cls=HintingCommand, short_help="Verify the files of a dataset.")
 def check(
     name: Name,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the data set. Default: LOCKSTEP_DATA, the user's cache.")
+        Path | None,
+        typer.Option("--data", help="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache."),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Verify every file of a download against the checksums it was made with.
+    """Verify every downloaded file by its size and SHA-256.
 
-    Of files placed by hand the structure is checked: sizes, headers and labels.
+    Files placed by hand have no recorded checksums: their sizes, headers and labels are checked instead.
 
     \b
     Examples:
@@ -130,30 +135,30 @@ def check(
     from lockstep.settings import load_object
 
     source, data = _source(name), data.absolute() if data else None
-    place, ours = (located(source, data) if source.archives else None) or (None, False)
-    if place and ours:
-        if problem := manifest.problem(place):
+    folder, managed = (located(source, data) if source.archives else None) or (None, False)
+    if folder and managed:
+        if problem := manifest.problem(folder):
             given = f" --data {data}" if data else ""
-            raise LockstepError(f"data set {name}: {problem}. Replace it with: lockstep data fetch {name}{given}", DATA)
-        count, checked = len(manifest.files(place)), "sizes and sha256"
+            raise LockstepError(f"dataset {name}: {problem}. Replace it with: lockstep data fetch {name}{given}", DATA)
+        count, checked = len(manifest.files(folder)), "sizes and sha256"
     else:
-        load_object(DATASETS[name])(data)  # or its error
+        load_object(DATASETS[name])(data)  # raises a LockstepError if the files are missing or malformed
         count, checked = len(source.files), "structure"
     if json_output:
-        _print_json({"dataset": name, "folder": str(place) if place else None, "files": count, "checked": checked})
-    elif ours:
-        print(f"ok: {place}, {count} files, {checked}")
-    elif place:
-        print(f"ok: {place}, {count} files placed by hand, so only their structure was checked")
+        _print_json({"dataset": name, "folder": str(folder) if folder else None, "files": count, "checked": checked})
+    elif managed:
+        print(f"ok: {folder}, {count} files, {checked}")
+    elif folder:
+        print(f"ok: {folder}, {count} files placed by hand, so only their structure was checked")
     else:
-        print(f"ok: {name} comes with scikit-learn, and can be read")
+        print(f"ok: {name} comes with scikit-learn and can be read")
 
 
 def _source(name: str) -> "Source":
     from lockstep.data.catalog import SOURCES
 
     if name not in SOURCES:
-        raise LockstepError(unknown("data set", name, SOURCES))
+        raise LockstepError(unknown("dataset", name, SOURCES))
     return SOURCES[name]
 
 

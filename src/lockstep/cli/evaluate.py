@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json
+from lockstep.cli.options import Data, Device, Json
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -23,68 +23,72 @@ def evaluate(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="train (undistorted), test, or another there is. Default: test, or held-out if images are."),
+        typer.Option(
+            help="train, test, or another split. Default: held-out if the recipe holds out images, else test."
+        ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(metavar="N", help="Only the first N of the split. Default: all.")
+        int | None, typer.Option(metavar="N", help="Evaluate only the first N examples of the split. Default: all.")
     ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
             metavar="best|STEP",
-            help="That after STEP steps, or that of the best accuracy in training (--eval-every). Default: the newest.",
+            help="The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every). "
+            "Default: the newest.",
         ),
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Evaluate each new checkpoint once, until the run has ended; wait for its start."),
+        typer.Option("--watch", help="Evaluate each new checkpoint once, until the run ends. The run may start later."),
     ] = False,
     interval: Annotated[
-        float | None, typer.Option(metavar="S", help="With --watch: seconds between looks. Default: 5.")
+        float | None,
+        typer.Option(metavar="S", help="With --watch: seconds between two searches. Default: 5."),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="With --watch: look once, evaluate what is new, and end.")
+        bool,
+        typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new."),
     ] = False,
     data: Data = None,
     processes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Processes. Default: one a GPU; on CPU min(towers, cores / threads). With --watch: 1, which leaves "
-            "the other cores to training (on GPUs name one that is free: --device cuda:1, or cpu).",
+            help="Number of processes. Default: one per GPU, or on CPU min(towers, cores / threads). With --watch: 1, "
+            "which leaves other cores to training. On GPUs choose a free one: --device cuda:1, or cpu.",
         ),
     ] = None,
     device: Device = "auto",
     model: Annotated[
-        str | None, typer.Option(help="The run's own package.module:function, to allow that its code is run.")
+        str | None,
+        typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a model whose code has changed since it was trained.")
+        bool, typer.Option("--strict", help="Refuse a model whose source has changed since it was trained.")
     ] = False,
     save_model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the model that was evaluated, as a finished run has it. A new file."),
+        typer.Option(metavar="FILE", help="Write the evaluated model to a new file, like model.safetensors."),
     ] = None,
     quiet: Annotated[
         bool,
         typer.Option(
             "--quiet",
             "-q",
-            help="Print nothing but errors (and the record of --json): for --watch, whose record is in RUN/eval, for "
-            "--save-model, or where the exit code is enough.",
+            help="Print only errors (and the JSON of --json). --watch still records in RUN/eval.",
         ),
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Evaluate a checkpoint of a run, the newest whole one by default: every example of a split exactly once,
-    in the views the recipe names (test_views), not distorted.
+    """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split counts exactly once.
 
-    Says the accuracy, then for each class its examples, its accuracy and what it was taken for: its row of the
-    confusion matrix, or with more than 20 classes the three most frequent mistakes.
+    Images are not augmented; the recipe's test_views apply. Prints the accuracy, then a row for each class: examples,
+    accuracy, and its row of the confusion matrix (with more than 20 classes the three most frequent mistakes).
 
-    With --watch, a line for each new checkpoint, the oldest first, in the shape of TensorFlow's CIFAR-10
-    evaluator; the run may be training in another program. Recorded in RUN/eval, as TensorBoard events and as
-    metrics.jsonl; what is recorded there is not evaluated again. With --json each evaluation is a line.
+    --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's CIFAR-10 evaluator.
+    The run may be training in another program. Evaluations are recorded in RUN/eval, as TensorBoard events and in
+    metrics.jsonl, and are not repeated. With --json, each evaluation is one line.
 
     \b
     Examples:
@@ -96,43 +100,45 @@ def evaluate(
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
     from lockstep.cli.resolve import data_of, refuse_code
+    from lockstep.config.jobs import EvalJob
     from lockstep.config.placement import Placement
-    from lockstep.config.recipe import validated
     from lockstep.processes.launch import launch
-    from lockstep.processes.worker import Job
+    from lockstep.processes.world import World
     from lockstep.run.folder import Run
+    from lockstep.settings import validated
 
     if not watch and (once or interval is not None):
-        raise LockstepError(f"{'--once' if once else '--interval'} is for --watch: add that, or leave it out")
+        raise LockstepError(f"{'--once' if once else '--interval'} needs --watch: add it, or leave out the option")
     interval = 5.0 if interval is None else interval
     if not 0 < interval < math.inf:
         raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
     if watch and (checkpoint is not None or save_model is not None):
         option = "--checkpoint" if checkpoint is not None else "--save-model"
         raise LockstepError(f"{option} is for one checkpoint, and --watch evaluates each: leave one of them out")
-    which = None if checkpoint is None else _which(checkpoint)
-    if save_model is not None:
-        _check_new(save_model)
-    opened = _awaited(run, interval, quiet) if watch and not once else Run.open(run)
+    chosen = None if checkpoint is None else _checkpoint(checkpoint)
+    world = World.from_environment()
+    if save_model is not None and world.process == 0:
+        _check_new_file(save_model)
+    opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.open(run)
     recipe = opened.recipe()
     if model is None:
         refuse_code(run, recipe)
     elif model != recipe.model:
         raise LockstepError(f"--model {model}: {run} was trained with model {recipe.model}: give that, or leave it out")
-    opened.vouch()
+    opened.check_recipe()
     processes = 1 if watch and processes is None else processes
-    fields = {"device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None)}
-    job = Job(
-        command="eval", recipe=recipe, placement=validated(Placement, fields), path=run,
-        weights=weights, split=split or recipe.tested_on, examples=examples, checkpoint=which, save_model=save_model,
-        watch=watch, interval=interval, once=once, strict=strict, json_output=json_output, quiet=quiet,
-        started=STARTED,
+    fields = {"device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None, world)}
+    job = EvalJob(
+        recipe=recipe, placement=validated(Placement, fields), path=run,
+        weights=weights, split=split or recipe.evaluated_split, examples=examples, checkpoint=chosen,
+        save_model=save_model, watch=watch, interval=interval, once=once, strict=strict, json_output=json_output,
+        quiet=quiet,
     )  # fmt: skip
-    raise typer.Exit(launch(job))
+    raise typer.Exit(launch(job, world))
 
 
-def _which(text: str) -> int | Literal["best"]:
-    """The checkpoint that --checkpoint names."""
+def _checkpoint(text: str) -> int | Literal["best"]:
+    """Return the checkpoint that --checkpoint names. Raises: LockstepError."""
     if text == "best":
         return "best"
     if not (text.isascii() and text.isdigit()):
@@ -140,30 +146,24 @@ def _which(text: str) -> int | Literal["best"]:
     return int(text)
 
 
-def _check_new(path: Path) -> None:
+def _check_new_file(path: Path) -> None:
     """Raise a LockstepError, before anything is computed, if --save-model cannot write a new file at `path`."""
-    from lockstep.cli.resolve import is_first_process
-
-    if not is_first_process():
-        return
     if os.path.lexists(path):
-        raise LockstepError(f"--save-model {path}: there is something already: give a new file, or move it away")
+        raise LockstepError(f"--save-model {path}: this file exists already: give a new one, or move it away")
     if not path.absolute().parent.is_dir():
         raise LockstepError(f"--save-model {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
 
 
-def _awaited(path: Path, interval: float, quiet: bool) -> "Run":
-    """The run at `path` when it has begun, which may be later. Raises: LockstepError if there is a file."""
-    from lockstep.cli.resolve import is_first_process
+def _wait_for_run(path: Path, interval: float, silent: bool) -> "Run":
+    """Return the run at `path` as soon as it has begun. Raises: LockstepError if `path` is a file."""
     from lockstep.processes.signals import handled_by, leave
     from lockstep.run.folder import Run
 
-    said = quiet or not is_first_process()
     with handled_by(leave):
         while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
-            if not said:
-                words = f"{path} has not begun, as it has no recipe.json: waiting"
-                print(printable(words), file=sys.stderr, flush=True)
-            said = True
+            if not silent:
+                text = f"{path} has not begun, as it has no recipe.json: waiting"
+                print(printable(text), file=sys.stderr, flush=True)
+            silent = True
             time.sleep(interval)
     return Run.open(path)

@@ -1,6 +1,7 @@
-"""Map options of the original TensorFlow programs to Lockstep's, for the error message of an unknown option."""
+"""Hints for unknown options: an option of the original TensorFlow programs maps to the option of Lockstep."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import PurePath
 from shlex import quote
 from typing import Any
@@ -9,13 +10,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from lockstep.errors import LockstepError
 
-# Options of TensorFlow's CIFAR-10 tutorial and MNIST multi-GPU example -> how to say the same here.
-# A switch has two answers: for on and for off.
-_ANSWERS: dict[str, str | tuple[str, str]] = {
-    "num_gpus": "lockstep train --towers {value} (logical replicas, which share the GPUs or cores there are)",
+# Options of TensorFlow's CIFAR-10 tutorial and MNIST multi-GPU example -> the equivalent of Lockstep.
+# A switch has two equivalents: one for on, one for off.
+_EQUIVALENTS: dict[str, str | tuple[str, str]] = {
+    "num_gpus": "lockstep train --towers {value} (logical replicas, which share the available GPUs or cores)",
     "batch_size": "lockstep train --tower-batch {value} (batch_size was per GPU; --batch is for all towers together)",
-    "train_dir": "lockstep train --runs {parent} --name {name} (a run is never erased; --resume continues it)",
-    "data_dir": "lockstep train --data {value} (by default a data set is downloaded once, into the user's cache)",
+    "train_dir": "lockstep train --runs {parent} --name {name} (a run is never overwritten; --resume continues it)",
+    "data_dir": "lockstep train --data {value} (by default a dataset is downloaded once, into the user's cache)",
     "max_steps": "lockstep train --steps {value}",
     "num_steps": "lockstep train --steps {value}",
     "learning_rate": "lockstep train --lr {value}",
@@ -28,75 +29,83 @@ _ANSWERS: dict[str, str | tuple[str, str]] = {
     "eval_data": "lockstep eval RUN --split {value}",
     "num_examples": "lockstep eval RUN --examples {value} (by default all are counted)",
     "checkpoint_dir": "lockstep eval {value} (the folder of a run, as in runs/digits-1)",
-    "eval_dir": "lockstep eval RUN --watch (which records in RUN/eval)",
+    "eval_dir": "lockstep eval RUN --watch (writes to RUN/eval)",
 }
-_PLACEHOLDERS = {"data_dir": "DIR", "checkpoint_dir": "RUN", "eval_data": "SPLIT"}  # where no value is given; else N
+_PLACEHOLDERS = {"data_dir": "DIR", "checkpoint_dir": "RUN", "eval_data": "SPLIT"}  # for a missing value; else N
+_OFF = ("false", "f", "no", "n", "0")
 
 
 def hint(option: str, args: Sequence[str], own: Sequence[str]) -> str | None:
-    """What to say of the unknown `option` in `args`, as in `--num_gpus`; None if nothing is known of it.
+    """Return the error message for the unknown `option` in `args`, or None if the option is in no table.
 
-    `own` are the options of the command: one of them may only have been written with underscores.
+    own: the options of the command. A user may write one of these with underscores.
     """
-    if (ours := option.replace("_", "-")) in own:
-        return f"no such option: {option}: write {ours}"
+    if (hyphenated := option.replace("_", "-")) in own:
+        return f"no such option: {option}: write {hyphenated}"
     name = option.removeprefix("--").replace("-", "_")
-    if name not in _ANSWERS:
+    if name not in _EQUIVALENTS:
         return None
-    value = _value(option, args, is_switch=isinstance(_ANSWERS[name], tuple))
-    answer = _answer(name, value)
-    if any(word in own for word in answer.split()):
-        answer = answer.removeprefix("lockstep train ")  # that is the command we are in, or one with the same option
-    return f"{option if value is None else f'{option} {value}'} is TensorFlow's: use {answer}"
+    value = _value(option, args, is_switch=isinstance(_EQUIVALENTS[name], tuple))
+    equivalent = _equivalent(name, value)
+    if any(word in own for word in equivalent.split()):
+        equivalent = equivalent.removeprefix("lockstep train ")  # the current command has this option
+    return f"{option if value is None else f'{option} {value}'} is TensorFlow's: use {equivalent}"
 
 
-def _answer(name: str, value: str | None) -> str:
-    answer = _ANSWERS[name]
-    if isinstance(answer, tuple):
-        return answer[value is not None and value.lower() in ("false", "f", "no", "n", "0")]
+def _equivalent(name: str, value: str | None) -> str:
+    equivalent = _EQUIVALENTS[name]
+    if isinstance(equivalent, tuple):
+        on, off = equivalent
+        return off if value is not None and value.lower() in _OFF else on
     if value is None:
-        return answer.format(value=_PLACEHOLDERS.get(name, "N"), parent="PARENT", name="NAME")
+        return equivalent.format(value=_PLACEHOLDERS.get(name, "N"), parent="PARENT", name="NAME")
     if (name, value) == ("eval_data", "train_eval"):
         value = "train"
     path = PurePath(value)
-    return answer.format(value=quote(value), parent=quote(str(path.parent)), name=quote(path.name or "NAME"))
+    return equivalent.format(value=quote(value), parent=quote(str(path.parent)), name=quote(path.name or "NAME"))
 
 
 def _value(option: str, args: Sequence[str], is_switch: bool) -> str | None:
-    """What was given: `--x=v` or `--x v`, or None. A switch takes no word after it but True or False."""
+    """Return the value of `option`, from `--x=v` or `--x v`, or None. A switch accepts only true or false as `v`."""
     for number, arg in enumerate(args):
         name, equals, value = arg.partition("=")
         if name != option:
             continue
         if equals:
             return value
-        after = args[number + 1] if number + 1 < len(args) else "-"
-        takes = after.lower() in ("true", "false") if is_switch else not after.startswith("-")
-        return after if takes else None
+        following = args[number + 1] if number + 1 < len(args) else "-"
+        is_value = following.lower() in ("true", "false") if is_switch else not following.startswith("-")
+        return following if is_value else None
     return None
 
 
-class _Hinting:
-    """A command that answers an unknown option with the right one, where it knows it."""
+@contextmanager
+def _hinting(command: TyperCommand | TyperGroup, args: Sequence[str]) -> Iterator[None]:
+    """Replace the error for an unknown option by a LockstepError with a hint, if there is one for it."""
+    given = list(args)  # a copy, as the parser removes what it has parsed
+    try:
+        yield
+    except Exception as error:
+        option = getattr(error, "option_name", None)  # of click's NoSuchOption, a class that typer keeps private
+        own = [name for parameter in command.params for name in parameter.opts]
+        if option is not None and option not in own and (message := hint(str(option), given, own)) is not None:
+            raise LockstepError(message) from None
+        raise
 
-    params: list[Any]
+
+class HintingCommand(TyperCommand):
+    """A command whose error for an unknown option names the right one, if that is known."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer's. Raises: LockstepError with the hint."""
-        given = list(args)  # the parser takes them out
-        try:
-            return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
-        except Exception as error:
-            option = getattr(error, "option_name", None)  # of click's NoSuchOption, which typer has in a private place
-            own = [name for parameter in self.params for name in parameter.opts]
-            if option not in own and (words := hint(str(option), given, own)) is not None:
-                raise LockstepError(words) from None
-            raise
+        """Parse as typer does. Raises: LockstepError with the hint."""
+        with _hinting(self, args):
+            return super().parse_args(ctx, args)
 
 
-class HintingCommand(_Hinting, TyperCommand):
-    """A command of `lockstep`."""
+class HintingGroup(TyperGroup):
+    """A group of commands with the same error for an unknown option."""
 
-
-class HintingGroup(_Hinting, TyperGroup):
-    """`lockstep` itself."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as typer does. Raises: LockstepError with the hint."""
+        with _hinting(self, args):
+            return super().parse_args(ctx, args)

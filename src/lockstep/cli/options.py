@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 import time
 from pathlib import Path
@@ -6,23 +6,26 @@ from typing import Annotated
 
 import typer
 
-STARTED = time.time()  # of the program, for the seconds a run took in all
+STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
 Data = Annotated[
     Path | None,
     typer.Option(
-        "--data", help="Folder of the data set. Default: LOCKSTEP_DATA, then the user's cache, then a download."
+        "--data", help="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download."
     ),
 ]
 Processes = Annotated[
     int | None,
-    typer.Option("--processes", min=1, help="Processes. Default: one a GPU; on CPU min(towers, cores / threads)."),
+    typer.Option(
+        "--processes", min=1, help="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads)."
+    ),
 ]
 Device = Annotated[
     str,
-    typer.Option("--device", help="auto (GPUs if there are any), cpu, cuda, or the GPUs to use, as in cuda:0,2."),
+    typer.Option("--device", help="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and the record of --json); log.txt has it all.")
+    bool,
+    typer.Option("--quiet", "-q", help="Print only errors, and the record of --json. log.txt still has everything."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout, and nothing else there.")]

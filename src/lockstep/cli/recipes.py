@@ -1,4 +1,4 @@
-"""lockstep recipes, lockstep show."""
+"""`lockstep recipes` and `lockstep show`."""
 
 import inspect
 import json
@@ -14,8 +14,9 @@ def recipes(json_output: Json = False) -> None:
     """List the recipes with their measured results.
 
     \b
-    Example:
+    Examples:
       lockstep recipes
+      lockstep recipes --json
     """
     from lockstep.recipes import RECIPES
 
@@ -31,15 +32,20 @@ def recipes(json_output: Json = False) -> None:
 
 
 def show(
-    what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN", help="A recipe's name, a file or a run.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE|FILE.toml|RUN", help="Name of a recipe, a recipe file, or the folder of a run."),
+    ],
     json_output: Json = False,
 ) -> None:
-    """Print a recipe, or that of a run, as TOML: save it, change it, train it.
+    """Print a recipe, or the recipe of a run, as TOML.
+
+    Save the output as a file, change it, and train it.
 
     \b
     Examples:
-      lockstep show cifar10-tutorial > mine.toml
-      lockstep show runs/digits-1
+      lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml
+      lockstep show runs/digits-1                       the recipe of a run, and its accuracy
     """
     from lockstep.cli.resolve import recipe_of
     from lockstep.run.folder import Run

@@ -1,27 +1,45 @@
-"""Request: from the words of a command to a recipe and the folder of a run."""
+"""Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.overrides import make, read_file
 from lockstep.config.precision import on_gpu, resolve
-from lockstep.config.recipe import Recipe, dotted, plain_name
+from lockstep.config.recipe import Recipe, plain_name
 from lockstep.errors import LockstepError
 from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
 from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
+from lockstep.settings import dotted
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run to train.
+
+    Attributes:
+        path: the folder.
+        resume: True if it holds a run to continue.
+        numbered: True if a new run may take the next free number in place of the one in `path`.
+    """
+
+    path: Path
+    resume: bool = False
+    numbered: bool = False
 
 
 def recipe_of(what: str, changes: dict[str, Any], imports: bool = True) -> tuple[Recipe, Path | None]:
-    """The recipe `what` names with `changes`, and the run's folder if it names a run.
+    """Return the recipe that `what` names, with `changes`, and the run's folder if `what` names a run.
 
-    `imports`: the caller imports the recipe's model, so that of a run has to be among the `changes` (`refuse_code`).
+    `imports` says that the command imports the recipe's model. A run's own model must then be among the `changes`, so
+    that the code of an unknown run is never executed (`refuse_code`). Raises: LockstepError.
     """
     path = Path(what)
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
-        start = settings.pop("recipe", None)  # a file may start from a recipe and state only what differs
+        start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
         return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes), None
     if what not in RECIPES and (path.is_dir() or "/" in what):
         recipe = Run.open(path).recipe()
@@ -32,67 +50,72 @@ def recipe_of(what: str, changes: dict[str, Any], imports: bool = True) -> tuple
 
 
 def refuse_code(path: Path, recipe: Recipe) -> None:
-    """Raise a LockstepError if the recipe of the run at `path` names code to import, which the user did not name.
+    """Raise a LockstepError if the recipe of the run at `path` names a model of the user's own.
 
-    A run folder may be somebody else's, and a module that lies in the current folder is run when it is imported.
+    The run may come from somebody else, and importing the model would execute a module in the current folder.
     """
     if ":" in recipe.model:
         raise LockstepError(
-            f"{path} names a model that is not Lockstep's own, {recipe.model}, and loading it runs its code. If it is "
+            f"{path} uses a model that is not built in, {recipe.model}, and loading it executes its code. If it is "
             f"yours, or you trust it, add --model {recipe.model}"
         )
 
 
-def data_of(path: Path, data: Path | None) -> Path | None:
-    """The data folder for the run at `path`: `data` if the user gave it, else the one the run was trained with.
+def data_of(path: Path, data: Path | None, world: World) -> Path | None:
+    """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
 
-    If that is not on this host, says so on stderr and returns None: the data is then looked for where it usually is.
+    If that folder does not exist on this host, print so on stderr and return None, which searches the usual folders.
     """
     known = Run(path).data() if data is None else None
     if known is not None and not known.is_dir():
-        if is_first_process():
-            print(f"{path} was trained with --data {known}, which is not here: looking elsewhere", file=sys.stderr)
+        if world.process == 0:
+            print(f"{path} was trained with --data {known}, which is not on this host: searching", file=sys.stderr)
         return None
     return known or data
 
 
 def folder_for(
-    named_run: Path | None, name: str | None, runs: Path, resume: bool, recipe: Recipe
-) -> tuple[Path, bool, bool]:
-    """The run's folder, whether there is a run in it to continue, and whether its number may still change.
+    named_run: Path | None, name: str | None, runs: Path, resume: bool, recipe: Recipe, world: World
+) -> RunFolder:
+    """Return the folder to train in: `named_run`, runs/`name`, the newest run to resume, or a new numbered one.
 
     Raises: LockstepError if it may not be used.
     """
     if name is not None:
         path = runs / _plain(name)
-        # A scheduler can always pass --resume. An outer launch need not: it starts again what has failed.
-        begun = World.from_environment().outer and (path / "recipe.json").is_file()
+        # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
+        # may always pass --resume, so it starts a run that does not exist.
+        begun = world.outer and (path / "recipe.json").is_file()
         resume = begun or (resume and path.exists())
     elif named_run is not None:
         path = named_run
     elif resume:
         path = newest(runs, recipe.name)
     else:
-        return fresh_path(runs, recipe.name), False, True
-    if not resume and is_first_process():
+        return RunFolder(fresh_path(runs, recipe.name), numbered=True)
+    # Only the first process checks, as it may already have made the folder when another one looks.
+    if not resume and world.process == 0:
         refuse_existing(path)
-    return path, resume, False
+    return RunFolder(path, resume)
 
 
 def fixed_precision(recipe: Recipe, device: str, resumed: Path | None) -> tuple[Recipe, str | None]:
-    """`recipe` with a fixed precision, and the reason for it if it is chosen here, not by the run that is `resumed`."""
+    """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice."""
     stated = Run(resumed).read("recipe.json") if resumed is not None and recipe.precision == "auto" else None
     if stated:
-        return make(recipe.model_dump(mode="json"), {"precision": stated["precision"]}), None
+        return recipe.replace(precision=stated["precision"]), None
     return resolve(recipe, on_gpu(device))
 
 
-def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The result of the run at `path`, or None if it can go on. Raises: LockstepError if its recipe is another."""
-    if not is_first_process():
+def result_of(path: Path, recipe: Recipe, world: World) -> dict[str, Any] | None:
+    """Return the result of the run at `path`, or None if it is not complete.
+
+    Raises: LockstepError if the run was started with another recipe.
+    """
+    if world.process != 0:
         return Run(path).result()
     run = Run.open(path)
-    run.vouch()
+    run.check_recipe()
     if differences := run.recipe().differences(recipe):
         raise LockstepError(
             f"{path} was started with another recipe, so it cannot be resumed with this one "
@@ -101,13 +124,8 @@ def result_of(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     return run.result()
 
 
-def is_first_process() -> bool:
-    """False in all but the first process of an outer launch: the folder is the first one's, which may be ahead."""
-    return World.from_environment().process == 0
-
-
 def _plain(name: str) -> str:
     try:
         return plain_name(name)
     except ValueError as error:
-        raise LockstepError(f"--name {name!r} is no plain name: {error}; --runs says the folder it is in") from None
+        raise LockstepError(f"--name {name!r} is not allowed: {error}; --runs sets the parent folder") from None

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,62 +17,67 @@ def train(
     ] = "digits",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change any setting; `lockstep show` lists them."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Change any recipe setting; `lockstep show` lists them."),
     ] = None,
-    towers: Annotated[int | None, typer.Option(help="Logical replicas; keeps the images per tower.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images a step, over all towers (global).")] = None,
-    tower_batch: Annotated[int | None, typer.Option(help="Images a step for each tower; or give --batch.")] = None,
+    towers: Annotated[int | None, typer.Option(help="Towers (logical replicas). Keeps the tower batch.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images per step, over all towers.")] = None,
+    tower_batch: Annotated[int | None, typer.Option(help="Images per step for each tower; or give --batch.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Length of the run; or give --steps.")] = None,
     steps: Annotated[int | None, typer.Option(help="Length of the run; or give --epochs.")] = None,
     lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides weights, order, augmentation and dropout.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model's name, or package.module:function.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of initial weights, order, augmentation and dropout.")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, or your own as package.module:function.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 (or fp32, bf16, fp16), or auto, by the hardware.")
+        str | None, typer.Option(help="float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware.")
     ] = None,
     data: Data = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's, numbered.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder the runs are in.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder that contains the runs.")] = Path("runs"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run from its last checkpoint; one that is done stays so.")
+        bool,
+        typer.Option("--resume", help="Continue from the last checkpoint. A finished run is left unchanged."),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Do not resume where other bits, or another model's code, would follow.")
+        bool, typer.Option("--strict", help="Refuse to resume if the arithmetic or the model's source has changed.")
     ] = False,
     processes: Processes = None,
     device: Device = "auto",
-    reduction: Annotated[str, typer.Option(help="tree, central, central-cpu, or allreduce (not exact).")] = "tree",
-    log_every: Annotated[int, typer.Option(min=1, help="Steps between lines.")] = 10,
-    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 1000,
+    reduction: Annotated[
+        str, typer.Option(help="How towers are added: tree, central, central-cpu, or allreduce (not exact).")
+    ] = "tree",
+    log_every: Annotated[int, typer.Option(min=1, help="Steps between two lines of the log.")] = 10,
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = 1000,
     save_every_s: Annotated[
-        float, typer.Option(min=0, help="Most seconds of training a crash may cost; 0 saves by steps only.")
+        float, typer.Option(min=0, help="Seconds of training that a crash may cost at most; 0 saves by steps only.")
     ] = 30.0,
     digest_every: Annotated[
-        int, typer.Option(min=0, help="Steps between comparisons of the processes' bits; 0 for none.")
+        int, typer.Option(min=0, help="Steps between comparisons of the processes' states; 0 turns them off.")
     ] = 100,
     eval_every: Annotated[
-        int | None, typer.Option(min=1, help="Steps between evaluations. Default: at the end.")
+        int | None, typer.Option(min=1, help="Steps between two evaluations. Default: only at the end.")
     ] = None,
     summary_every: Annotated[
-        int, typer.Option(min=0, help="Steps between TensorBoard summaries; 0 writes none.")
+        int, typer.Option(min=0, help="Steps between two TensorBoard summaries; 0 writes none.")
     ] = 100,
     keep: Annotated[int, typer.Option(min=1, help="Latest checkpoints to keep, besides the best.")] = 5,
     log_placement: Annotated[
-        bool, typer.Option("--log-placement", help="Say at the start what is where, and how the towers are added.")
+        bool,
+        typer.Option("--log-placement", help="Print each process's device, and how towers are added."),
     ] = False,
     log_loss: Annotated[
-        str, typer.Option(help="mean over the towers, or of the last one alone, as TensorFlow's tutorial.")
+        str, typer.Option(help="The loss to print: mean over all towers, or last (tower), as in TensorFlow's tutorial.")
     ] = "mean",
     profile: Annotated[
-        str | None, typer.Option(metavar="steps=FIRST:END", help="Record the operators of these steps, as in 10:13.")
+        str | None,
+        typer.Option(metavar="steps=FIRST:END", help="Record the operators of these steps, as in steps=10:13."),
     ] = None,
     quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
     """Train a classifier.
 
-    The first group of options changes the recipe, and with it the bits of the weights; from --data on they only say
-    where to compute and what to record. Every run has a folder of its own, which is never overwritten.
+    Options up to --precision change the recipe, and with it the bits of the weights. Options from --data on set where
+    to compute and what to record. Every run has its own folder, which is never overwritten.
 
     \b
     Examples:
@@ -83,18 +88,19 @@ def train(
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, is_first_process, recipe_of, result_of
+    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of
     from lockstep.config import overrides
+    from lockstep.config.jobs import TrainJob
     from lockstep.config.placement import Placement
-    from lockstep.config.recipe import validated
     from lockstep.processes.launch import launch
-    from lockstep.processes.worker import Job
+    from lockstep.processes.world import World
+    from lockstep.settings import validated
 
-    flags = {
+    options = {
         "towers": towers, "batch": batch, "tower_batch": tower_batch, "epochs": epochs, "steps": steps,
         "lr": lr, "seed": seed, "model": model, "precision": precision,
     }  # fmt: skip
-    changes = overrides.parse(settings or [], flags)
+    changes = overrides.parse(settings or [], options)
     placement = validated(
         Placement,
         {
@@ -106,19 +112,26 @@ def train(
         },
     )  # fmt: skip
     recipe, named_run = recipe_of(what, changes)
-    path, resume, numbered = folder_for(named_run, name, runs, resume, recipe)
-    recipe, chosen = fixed_precision(recipe, placement.device, path if resume else None)
-    if resume and (result := result_of(path, recipe)) is not None:
-        if is_first_process():
-            if not quiet:
-                print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
-            if json_output:
-                print(json.dumps(result))
-        return
-    if resume:
-        placement = placement.model_copy(update={"data": data_of(path, placement.data)})
-    job = Job(
-        command="train", recipe=recipe, placement=placement, path=path, resume=resume, numbered=numbered,
-        strict=strict, notes=(chosen,) if chosen else (), json_output=json_output, quiet=quiet, started=STARTED,
+    world = World.from_environment()
+    folder = folder_for(named_run, name, runs, resume, recipe, world)
+    recipe, precision_note = fixed_precision(recipe, placement.device, folder.path if folder.resume else None)
+    if folder.resume:
+        if (result := result_of(folder.path, recipe, world)) is not None:
+            if world.process == 0:
+                _print_complete(folder.path, result, quiet=quiet, json_output=json_output)
+            return
+        placement = placement.replace(data=data_of(folder.path, placement.data, world))
+    job = TrainJob(
+        recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
+        strict=strict, notes=(precision_note,) if precision_note else (), json_output=json_output, quiet=quiet,
+        started=STARTED,
     )  # fmt: skip
-    raise typer.Exit(launch(job))
+    raise typer.Exit(launch(job, world))
+
+
+def _print_complete(path: Path, result: dict[str, Any], *, quiet: bool, json_output: bool) -> None:
+    """Print that the run at `path` is complete; its result goes to stdout as JSON if asked for."""
+    if not quiet:
+        print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+    if json_output:
+        print(json.dumps(result))

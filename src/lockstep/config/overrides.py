@@ -1,4 +1,4 @@
-"""Overrides: from what a user states (a file, --set, flags) to a recipe."""
+"""Overrides: from the user's settings (a file, --set, options) to a recipe."""
 
 import copy
 import json
@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
+from lockstep.settings import validated
 
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 
 
-def parse(settings: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """`NAME=VALUE` texts and the flags that were given, as one mapping.
+def parse(settings: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `NAME=VALUE` texts and the options that were given (not None) as one mapping.
 
     Raises: LockstepError if a setting is given twice or has no value.
     """
@@ -26,16 +27,16 @@ def parse(settings: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
         if name in changes:
             raise LockstepError(f"--set {name} is given twice: {changes[name]} and {value}")
         changes[name] = _value(value)
-    for name, flag in flags.items():
-        if flag is not None:
+    for name, option in options.items():
+        if option is not None:
             if name in changes:
-                raise LockstepError(f"--{name.replace('_', '-')} and --set {name} state the same setting: give one")
-            changes[name] = flag
+                raise LockstepError(f"--{name.replace('_', '-')} and --set {name} set the same setting: give one")
+            changes[name] = option
     return changes
 
 
 def _value(text: str) -> Any:
-    """A value as JSON reads it, with true/false/none in any case; anything else is text."""
+    """Return a value as JSON reads it, or true/false/none in any case; any other text stays a text."""
     if text.lower() in _LITERAL_NAMES:
         return _LITERAL_NAMES[text.lower()]
     try:
@@ -45,7 +46,7 @@ def _value(text: str) -> Any:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file. Raises: LockstepError if it cannot be read."""
+    """Return the settings in a TOML file. Raises: LockstepError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -53,10 +54,10 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def make(fields: Mapping[str, Any], *sources: Mapping[str, Any]) -> Recipe:
-    """The recipe of `fields` changed by `sources` (a file's settings, then flags), later ones over earlier ones.
+    """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then options).
 
-    Dotted names reach inside a group of settings. Changing `towers` alone keeps the examples per tower; `tower_batch`
-    states them, `batch` the global number; one source may not state both, nor both `steps` and `epochs`.
+    A dotted name sets one value in a group of settings. Changing `towers` alone keeps the tower batch. `tower_batch`
+    and `batch` both set the batch, so one source may give only one of them; the same holds for `steps` and `epochs`.
     Raises: LockstepError naming the setting, what it got and what is allowed.
     """
     changed = copy.deepcopy(dict(fields))
@@ -69,8 +70,8 @@ def make(fields: Mapping[str, Any], *sources: Mapping[str, Any]) -> Recipe:
 def _refuse_contradiction(source: Mapping[str, Any]) -> None:
     for one, other in (("batch", "tower_batch"), ("steps", "epochs")):
         if one in source and other in source:
-            what = "the batch (of all towers, of each)" if one == "batch" else "the length of the run"
-            raise LockstepError(f"{one} and {other} both state {what}: give one of them")
+            what = "the batch (of all towers, of one)" if one == "batch" else "the length of the run"
+            raise LockstepError(f"{one} and {other} both set {what}: give one of them")
 
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
@@ -78,7 +79,8 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in source:
             fields.pop(other, None)
-    for name in sorted(source, key=lambda name: not name.endswith(".kind")):  # a new kind first, then its settings
+    # A new kind comes first, as it drops the settings of the old kind.
+    for name in sorted(source, key=lambda name: not name.endswith(".kind")):
         if name != "tower_batch":
             _put(fields, name, source[name])
     if "tower_batch" in source:
@@ -87,12 +89,12 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
             raise LockstepError(f"recipe setting tower_batch: got {before!r}: a whole number, 1 or more, is allowed")
     elif "batch" in source or "towers" not in source:
         return
-    if before is not None and _is_count(fields.get("towers", 1)):  # else towers is the mistake to report
+    if before is not None and _is_count(fields.get("towers", 1)):  # Otherwise validation reports `towers`.
         fields["batch"] = before * fields.get("towers", 1)
 
 
 def _tower_batch(fields: Mapping[str, Any]) -> int | None:
-    """Examples per tower before a change, or None if that is no whole number."""
+    """Return the tower batch before a change, or None if it is not a whole number."""
     batch, towers = fields.get("batch"), fields.get("towers", 1)
     if not isinstance(batch, int) or not _is_count(batch) or not _is_count(towers) or batch % towers:
         return None
@@ -104,8 +106,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _put(fields: dict[str, Any], name: str, value: Any) -> None:
-    """Set a.b = value; another `kind` of a group drops the settings of the one before."""
-    group, _, rest = name.partition(".")  # what follows may have dots itself, as weight_decay's parameter names do
+    """Set `name` to `value`. A new `kind` of a group drops the settings of its old kind."""
+    group, _, rest = name.partition(".")  # `rest` may have dots too: weight_decay's keys are parameter names.
     if not rest:
         fields[group] = value
         return

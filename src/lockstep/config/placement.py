@@ -1,4 +1,4 @@
-"""Placement: where a run computes and what it records. Nothing here can change a bit of the weights."""
+"""Placement: where a run computes and what it records. No setting here can change a bit of the weights."""
 
 import re
 from pathlib import Path
@@ -34,22 +34,23 @@ def _profile(value: Any) -> Any:
 
 
 class Placement(Settings):
-    """Where a run computes and what it records: nothing here can change a bit of the weights.
+    """All settings that cannot change a bit of the weights: where a run computes and what it records.
 
     Attributes:
-        device: "auto" takes GPUs if there are any; "cuda:0,2" takes these, one for each process of this host.
-        processes: None takes one for each GPU, or on CPU min(towers, cores / threads_per_tower).
-        reduction: a name in REDUCTIONS; one that is not exact also needs the recipe to say exact = false.
-        data: the folder of the data set; None looks in LOCKSTEP_DATA and the user's cache.
-        log_every, save_every, eval_every: steps between lines, checkpoints and evaluations (None: at the end only).
-        save_every_s: seconds of training that may be lost to whatever ends the program; 0 saves by steps only.
-        digest_every: steps between comparisons of the processes' states, recorded in metrics.jsonl; 0 for none.
+        device: "auto" uses GPUs if the host has any. "cuda:0,2" uses these GPUs, one for each process of the host.
+        processes: number of processes. None: one for each GPU, or on CPU min(towers, cores / threads_per_tower).
+        reduction: a name in REDUCTIONS. One that is not exact needs exact = false in the recipe.
+        data: folder of the dataset. None searches LOCKSTEP_DATA and the user's cache.
+        log_every, save_every, eval_every: steps between lines, checkpoints and evaluations. eval_every None: at the
+            end only.
+        save_every_s: seconds of training that a crash may cost at most; 0 saves by steps only.
+        digest_every: steps between comparisons of the processes' states, which metrics.jsonl records; 0 turns it off.
         summary_every: steps between TensorBoard summaries; 0 writes none.
-        keep: how many of the latest checkpoints to keep, besides the best.
-        log_loss: whose loss the log states: the mean over the towers, or that of the last tower alone, as TensorFlow's
+        keep: how many of the latest checkpoints are kept, besides the best.
+        log_loss: the loss that the log prints: the mean over all towers, or the last tower's, as TensorFlow's
             multi-GPU tutorial printed it.
-        log_placement: whether the start-up block says what is where.
-        profile: the steps [first, end) to record the operators of; None: none.
+        log_placement: True prints each process's device, and how towers are added, at the start.
+        profile: the steps [first, end) whose operators are recorded, or None.
     """
 
     device: Annotated[str, BeforeValidator(_device)] = "auto"
@@ -75,25 +76,33 @@ class Placement(Settings):
 
     @property
     def gpus(self) -> list[int] | None:
-        """The GPUs named, in order of the host's processes; None if they are left to us."""
+        """Return the GPUs that `device` names, in order of the host's processes; None if it names none."""
         numbers = self.device.partition(":")[2]
         return [int(number) for number in numbers.split(",")] if numbers else None
 
     def on(self, processes: int) -> "Placement":
-        """The same on so many processes, and on the first of the GPUs that are named."""
+        """Return the same placement on `processes` processes, and on the first of the GPUs that it names."""
         device = self.device if self.gpus is None else f"cuda:{','.join(map(str, self.gpus[:processes]))}"
-        return self.model_copy(update={"processes": processes, "device": device})
+        return self.replace(processes=processes, device=device)
+
+    def saves_after(self, step: int) -> bool:
+        """Return whether a checkpoint is due after `step` updates, by the number of steps."""
+        return step % self.save_every == 0
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return whether an evaluation is due after `step` updates, besides the one at the end."""
+        return self.eval_every is not None and step > 0 and step % self.eval_every == 0
 
 
 def check(recipe: Recipe, placement: Placement) -> None:
     """Raise a LockstepError if `placement` cannot serve `recipe`."""
     if placement.processes is not None and placement.processes > recipe.towers:
         raise LockstepError(
-            f"{placement.processes} processes for {recipe.towers} towers: a process needs a tower of its own. "
-            f"Choose --processes 1 to {recipe.towers}, or more --towers (which is another recipe)"
+            f"{placement.processes} processes for {recipe.towers} towers: each process needs at least one tower. "
+            f"Choose --processes 1 to {recipe.towers}, or more --towers (which makes another recipe)"
         )
     if placement.reduction == "allreduce" and recipe.exact:
         raise LockstepError(
             "reduction 'allreduce' does not keep the bits: choose tree, central or central-cpu, "
-            "or give exactness up in the recipe with --set exact=false"
+            "or give up exactness in the recipe with --set exact=false"
         )

@@ -1,24 +1,24 @@
-"""Precision: what "auto" means on this hardware, and whether a precision is computed by units made for it."""
+"""Precision: which precision "auto" means on this hardware, and whether the hardware has units for a precision."""
 
 import os
 from typing import TYPE_CHECKING
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
 
 _AMPERE = (8, 0)  # the first CUDA architecture with bfloat16 units
-# Values of ONEDNN_MAX_CPU_ISA that leave the bfloat16 instructions to oneDNN's kernels.
+# Values of ONEDNN_MAX_CPU_ISA under which oneDNN uses bfloat16 instructions.
 _WITH_BFLOAT16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1", "AVX10_2", "ALL", "DEFAULT")
 _WITH_AMX = ("AVX512_CORE_AMX", "AVX10_1_512_AMX", "AVX10_2_512_AMX", "ALL", "DEFAULT")
 
 
 def resolve(recipe: Recipe, on_gpu: bool) -> tuple[Recipe, str | None]:
-    """`recipe` with a fixed precision in the place of "auto", and the reason in words; None where it is fixed already.
+    """Return `recipe` with "auto" replaced by a fixed precision, and the reason; None if the recipe already fixes it.
 
-    The choice is for a new run, whose recipe.json keeps it: a run that is resumed elsewhere computes as it did.
+    A new run calls this once and keeps the result in recipe.json, so a resumed run never chooses again.
     """
     if recipe.precision != "auto":
         return recipe, None
@@ -28,16 +28,15 @@ def resolve(recipe: Recipe, on_gpu: bool) -> tuple[Recipe, str | None]:
         precision, why = "bfloat16", f"this {device} has units for it: {units}"
     else:
         precision, why = "float32", f"this {device} has no units for bfloat16"
-    fixed = Recipe.model_validate({**recipe.model_dump(), "precision": precision})
-    return fixed, f"precision {precision}, chosen as {why}; --precision states it"
+    return recipe.replace(precision=precision), f"precision {precision}, because {why}; choose another with --precision"
 
 
 def cpu_units() -> str | None:
-    """The CPU's units for bfloat16, as far as oneDNN may use them: AMX, AVX-512 bfloat16 or None.
+    """Return the CPU's units for bfloat16 that oneDNN may use: "AMX", "AVX-512 bfloat16" or None.
 
-    Of ARM's nothing has been measured, so they are not counted.
+    ARM's units are not counted, as their speed has not been measured.
     """
-    flags = numerics.cpu()["flags"].split()
+    flags = hardware.cpu()["flags"].split()
     limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL").upper()
     if "amx_bf16" in flags and limit in _WITH_AMX:
         return "AMX"
@@ -47,9 +46,9 @@ def cpu_units() -> str | None:
 
 
 def emulated(precision: str, device: "torch.device") -> bool:
-    """Whether `device` computes `precision` by converting to float32 and back.
+    """Return whether `device` computes `precision` by converting to float32 and back.
 
-    On a CPU that is so for float16 everywhere: its convolutions are computed in float32 (tower.py).
+    Every CPU emulates float16: its convolutions run in float32 (training/network.py).
     """
     if precision == "float32":
         return False
@@ -66,8 +65,8 @@ def _gpu_units() -> str | None:
 
 
 def on_gpu(device: str) -> bool:
-    """Whether a run whose placement says `device` computes on a GPU; asks torch only where a GPU's driver is."""
-    if device == "cpu" or not numerics.has_gpu_driver():
+    """Return whether a run with the placement's `device` computes on a GPU. Imports torch only if a driver exists."""
+    if device == "cpu" or not hardware.has_gpu_driver():
         return False
     import torch
 

@@ -1,36 +1,33 @@
-"""Recipe: all that decides the bits of a run. Every other setting is in `placement.py`. Neither needs torch."""
+"""Recipe: every setting that decides the bits of a run. All other settings are in `placement.py`."""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from lockstep.config.course import Course
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
-from lockstep.errors import LockstepError, unknown
+from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
-from lockstep.settings import Settings, choose
+from lockstep.settings import Settings, choose, dotted
 
-S = TypeVar("S", bound=Settings)
-
-NAME_RULE = "give letters, digits, dots, dashes and underscores, no dot first"
+NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN_MODEL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def plain_name(name: str) -> str:
-    """`name`, which is part of a run's folder. Raises: ValueError if it might name another folder."""
+    """Return `name` if it can be the name of a run's folder. Raises: ValueError if it may name another folder."""
     if not _NAME.fullmatch(name):
         raise ValueError(NAME_RULE)
     return name
-
-
-_SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def _full_name(precision: Any) -> Any:
@@ -38,41 +35,42 @@ def _full_name(precision: Any) -> Any:
 
 
 class Recipe(Settings):
-    """All that can change a bit of the result.
+    """All settings that can change a bit of the result. A frozen value that can be read without torch.
 
     Attributes:
-        name: what the recipe is called: letters, digits, dots, dashes and underscores, no dot first.
+        name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
         dataset: a name in DATASETS.
-        held_out: training images that are left out of training, which is evaluated on them instead of the test images:
-            for choosing settings, so that the test images (`lockstep eval RUN --split test`) still judge what was
-            chosen. The same ones for every seed.
+        held_out: number of training images that are left out of training. The run is then evaluated on them in place
+            of the test images, so that settings can be chosen without looking at the test images. The choice of
+            images is the same for every seed.
         model: a name in MODELS, or package.module:function of your own.
-        model_options: keyword arguments of the model's function; its docstring says which there are.
+        model_options: keyword arguments of the model's function; see its docstring.
         augmentation: how images become network input.
-        progressive: the images' size in training, smaller at first; None: as they are.
-        label_smoothing: the part of each target that is spread over all classes, in training.
-        test_views: what of an image is classified in evaluation: it alone; with its mirror image; with both of them
-            moved by one pixel up left and down right, too; or moved so only if it is among the least sure quarter of
-            the `eval_batch` it is evaluated with. The logits are averaged.
+        progressive: smaller images in the first part of training; None trains on full-sized images.
+        label_smoothing: share of each target that is spread over all classes, in training.
+        test_views: which views of an image are classified in evaluation; their logits are averaged. "one": the image.
+            "flip": also its mirror image. "flip-translate": both also moved by one pixel, up left and down right.
+            "flip-translate-unsure": moved only for the least sure quarter of each `eval_batch`.
         towers: logical replicas T; each sees batch / T examples a step.
         batch: examples a step, over all towers.
-        steps, epochs: the length of the run; exactly one of them.
-        optimizer, lr, schedule: the update rule, its base learning rate and what multiplies that at each step.
+        steps, epochs: the length of the run; exactly one of them is set.
+        optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
         weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
-        freeze: name of a layer or parameter -> the part of the run after which it is trained no more. The backward pass
-            ends before layers at the input that are frozen, which saves its time.
-        ema: the average of the parameters, or None.
-        precision: what towers compute in (also as fp32, bf16 or fp16); weights, optimizer state, average and reduction
-            are always float32. With float16 the loss is scaled, by a power of two that follows the gradients
-            (optim/scale.py). "auto" becomes bfloat16 or float32 when a run is created, by what its hardware computes
-            fast (precision.py).
-        compile: have torch compile the network, in every process at its start: for GPUs, where that takes a minute and
-            makes steps faster. On a CPU it takes as long and gains nothing. Needs a C compiler.
-        threads_per_tower: CPU threads a tower computes on (a sum over two threads is another sum).
-        eval_batch: images evaluated at a time.
-        seed: decides initial weights, order, augmentation and dropout.
-        exact: False gives up equal bits, for reductions and kernels that do not keep them.
+        freeze: name of a layer or parameter -> share of the run after which it is no longer trained. The backward pass
+            ends before frozen layers at the input.
+        ema: the exponential moving average of the parameters, or None.
+        precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
+            reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
+            bfloat16 or float32 when a run is created, by the hardware (precision.py).
+        compile: compile the network with torch.compile, in every process at its start. It pays on GPUs. On a CPU it
+            takes a minute and gains nothing. It needs a C compiler.
+        threads_per_tower: CPU threads of a tower. A sum over two threads has other low-order bits than over one.
+        eval_batch: images in one forward pass of an evaluation.
+        seed: decides initial weights, order of examples, augmentation and dropout.
+        exact: False gives up bit-identical results, and allows reductions and kernels that do not keep the bits.
     """
+
+    shorthands: ClassVar[tuple[str, ...]] = ("tower_batch",)
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
@@ -103,123 +101,66 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         if self.dataset not in DATASETS:
-            raise ValueError(unknown("data set", self.dataset, DATASETS))
+            raise ValueError(unknown("dataset", self.dataset, DATASETS))
         if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(
-                f"give steps or epochs, not both and not neither (steps {self.steps}, epochs {self.epochs})"
-            )
+            raise ValueError(f"give either steps or epochs, not both (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
         return self
 
     @property
     def tower_batch(self) -> int:
-        """Examples a tower sees in a step."""
+        """Return the number of examples that a tower sees in a step."""
         return self.batch // self.towers
 
     @property
-    def tested_on(self) -> str:
-        """The split that training evaluates: "test", or "held-out" where some of the training images are."""
+    def evaluated_split(self) -> str:
+        """Return the split that training evaluates: "held-out" if `held_out` is set, else "test"."""
         return "held-out" if self.held_out else "test"
 
-    def total_steps(self, examples: int) -> int:
-        """The number of steps of the whole run, for a training set of `examples` examples."""
+    def over(self, examples: int) -> Course:
+        """Return the course of a run on `examples` training examples."""
         if self.steps is not None:
-            return self.steps
+            return Course(self, examples, self.steps)
         assert self.epochs is not None
-        return max(1, round(self.epochs * examples / self.batch))
-
-    def size_px(self, step: int, examples: int) -> int | None:
-        """The side of the images of `step`, in pixels; None: the side they have."""
-        return self.progressive.size_px(step, self.total_steps(examples)) if self.progressive else None
-
-    def frozen(self, step: int, examples: int) -> tuple[str, ...]:
-        """The names in `freeze` that are not trained at `step`."""
-        steps = self.total_steps(examples)
-        return tuple(name for name, share in self.freeze.items() if step >= round(share * steps))
-
-    def rate(self, step: int, examples: int) -> float:
-        """The learning rate of `step`."""
-        steps, tower_batch = self.total_steps(examples), self.tower_batch
-        return self.lr * self.schedule.factor(
-            step, steps=steps, batch=self.batch, tower_batch=tower_batch, examples=examples
-        )
+        return Course(self, examples, max(1, round(self.epochs * examples / self.batch)))
 
     def digest(self) -> str:
-        """sha256, in hex, of the canonical JSON (sorted keys, no spaces) of what is not at its default.
+        """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the non-default settings.
 
-        So a recipe keeps its digest, and its runs can be resumed, when there is a new setting that it does not use.
+        Defaults are left out, so a new setting changes the digest of no recipe that does not use it.
         """
-        text = json.dumps(_stated(self), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_non_default(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def differences(self, other: "Recipe") -> list[str]:
-        """`setting: mine -> theirs` for every setting that differs."""
-        mine, theirs = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
-        keys = [*mine, *(key for key in theirs if key not in mine)]
-        return [f"{k}: {mine.get(k)} -> {theirs.get(k)}" for k in keys if mine.get(k) != theirs.get(k)]
+        """Return `setting: own value -> other value` for every setting that differs."""
+        own, others = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
+        names = [*own, *(name for name in others if name not in own)]
+        return [f"{n}: {own.get(n)} -> {others.get(n)}" for n in names if own.get(n) != others.get(n)]
 
     def toml(self) -> str:
-        """The recipe as a TOML file that can be trained; settings that are None are left out.
+        """Return the recipe as a TOML file that `lockstep train` accepts. Settings that are None are left out.
 
-        It is safe to print: what does not print is in its strings alone, and written there as TOML's escapes.
+        The text is safe to print: characters that do not print occur only in strings, and are written as escapes.
         """
         text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
         return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
 
 
-def _stated(settings: Settings) -> dict[str, Any]:
-    """The kind, and the settings that are not at their default, as JSON values."""
-    values = settings.model_dump(mode="json")
+def _non_default(settings: Settings) -> dict[str, Any]:
+    """Return the kind and the settings that differ from their defaults, as JSON values."""
+    values: Mapping[str, Any] = settings.model_dump(mode="json")
     stated: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Settings):
-            stated[name] = _stated(value)
+            stated[name] = _non_default(value)
         elif name == "kind" or value != field.default:
             stated[name] = values[name]
     return stated
-
-
-def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
-    """`kind` from `fields`, or a LockstepError in plain words."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise LockstepError("; ".join(_sentence(kind, fields, item) for item in error.errors())) from None
-
-
-def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one mapping with dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return flat
-
-
-def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
-    """One of pydantic's errors, in the words of the settings: what we got and what is allowed."""
-    name = ".".join(str(part) for part in item["loc"])
-    title = kind.__name__.lower()
-    if item["type"] == "extra_forbidden":
-        return unknown(f"{title} setting", name, _known(kind, fields, item["loc"]))
-    if item["type"] == "missing":
-        return f"{title} setting {name!r} is missing"
-    problem = item["msg"].removeprefix("Value error, ")
-    return f"{title} setting {name}: got {item['input']!r}: {problem}" if name else problem
-
-
-def _known(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:
-    """The settings there are where `loc` names one that is not: of the recipe, or of a group in it."""
-    if len(loc) == 1:
-        return [*kind.model_fields, *(["tower_batch"] if kind is Recipe else [])]
-    group = str(loc[0])
-    registry = {"augmentation": AUGMENTATIONS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}.get(group)
-    others: dict[str, type[Settings]] = {"ema": EMA, "progressive": Progressive}
-    chosen = registry[fields[group]["kind"]] if registry else others[group]
-    return [f"{group}.{name}" for name in chosen.model_fields]
 
 
 def _indivisible(batch: int, towers: int) -> str:

@@ -1,6 +1,6 @@
-"""Schedules, of the learning rate and the images' size: pure functions of the integer step, in Python floats (float64).
+"""Schedules of the learning rate and the image size: pure functions of the integer step, in Python floats (float64).
 
-Durations are in epochs of the *global* batch, so a schedule does not depend on the number of towers or processes.
+Durations are in epochs of the global batch, so a schedule does not depend on the number of towers or processes.
 """
 
 from itertools import accumulate
@@ -17,19 +17,19 @@ class Constant(Settings):
     kind: Literal["constant"] = "constant"
 
     def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
-        """What the base learning rate is multiplied by at `step` of `steps`."""
+        """Return the factor on the base learning rate at `step` of `steps`."""
         return 1.0
 
     def describe(self) -> str:
-        """The rule in words, for the start-up block."""
+        """Return the rule in words, for the start-up block."""
         return "constant"
 
 
 class Staircase(Settings):
-    """Multiply by `decay` every `every_epochs` epochs.
+    """The base learning rate times `decay` every `every_epochs` epochs.
 
-    The period is int(every_epochs * examples / batch) steps. With `per_tower` the batch in it is that of one tower:
-    so TensorFlow's multi-GPU tutorial counted until November 2018, its rate falling later the more GPUs there were.
+    The period is int(every_epochs * examples / batch) steps. With `per_tower` it is computed from the tower batch, as
+    in TensorFlow's multi-GPU tutorial until November 2018: with more GPUs, its learning rate fell later.
     Source: tf.train.exponential_decay(staircase=True) as TensorFlow's CIFAR-10 tutorial uses it; models#5658.
     """
 
@@ -39,40 +39,40 @@ class Staircase(Settings):
     per_tower: bool = False
 
     def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
-        """What the base learning rate is multiplied by at `step` of `steps`."""
+        """Return the factor on the base learning rate at `step` of `steps`."""
         period = max(1, int(self.every_epochs * examples / (tower_batch if self.per_tower else batch)))
         return float(self.decay ** (step // period))
 
     def describe(self) -> str:
-        """The rule in words, for the start-up block."""
+        """Return the rule in words, for the start-up block."""
         of = " of one tower's examples" if self.per_tower else ""
         return f"x {self.decay:g} every {self.every_epochs:g} epochs{of}"
 
 
 class Triangle(Settings):
-    """Rise linearly from `start` over the first `warmup` part of the run, then fall linearly to zero at its end."""
+    """A linear rise from the factor `start` over the first share `warmup` of the run, then a linear fall to zero."""
 
     kind: Literal["triangle"] = "triangle"
     start: float = Field(0.2, ge=0, le=1)
     warmup: float = Field(0.2, ge=0, lt=1)
 
     def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
-        """What the base learning rate is multiplied by at `step` of `steps`; never 0 before the end."""
+        """Return the factor on the base learning rate at `step` of `steps`; it is above 0 before the end."""
         peak = self.warmup * steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
         return (steps - step) / (steps - peak)
 
     def describe(self) -> str:
-        """The rule in words, for the start-up block."""
+        """Return the rule in words, for the start-up block."""
         rise = f"linear rise over {self.warmup:.0%} of the run, then " if self.warmup else ""
         return f"{rise}linear fall to 0"
 
 
 class Progressive(Settings):
-    """Training on small images first: each of `sizes_px` for its part of `shares` of the run's steps.
+    """Smaller images in early training: each of `sizes_px` for its share (`shares`) of the run's steps.
 
-    Few pixels cost little time and teach most of what the first epochs teach.
+    Small images cost less time, and the first epochs learn almost as much from them.
     Source: Howard's progressive resizing, fast.ai's DAWNBench entry of 2018.
     """
 
@@ -82,16 +82,16 @@ class Progressive(Settings):
     @model_validator(mode="after")
     def _paired(self) -> "Progressive":
         if len(self.sizes_px) != len(self.shares) or abs(sum(self.shares) - 1.0) > 1e-6:
-            raise ValueError(f"sizes_px {list(self.sizes_px)} need as many shares, that add up to 1")
+            raise ValueError(f"sizes_px {list(self.sizes_px)} need as many shares, and the shares must add up to 1")
         return self
 
     def size_px(self, step: int, steps: int) -> int:
-        """The side of the images of `step` of `steps`, in pixels."""
+        """Return the side of the images at `step` of `steps`, in pixels."""
         ends = (round(share * steps) for share in accumulate(self.shares))
         return next((size for size, end in zip(self.sizes_px, ends, strict=True) if step < end), self.sizes_px[-1])
 
     def describe(self) -> str:
-        """The sizes in words, for the start-up block."""
+        """Return the sizes in words, for the start-up block."""
         parts = (f"{share:.0%} at {size} pixels" for size, share in zip(self.sizes_px, self.shares, strict=True))
         return f"{', '.join(parts)} a side"
 

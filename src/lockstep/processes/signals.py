@@ -1,6 +1,6 @@
-"""Signals that stop a run: noted here, acted on by the loop, in all processes after the same step.
+"""Signals that stop a run: SIGINT (Ctrl-C), SIGTERM (from a scheduler) and SIGHUP (a closed terminal).
 
-SIGINT is Ctrl-C, SIGTERM a scheduler's word, SIGHUP a terminal that was closed.
+A signal handler only records the signal. The training loop carries it to all processes, which stop after the same step.
 """
 
 import contextlib
@@ -16,65 +16,66 @@ import psutil
 from lockstep.errors import SIGNAL_BASE
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_REPEAT_S = 1.0  # a second Ctrl-C after this long means: at once
+_REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends a program at once.
+
+Handler = Callable[[int, FrameType | None], None]
 
 
-class Asked:
-    """Whether this process was sent SIGINT, SIGTERM or SIGHUP: calling it gives one flag for each.
+class StopRequests:
+    """The signals to stop that this process has received. Calling it returns the one to stop for, or None.
 
-    The loop carries the flags to every process. A repeated SIGTERM means the same as the first (schedulers send it to
-    every process of a group); a second, later Ctrl-C ends the process at once, with the last checkpoint as it is.
+    A repeated SIGTERM means the same as the first one, because schedulers send it to every process of a group. A
+    second Ctrl-C, at least a second later, ends the process at once; the last checkpoint stays.
     """
 
     def __init__(self) -> None:
-        self._first: dict[int, float] = {}
+        self._received: dict[int, float] = {}
 
-    def __call__(self) -> tuple[bool, bool, bool]:
-        """(asked by SIGINT, asked by SIGTERM, asked by SIGHUP)."""
-        interrupt, terminate, hangup = (number in self._first for number in _STOPPING)
-        return interrupt, terminate, hangup
+    def __call__(self) -> signal.Signals | None:
+        """Return SIGINT, SIGTERM or SIGHUP, the first in this order that was received; or None."""
+        return next((number for number in _STOPPING if number in self._received), None)
 
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
         now = time.monotonic()
-        if now - self._first.setdefault(number, now) > _REPEAT_S and number == signal.SIGINT:
+        if now - self._received.setdefault(number, now) > _REPEAT_S and number == signal.SIGINT:
             end_at_once(number, frame)
 
 
-class Forwarded:
-    """The launcher's share: it passes signals that stop a run on to the started processes, as SIGTERM.
+class SignalForwarder:
+    """Passes the launcher's signals on to its worker processes: signals to stop become SIGTERM.
 
-    They then stop in lockstep and end, however long saving takes; a second, later Ctrl-C kills them. Ctrl-Z, which a
-    terminal sends to the launcher alone, stops them with it until they all continue.
+    The workers stop together and end, however long saving takes. A second Ctrl-C, at least a second later, kills them.
+    Ctrl-Z, which a terminal sends to the launcher alone, suspends the workers too, until all continue.
 
     Attributes:
-        sent: the signal the launcher got first, or None.
-        killed: whether a second Ctrl-C killed the processes.
+        received: the first signal to stop that the launcher received, or None.
+        killed: True if a second Ctrl-C killed the workers.
     """
 
     def __init__(self) -> None:
-        self.sent: int | None = None
+        self.received: int | None = None
         self.killed = False
         self._when = 0.0
 
-    def forward(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal to stop."""
         now = time.monotonic()
         children = psutil.Process().children()
         if not children:
-            sys.exit(SIGNAL_BASE + number)  # nothing was started yet
-        if self.sent is None:
-            self.sent, self._when = number, now
+            sys.exit(SIGNAL_BASE + number)  # No worker has started yet.
+        if self.received is None:
+            self.received, self._when = number, now
         self.killed = self.killed or (number == signal.SIGINT and now - self._when > _REPEAT_S)
         self._send(signal.SIGKILL if self.killed else signal.SIGTERM)
 
     def suspend(self, number: int, frame: FrameType | None) -> None:
-        """The handler of SIGTSTP: stop the processes, then this one."""
+        """Handle SIGTSTP: suspend the workers, then this process."""
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def resume(self, number: int, frame: FrameType | None) -> None:
-        """The handler of SIGCONT."""
+        """Handle SIGCONT: continue the workers."""
         self._send(signal.SIGCONT)
 
     def _send(self, number: int) -> None:
@@ -84,32 +85,29 @@ class Forwarded:
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """The signal handler of a part that has something to tidy up on its way out."""
+    """Handle a signal by leaving with its exit code, after `finally` blocks and context managers have cleaned up."""
     sys.exit(SIGNAL_BASE + number)
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
-    """The signal handler of a process that has nothing to save."""
+    """Handle a signal by ending the process at once, with nothing to save or clean up."""
     os._exit(SIGNAL_BASE + number)
-
-
-Handler = Callable[[int, FrameType | None], None]
 
 
 @contextlib.contextmanager
 def handled_by(handler: Handler, others: Mapping[int, Handler] = MappingProxyType({})) -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP with `handler`, and `others` as they say, for as long as the context lasts.
+    """Handle SIGINT, SIGTERM and SIGHUP with `handler` within the context, and `others` with their own handlers.
 
-    A signal that whoever started us has ignored (nohup, a shell without job control) stays so, but for SIGINT and
-    SIGTERM.
+    A signal that is ignored at the program's start (by nohup, or a shell without job control) stays ignored, except
+    SIGINT and SIGTERM.
     """
     handlers: dict[int, Handler] = {**dict.fromkeys(_STOPPING, handler), **others}
-    ours = {
+    handled = {
         number: one
         for number, one in handlers.items()
         if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
     }
-    before = {number: signal.signal(number, one) for number, one in ours.items()}
+    before = {number: signal.signal(number, one) for number, one in handled.items()}
     try:
         yield
     finally:

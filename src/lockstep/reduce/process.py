@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from lockstep import reduce
 from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
-from lockstep.processes.world import MEETING, World
 from lockstep.reduce.tree import add_leaves, add_nodes, cover
 
 _TIMEOUT = timedelta(minutes=10)  # how long a process may be busy (say, saving) while the others wait
@@ -26,50 +26,58 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def connect(kind: str, towers: int, device: torch.device, world: World | None = None) -> "Processes":
-    """Join the other processes of `world` (default: as the environment says) for the reduction `kind`.
+def connect(
+    kind: str,
+    towers: int,
+    device: torch.device,
+    *,
+    process: int,
+    processes: int,
+    rendezvous: Path | tuple[str, int],
+) -> "Processes":
+    """Connect this process, number `process` of `processes`, to the others for the reduction `kind`.
 
-    Raises: LockstepError if they compute on devices of different types, PeerLostError if they do not come.
+    `rendezvous` is where the processes find each other: a file, or process 0's address and port.
+    Raises: LockstepError if the processes compute on devices of different types, PeerLostError if one does not come.
     """
-    world = world or World.from_environment()
-    store = _store(world)
-    _agree_on_device(store, world, device)
+    store = _store(rendezvous, process, processes)
+    _require_one_device_type(store, process, processes, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     gpu = device if device.type == "cuda" else None
     _peers(dist.init_process_group)(
-        backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=world.process, world_size=world.processes
+        backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=process, world_size=processes
     )
     return Processes(towers, kind, device)
 
 
-def _store(world: World) -> Any:
-    """Where the processes exchange what they need to connect to each other."""
-    if world.meeting is None:
-        store = dist.FileStore(os.environ[MEETING], world.processes)  # type: ignore[attr-defined]
+def _store(rendezvous: Path | tuple[str, int], process: int, processes: int) -> Any:
+    """Return the key-value store in which the processes find each other."""
+    if isinstance(rendezvous, Path):
+        store = dist.FileStore(str(rendezvous), processes)  # type: ignore[attr-defined]
         store.set_timeout(_TIMEOUT)
         return store
-    address, port = world.meeting
-    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))  # which Slurm leaves to us
-    return next(dist.rendezvous("env://", world.process, world.processes, timeout=_TIMEOUT))[0]  # type: ignore[attr-defined]
+    address, port = rendezvous
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))  # srun does not set them
+    return next(dist.rendezvous("env://", process, processes, timeout=_TIMEOUT))[0]  # type: ignore[attr-defined]
 
 
-def _agree_on_device(store: Any, world: World, device: torch.device) -> None:
+def _require_one_device_type(store: Any, process: int, processes: int, device: torch.device) -> None:
     """Raise a LockstepError unless all processes compute on one type of device.
 
-    Before they connect: one that chose NCCL would wait for one that chose Gloo until both time out.
+    This comes before they connect: NCCL and Gloo processes would wait for each other until both time out.
     """
-    store.set(f"device/{world.process}", f"{device.type} on host {socket.gethostname()}")
-    found = [store.get(f"device/{process}").decode() for process in range(world.processes)]
-    for process, text in enumerate(found):
-        if text.split()[0] != found[0].split()[0]:
+    store.set(f"device/{process}", f"{device.type} on host {socket.gethostname()}")
+    devices = [store.get(f"device/{other}").decode() for other in range(processes)]
+    for other, text in enumerate(devices):
+        if text.split()[0] != devices[0].split()[0]:
             raise LockstepError(
-                f"process 0 computes on {found[0]} and process {process} on {text}: all need the same type of device. "
+                f"process 0 computes on {devices[0]} and process {other} on {text}: all need the same type of device. "
                 f"Give --device cpu or --device cuda to all",
                 ENVIRONMENT,
             )
 
 
-def lost(error: Exception) -> bool:
+def is_lost_peer(error: Exception) -> bool:
     """Whether `error`, wherever it came up, says that the connection to another process broke.
 
     A GPU's exchange fails behind the program's back: NCCL's error comes up where the program next waits for the device.

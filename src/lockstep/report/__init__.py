@@ -1,1 +1,1 @@
-"""Reports: everything that shows or records a run listens to the same events (log.py)."""
+"""Reports of a run: the console, log.txt, metrics.jsonl, TensorBoard and the record of evaluations."""

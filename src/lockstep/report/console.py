@@ -1,4 +1,4 @@
-"""The console: a live line on a terminal, plain lines anywhere else; and log.txt, which gets the plain lines."""
+"""The console: one redrawn line on a terminal, plain lines on any other stream. log.txt gets the plain lines too."""
 
 import contextlib
 import os
@@ -12,25 +12,25 @@ from rich.console import Console
 from rich.text import Text
 
 from lockstep.errors import printable
-from lockstep.report import lines
+from lockstep.report.lines import block, evaluating_line, evaluation_line, live_line, step_line
 from lockstep.training.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
-_FRAME_S = 0.1  # the least time between two drawings of an evaluation's progress
+_FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
 def for_stream(stream: IO[str], every: int) -> Listener:
-    """The listener for a stream: live if it is a terminal that can move its cursor, plain lines otherwise."""
+    """Return a listener for `stream`: `Live` if it is a terminal that can move its cursor, else `Plain`."""
     console = _terminal(stream)
     return Live(console) if console else Plain(stream, every)
 
 
-def progress_on(stream: IO[str]) -> "Line | None":
-    """A line for the progress of evaluations if `stream` is a terminal that can move its cursor, else None.
+def progress_on(stream: IO[str]) -> "ProgressLine | None":
+    """Return a line for the progress of evaluations, or None if `stream` is no terminal that can move its cursor.
 
-    Other streams are left alone, as results go to one of them.
+    Other streams get no progress, because results may go to one of them.
     """
     console = _terminal(stream)
-    return Line(console, redirect=False) if console else None
+    return ProgressLine(console, redirect=False) if console else None
 
 
 def _terminal(stream: IO[str]) -> Console | None:
@@ -38,161 +38,144 @@ def _terminal(stream: IO[str]) -> Console | None:
     return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
-class Plain:
-    """One line for each event, on any stream."""
+class Plain(Listener):
+    """A listener that prints one line per event to any stream."""
 
     def __init__(self, stream: IO[str], every: int) -> None:
-        self.every: int | None = every
+        self.every = every
         self._stream = stream
 
-    def start(self, lines_: Sequence[tuple[str, str]]) -> None:
-        """The start-up block."""
-        self._print(*lines.block(lines_))
-
-    def begin(self, step: int) -> None:
-        """Nothing."""
+    def start(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Print the start-up block."""
+        self._print(*block(lines))
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """A line in the tutorial's shape."""
-        self._print(lines.step_line(event))
-
-    def digest(self, step: int, text: str) -> None:
-        """Nothing: digests are for programs to compare."""
-
-    def evaluating(self, event: EvaluatingEvent) -> None:
-        """Nothing."""
+        """Print a line in the shape of TensorFlow's tutorial."""
+        self._print(step_line(event))
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """A line with the accuracies."""
-        self._print(lines.evaluation_line(event))
+        """Print the accuracies."""
+        self._print(evaluation_line(event))
 
     def note(self, text: str) -> None:
-        """The text."""
+        """Print the message."""
         self._print(text)
 
-    def end(self, lines_: Sequence[tuple[str, str]]) -> None:
-        """The end block."""
-        self._print(*lines.block(lines_))
+    def end(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Print the end block."""
+        self._print(*block(lines))
 
     def close(self) -> None:
-        """Close the stream, unless it is the program's own."""
+        """Close the stream, unless it is stdout or stderr."""
         if self._stream not in (sys.stdout, sys.stderr):
-            with _still_training():
+            with _errors_ignored():
                 self._stream.close()
 
     def _print(self, *texts: str) -> None:
-        with _still_training():
+        with _errors_ignored():
             try:
                 print(*map(printable, texts), sep="\n", file=self._stream, flush=True)
             except BrokenPipeError:  # as in `lockstep train | head`
                 discard(self._stream)
 
 
-class Line:
-    """One line of a terminal that is redrawn, never longer than the terminal is wide.
+class ProgressLine:
+    """One line of a terminal that is redrawn, and never wider than the terminal.
 
-    redirect: whether to put what the program writes to stdout and stderr meanwhile above the line.
+    redirect: print above the line what the program writes to stdout and stderr in the meantime.
     """
 
     def __init__(self, console: Console, *, redirect: bool = True) -> None:
         self._console = console
         self._ascii_only = console.options.ascii_only
-        # No refresh thread: it would share the training thread's core.
+        # No refresh thread: it would take time from the core of the thread that trains.
         self._live = rich.live.Live(
             console=console, auto_refresh=False, transient=True, redirect_stdout=redirect, redirect_stderr=redirect
         )
-        self._began = self._drawn = 0.0  # when the evaluation began, and when its progress was drawn last
+        self._evaluation_began = self._drawn = 0.0
 
     def step(self, event: StepEvent) -> None:
         """Draw a step."""
-        self._draw(lines.live_line(event, self._width, self._ascii_only))
+        self._draw(live_line(event, self._width, self._ascii_only))
 
     def evaluating(self, event: EvaluatingEvent) -> None:
-        """Draw the progress of an evaluation, unless it was drawn a moment ago."""
+        """Draw the progress of an evaluation, at most every 0.1 seconds."""
         now = time.perf_counter()
         if event.share == 0:
-            self._began = now
+            self._evaluation_began = now
         elif event.share < 1 and now - self._drawn < _FRAME_S:
             return
         self._drawn = now
-        left_s = (now - self._began) * (1 - event.share) / event.share if event.share else None
-        self._draw(lines.evaluating_line(event, left_s, self._width, self._ascii_only))
+        left_s = (now - self._evaluation_began) * (1 - event.share) / event.share if event.share else None
+        self._draw(evaluating_line(event, left_s, self._width, self._ascii_only))
 
     def remove(self) -> None:
-        """Remove the line from the terminal; drawing brings it back."""
-        with _still_training():
+        """Remove the line from the terminal. The next drawing shows it again."""
+        with _errors_ignored():
             self._live.stop()
 
     @property
     def _width(self) -> int:
-        return self._console.width - 1  # so that the cursor, which stands behind the line, stays in its row
+        return self._console.width - 1  # leaves a column for the cursor, which stands behind the line
 
     def _draw(self, text: str) -> None:
-        with _still_training():
+        with _errors_ignored():
             if not self._live.is_started:
                 self._live.start()
-                self._console.show_cursor(True)  # Rich hides it, and a program that is killed could not show it again
+                self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
             self._live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
 
 
-class Live:
-    """One line that is redrawn, on a terminal; what is worth keeping is printed above it."""
-
-    every: int | None = None
+class Live(Listener):
+    """A listener for a terminal: it redraws one line, and prints blocks, notes and results above that line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._line = Line(console)
+        self._line = ProgressLine(console)
 
-    def start(self, lines_: Sequence[tuple[str, str]]) -> None:
-        """The start-up block."""
-        self._print(*lines.block(lines_))
-
-    def begin(self, step: int) -> None:
-        """Nothing."""
+    def start(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Print the start-up block."""
+        self._print(*block(lines))
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
         self._line.step(event)
 
     def evaluating(self, event: EvaluatingEvent) -> None:
-        """Redraw the line: it shows the evaluation until that is done."""
+        """Redraw the line: it shows the progress until the evaluation is done."""
         self._line.evaluating(event)
 
-    def digest(self, step: int, text: str) -> None:
-        """Nothing: digests are for programs to compare."""
-
     def evaluation(self, event: EvaluationEvent) -> None:
-        """A line with the accuracies, in place of the live line."""
+        """Replace the line by the accuracies."""
         self._line.remove()
-        self._print(lines.evaluation_line(event))
+        self._print(evaluation_line(event))
 
     def note(self, text: str) -> None:
-        """The text."""
+        """Print the message above the line."""
         self._print(text)
 
-    def end(self, lines_: Sequence[tuple[str, str]]) -> None:
-        """The end block, in place of the live line."""
+    def end(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Replace the line by the end block."""
         self.close()
-        self._print(*lines.block(lines_))
+        self._print(*block(lines))
 
     def close(self) -> None:
         """Remove the line."""
         self._line.remove()
 
     def _print(self, *texts: str) -> None:
-        with _still_training():
+        with _errors_ignored():
             for text in texts:
                 self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def _still_training() -> contextlib.suppress:
-    """Reporting never ends a run: a reader that went away, or a full disk, costs the line and no more."""
+def _errors_ignored() -> contextlib.suppress:
+    """Return a context in which a closed pipe or a full disk loses a line of the report, and does not end the run."""
     return contextlib.suppress(OSError)
 
 
 def discard(stream: IO[str]) -> None:
-    """Let what is still to come on `stream`, the interpreter's last flush too, go nowhere."""
+    """Send all further output on `stream` to the null device, including what the interpreter flushes at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,18 +1,21 @@
-"""Ledger: RUN/eval, where a watcher records what it found; it reads there what need not be evaluated again."""
+"""The record of `lockstep eval --watch` in RUN/eval, which also tells which checkpoints are already evaluated."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.report.evaluation import Evaluated
+from lockstep.report.evaluation import CheckpointEvaluation
 from lockstep.report.event_file import EventFile, scalar
 
 
-class Ledger:
-    """The evaluations of one split with one kind of weights, in `folder`; nothing there is ever deleted.
+class EvaluationLog:
+    """The evaluations of one split with one kind of weights, in `folder`. Nothing in the folder is ever deleted.
 
-    metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in `folder` itself for what
-    `usual` calls the run's own question, else in a folder of their own: one curve never has points of two.
+    metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in `folder` itself if `usual`: the
+    split, weights and number of examples are those the run itself evaluates. Other events have a folder of their own,
+    so that one curve never mixes points of two kinds.
+
+    done: the steps whose evaluation is recorded.
     """
 
     def __init__(
@@ -26,8 +29,8 @@ class Ledger:
         try:
             text = self.path.read_text()
         except (OSError, UnicodeDecodeError):
-            text = ""  # nothing yet; or if it is there and cannot be read, writing will say so
-        self._half_a_line = bool(text) and not text.endswith("\n")  # of a watcher that was killed
+            text = ""  # no file yet; a file that cannot be read is reported when it is written
+        self._ends_in_mid_line = bool(text) and not text.endswith("\n")  # the program that wrote it was killed
         self.done: set[int] = set()
         for line in text.splitlines():
             try:
@@ -37,34 +40,35 @@ class Ledger:
             except (ValueError, KeyError, TypeError):
                 continue
 
-    def add(self, evaluated: Evaluated) -> None:
-        """Record an evaluation. A folder that cannot be written costs the record, not the watch."""
-        self.done.add(evaluated.step)
+    def add(self, evaluation: CheckpointEvaluation) -> None:
+        """Record an evaluation. If the folder cannot be written, note it once and continue without a record."""
+        self.done.add(evaluation.step)
         if not self._writable:
             return
         try:
-            # The row last: without it the step is evaluated again, so no event is ever missing.
-            self._add_events(evaluated)
-            self._add_row(evaluated)
+            # The row is last: a step without a row is evaluated again, so no event can be missing.
+            self._add_events(evaluation)
+            self._add_row(evaluation)
         except OSError as error:
             self._writable = False
-            self._note(f"cannot record evaluations in {self._folder}: {error.strerror or error}. Going on without")
+            reason = error.strerror or error
+            self._note(f"cannot record evaluations in {self._folder}: {reason}. Evaluation goes on without a record")
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the event file."""
         if self._events is not None and self._writable:
             self._events.close()
 
-    def _add_events(self, evaluated: Evaluated) -> None:
+    def _add_events(self, evaluation: CheckpointEvaluation) -> None:
         if self._events is None:
             self._events = EventFile(self._events_folder)
-        values = {"precision@1": evaluated.result.accuracy, "loss": evaluated.result.loss}
-        self._events.add(evaluated.step, [scalar(tag, value) for tag, value in values.items()])
+        values = {"precision@1": evaluation.result.accuracy, "loss": evaluation.result.loss}
+        self._events.add(evaluation.step, [scalar(tag, value) for tag, value in values.items()])
 
-    def _add_row(self, evaluated: Evaluated) -> None:
-        row = {"kind": "evaluation", "time": evaluated.time, "step": evaluated.step}
-        row |= {"split": evaluated.split, "weights": evaluated.weights, **evaluated.result.summary()}
-        row["class_correct"] = evaluated.result.class_correct
+    def _add_row(self, evaluation: CheckpointEvaluation) -> None:
+        row = {"kind": "evaluation", "time": evaluation.time, "step": evaluation.step}
+        row |= {"split": evaluation.split, "weights": evaluation.weights, **evaluation.result.summary()}
+        row["class_correct"] = evaluation.result.class_correct
         with self.path.open("a") as file:
-            file.write("\n" * self._half_a_line + json.dumps(row) + "\n")
-        self._half_a_line = False
+            file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
+        self._ends_in_mid_line = False

@@ -1,7 +1,7 @@
-"""Event files, which TensorBoard reads, written as they come.
+"""Event files of TensorBoard, written without a thread.
 
-torch's SummaryWriter writes from a thread of its own, which would share the training thread's core, and a full disk
-ends that thread with a traceback. The format is TensorBoard's; so are the classes that write it.
+torch's SummaryWriter writes in a thread of its own. The thread would take time from the core that trains, and a full
+disk ends it with a traceback. The format and the classes that write it are TensorBoard's.
 """
 
 import itertools
@@ -10,7 +10,6 @@ import socket
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -20,36 +19,36 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import summary
 
 _BINS = 64
-_NUMBERS = itertools.count()  # of this process's files: two of a second need two names, in order
+_NUMBERS = itertools.count()  # numbers this process's files, so that files of the same second sort in order
 
 
 class EventFile:
-    """A new event file in `folder`. Raises: OSError, here or when something is added."""
+    """A new event file in `folder`. Every method may raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        maker = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
-        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{maker}"
+        writer = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
+        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{writer}"
         self._file = (folder / name).open("xb")
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))
 
     def purge(self, step: int) -> None:
-        """Have readers drop what earlier files say of `step` and later steps: they are done again."""
+        """Tell readers to drop the values of `step` and later steps in earlier files: these steps are done again."""
         self._write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
-    def add(self, step: int, summaries: list[Any]) -> None:
-        """Values at `step`: what `scalar`, `histogram` and `image` return."""
+    def add(self, step: int, summaries: list[Summary]) -> None:
+        """Write summaries at `step`, as `scalar`, `histogram` and `image` return them."""
         values = [value for part in summaries for value in part.value]
         self._write(Event(step=step, summary=Summary(value=values)))
 
     def graph(self, module: nn.Module, example: Tensor) -> None:
-        """The operators of `module`, traced with `example`. Raises: whatever tracing raises."""
+        """Write the graph of `module`, traced with `example`. Raises: any exception of the module or of the tracer."""
         from torch.utils.tensorboard._pytorch_graph import graph
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tracing is deprecated, but nothing else makes TensorBoard's graphs
-            # Traced here, as `graph` would check the trace, with half a second of imports, for what is only drawn.
+            warnings.simplefilter("ignore")  # tracing is deprecated, but TensorBoard's graphs need it
+            # Trace here, because `graph` would check the trace: that imports half a second's worth of modules.
             trace = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
             traced, _ = graph(trace, example)  # type: ignore[no-untyped-call]
         self._write(Event(graph_def=traced.SerializeToString()))
@@ -64,20 +63,20 @@ class EventFile:
         self._records.flush()
 
 
-def scalar(tag: str, value: float) -> Any:
-    """One number."""
+def scalar(tag: str, value: float) -> Summary:
+    """Return a summary of one number."""
     return summary.scalar(tag, value)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
-def histogram(tag: str, values: Tensor) -> Any:
-    """How the finite ones of `values`, of any shape and dtype, are distributed, over 64 equal bins."""
+def histogram(tag: str, values: Tensor) -> Summary:
+    """Return the distribution of the finite elements of `values`, of any shape and dtype, over 64 equal bins."""
     flat = values.detach().float().flatten().cpu()
     low, high = (float(end) for end in flat.aminmax())
     if not torch.tensor([low, high]).isfinite().all():
         flat = flat[flat.isfinite()]
         low, high = (float(end) for end in flat.aminmax()) if len(flat) else (0.0, 0.0)
-    if low == high:  # one bin around the one value
+    if low == high:  # all values are equal: one bin around them
         limits, counts = [high + abs(high) / 1e6 + 1e-12], [float(flat.numel())]
     else:
         counts = torch.histc(flat, _BINS, low, high).tolist()
@@ -94,8 +93,10 @@ def histogram(tag: str, values: Tensor) -> Any:
     )
 
 
-def image(tag: str, pixels: Tensor) -> Any:
-    """An image [C, h, w] of 1 or 3 channels, scaled so that its greatest value is white; negative values make 0 grey.
+def image(tag: str, pixels: Tensor) -> Summary:
+    """Return a summary of an image [C, h, w] with 1 or 3 channels.
+
+    The greatest value becomes white. In an image with negative values 0 becomes grey, else black.
 
     Source: the scaling of tf.summary.image.
     """

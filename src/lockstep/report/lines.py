@@ -1,4 +1,4 @@
-"""The lines people read: the same words on a terminal, in a pipe and in log.txt."""
+"""Lines for people: the same words on a terminal, in a pipe and in log.txt."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,17 +7,17 @@ from statistics import fmean
 from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent
 
 _GAP = "  "
-_BAR = (5, 20)  # columns of a bar: the fewest that are worth showing, and the most
+_BAR = (5, 20)  # least and greatest width of a bar, in columns
 
 
 def block(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """(label, text) pairs, labels padded to one width."""
+    """Return a line per (label, text), with the labels padded to one width."""
     width = max((len(label) for label, _ in lines), default=0)
     return [f"  {label:<{width}}  {text}" if label else f"  {text}" for label, text in lines]
 
 
 def step_line(event: StepEvent) -> str:
-    """A step, in the shape of TensorFlow's CIFAR-10 tutorial, and the accuracy on its batch."""
+    """Return a step in the shape of TensorFlow's CIFAR-10 tutorial, with the accuracy on its batch."""
     return (
         f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.logged_loss:.2f} "
         f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch), "
@@ -26,7 +26,7 @@ def step_line(event: StepEvent) -> str:
 
 
 def live_line(event: StepEvent, width: int, ascii_only: bool = False) -> str:
-    """A step, in at most `width` columns, for a line that is redrawn. The ETA is an estimate from the latest steps."""
+    """Return a step in at most `width` columns, for a line that is redrawn. The ETA follows from the latest steps."""
     done = event.step + 1
     step = f"step {done:>{len(str(event.steps))}}/{event.steps}"
     parts = [
@@ -43,7 +43,10 @@ def live_line(event: StepEvent, width: int, ascii_only: bool = False) -> str:
 
 
 def evaluating_line(event: EvaluatingEvent, left_s: float | None, width: int, ascii_only: bool = False) -> str:
-    """How far an evaluation is, in at most `width` columns; `left_s` is an estimate, None if there is none yet."""
+    """Return the progress of an evaluation in at most `width` columns.
+
+    left_s: estimate of the remaining seconds, None if there is no estimate yet.
+    """
     parts = [(1, f"evaluating on {event.split}"), (7, f"after {event.step} steps")]
     if left_s is not None:
         parts.append((2, f"ETA {_clock(left_s)}"))
@@ -51,20 +54,20 @@ def evaluating_line(event: EvaluatingEvent, left_s: float | None, width: int, as
 
 
 def evaluation_line(event: EvaluationEvent) -> str:
-    """An evaluation: accuracy by weights."""
+    """Return the accuracies of an evaluation, one for each kind of weights."""
     first = next(iter(event.results.values()))
     parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
-    where = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
-    return f"{where}, accuracy on {first.examples} {event.split} images: {', '.join(parts)}"
+    prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
+    return f"{prefix}, accuracy on {first.examples} {event.split} images: {', '.join(parts)}"
 
 
 def _fitted(share: float, parts: Sequence[tuple[int, str]], width: int, ascii_only: bool) -> str:
-    """A bar, the percentage of `share` and the texts of `parts`, in at most `width` columns.
+    """Return a bar, the percentage of `share` and the texts of `parts`, in at most `width` columns.
 
-    `parts` are (rank, text) in the order they are shown. The percentage has rank 0 and the bar rank 6. Where not
-    everything fits, the parts of the highest ranks are left out. The bar takes the columns that are left.
+    parts: (rank, text) in the order in which they are shown. The percentage has rank 0 and the bar rank 6. If not
+    everything fits, the parts of the highest ranks are left out. The bar fills the remaining columns.
     """
-    # Rounded down, so that 100 % is the end; 0.29 is a little less than 29 / 100.
+    # Round down, so that only the end shows 100 %. The addend corrects products such as 100 * 0.29 = 28.999...
     shown = [(6, " " * _BAR[0]), (0, f"{int(100 * share + 1e-9):3d}%"), *parts]
     room = width + len(_GAP)
     kept: set[int] = set()
@@ -81,14 +84,14 @@ def _fitted(share: float, parts: Sequence[tuple[int, str]], width: int, ascii_on
 
 
 def _bar(share: float, columns: int, ascii_only: bool) -> str:
-    """A bar of which `share` is done; in characters that every terminal has, if `ascii_only`."""
-    done, rest = "#-" if ascii_only else "━─"
-    full = int(share * columns)
-    return done * full + rest * (columns - full)
+    """Return a bar of which `share` is filled, in ASCII characters if `ascii_only`."""
+    filled, empty = "#-" if ascii_only else "━─"
+    done = int(share * columns)
+    return filled * done + empty * (columns - done)
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as minutes and seconds, from an hour on as hours and minutes: 0:07, 12:34, 1h02m."""
+    """Return `seconds` as minutes and seconds, or from an hour on as hours and minutes: 0:07, 12:34, 1h02m."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}h{minute:02d}m" if hours else f"{minutes}:{second:02d}"

@@ -1,7 +1,8 @@
-"""Diagrams as SVG, drawn by hand: no library, no fonts, readable in any browser."""
+"""Diagrams as SVG, without a plotting library and without fonts: any browser shows them."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, LEFT, TOP = 420, 280, 52, 26
@@ -11,8 +12,17 @@ Points = Sequence[tuple[float, float]]
 Ticks = Sequence[tuple[float, str]]
 
 
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend."""
+
+    text: str
+    colour: str
+    dashed: bool = False
+
+
 class Panel:
-    """One diagram of values of x and y in [low, high], cut there; the `number`-th of a row."""
+    """One diagram, the `number`-th of a row. Values outside the ranges `x` and `y` are drawn at their ends."""
 
     def __init__(
         self, number: int, title: str, x: tuple[float, float], y: tuple[float, float], x_ticks: Ticks, y_ticks: Ticks
@@ -34,29 +44,29 @@ class Panel:
         return self._left + WIDTH * across, TOP + HEIGHT * (1 - up)
 
     def line(self, points: Points, colour: str, dashed: bool = False) -> None:
-        """A curve through `points`."""
+        """Draw a curve through `points`."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self._at(*point) for point in points))
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>')
 
     def dots(self, points: Points, colour: str) -> None:
-        """A dot at each of `points`."""
+        """Draw a dot at each of `points`."""
         for x, y in (self._at(*point) for point in points):
             self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
 
-    def legend(self, texts: Sequence[tuple[str, str, bool]], low: float) -> None:
-        """(text, colour, dashed), one below the other, from the share `low` of the height down."""
-        for i, (text, colour, dashed) in enumerate(texts):
-            x, y = self._left + WIDTH - 190, TOP + low * HEIGHT + 17 * i
-            dash = ' stroke-dasharray="5 4"' if dashed else ""
-            self.parts.append(f'<path d="M{x} {y}h26" stroke="{colour}" stroke-width="2"{dash}/>')
-            self.parts.append(f'<text x="{x + 32}" y="{y + 4}">{escape(text)}</text>')
+    def legend(self, keys: Sequence[Key], top: float) -> None:
+        """Draw `keys` one below the other, the first at the share `top` of the height from above."""
+        for i, key in enumerate(keys):
+            x, y = self._left + WIDTH - 190, TOP + top * HEIGHT + 17 * i
+            dash = ' stroke-dasharray="5 4"' if key.dashed else ""
+            self.parts.append(f'<path d="M{x} {y}h26" stroke="{key.colour}" stroke-width="2"{dash}/>')
+            self.parts.append(f'<text x="{x + 32}" y="{y + 4}">{escape(key.text)}</text>')
 
 
 def ticks(high: float, most: int = 6) -> list[float]:
-    """At most `most` round numbers from 0 up: multiples of 1, 2 or 5 times a power of ten, the last at or above `high`.
+    """Return at most `most` round numbers from 0 up, the last at or above `high`, which is greater than 0.
 
-    Source: the usual "nice numbers"; `high` > 0.
+    Round numbers are multiples of 1, 2 or 5 times a power of ten. Source: Heckbert's "nice numbers".
     """
     rough = high / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))
@@ -65,7 +75,7 @@ def ticks(high: float, most: int = 6) -> list[float]:
 
 
 def document(panels: Sequence[Panel]) -> str:
-    """The file: `panels` in a row, on white."""
+    """Return the SVG file of `panels` in a row, on a white background."""
     size = f"{len(panels) * (WIDTH + LEFT + 20)} {HEIGHT + TOP + 30}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="12">'
     parts = [part for panel in panels for part in panel.parts]

@@ -1,31 +1,94 @@
-"""TensorBoard summaries, every so many steps, from the tensors of that very step.
+"""TensorBoard summaries of single steps, from the tensors of these very steps.
 
-TensorFlow's tutorial ran its towers once more for them, on examples that were never trained on; here no example is
-used up and no pass is added. Names carry no tower.
+TensorFlow's tutorial ran its towers a second time for its summaries, on examples that were never trained on. Here the
+summaries use no other example and need no other pass. Tags do not name a tower.
 """
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from lockstep.report.event_file import EventFile, histogram, scalar
-from lockstep.report.probe import Probe
-from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent, Tensors
+from lockstep.report.event_file import EventFile, histogram, image, scalar
+from lockstep.training.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 Shape = tuple[int, int, int]
 
+_VALUES = 2**20  # counted of an activation: all 4.7 million of the tutorial's first layer would take 2 % of a run
+_IMAGES = 3
 
-class TensorBoard:
-    """Writes event files into `folder`; x is the step.
 
-    `module` takes images [b, *shape] of `dtype`. `resumed` is the step a resumed run goes on at, None for a new one;
-    `evaluations` gives the rows of metrics.jsonl of evaluations at that step. A folder that refuses ends the summaries,
-    not the run: `note` is told.
+class ActivationRecorder:
+    """Records one forward pass of `module`: input images, activations and the sparsity of these.
+
+    The pass is that of the first tower of process 0 which computes the step's gradient. Activations are the outputs of
+    the modules of `torch.nn.modules.activation` (tagged by name, without a leading "activations.") and of `module`
+    itself ("logits"). They are of the tower's first images, as many as have 2^20 values together.
+
+    compiled: record only inputs and logits. Hooks inside a compiled network would become part of what is compiled, and
+    change its bits.
+    """
+
+    def __init__(self, module: nn.Module, compiled: bool = False) -> None:
+        self._recording = False
+        self._summaries: list[Summary] = []
+        self._handles: list[RemovableHandle] = []
+        self._activations = {
+            name.removeprefix("activations."): part
+            for name, part in module.named_modules()
+            if type(part).__module__ == "torch.nn.modules.activation" and not compiled
+        }
+        module.register_forward_pre_hook(self._record_inputs)
+        module.register_forward_hook(self._hook("logits", last=True))
+
+    def start(self) -> None:
+        """Record the next forward pass.
+
+        Activations have hooks during that pass only, because fused layers compute them only for hooks.
+        """
+        self._recording, self._summaries = True, []
+        if not self._handles:
+            self._handles = [part.register_forward_hook(self._hook(n)) for n, part in self._activations.items()]
+
+    def take(self) -> list[Summary]:
+        """Return the summaries of the recorded pass, and forget them."""
+        summaries, self._summaries = self._summaries, []
+        return summaries
+
+    def _record_inputs(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        images = arguments[0]
+        if self._recording and images.shape[1] in (1, 3):
+            self._summaries += [image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])]
+
+    def _hook(self, name: str, last: bool = False) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            if not self._recording or not isinstance(output, Tensor):
+                return
+            with torch.no_grad():
+                first = output[: max(1, _VALUES * len(output) // output.numel())]
+                self._summaries.append(histogram(f"activations/{name}", first))
+                zeros = first.numel() - int(torch.count_nonzero(first))
+                self._summaries.append(scalar(f"sparsity/{name}", zeros / first.numel()))
+            if last:
+                self._recording = False
+                while self._handles:
+                    self._handles.pop().remove()
+
+        return record
+
+
+class TensorBoard(Listener):
+    """A listener that writes event files into `folder`. The x axis is the step.
+
+    module: takes images [b, *shape] of `dtype`. resumed: the step at which a resumed run continues, None for a new run.
+    evaluations: returns the rows of metrics.jsonl on evaluations after a given number of steps. If the folder cannot
+    be written, the summaries end with a `note`, and the run continues.
     """
 
     def __init__(
@@ -39,33 +102,35 @@ class TensorBoard:
         dtype: torch.dtype = torch.float32,
         compiled: bool = False,
         resumed: int | None = None,
-        evaluations: Callable[[int], list[dict[str, Any]]] = lambda step: [],
+        evaluations: Callable[[int], Sequence[Mapping[str, Any]]] = lambda step: (),
     ) -> None:
-        self.every: int | None = every
+        self.every = every
         self._folder, self._note = folder, note
         self._module, self._shape, self._dtype = module, shape, dtype
         self._resumed, self._evaluations = resumed, evaluations
-        self._probe = Probe(module, compiled)
+        self._recorder = ActivationRecorder(module, compiled)
         self._events: EventFile | None = None
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Open a file: with the graph of the model for a new run, else with what is to be forgotten."""
-        with self._going_on():
+        """Open a file. It begins with the graph of the model, or in a resumed run with the step to continue from."""
+        with self._errors_noted():
             self._events = EventFile(self._folder)
             if self._resumed is None:
                 self._draw(self._events)
                 return
             self._events.purge(self._resumed)
-            for row in self._evaluations(self._resumed):  # which are not done again, and purged with what is
-                self._events.add(self._resumed, _evaluated(row["split"], row["weights"], row["accuracy"], row["loss"]))
+            for row in self._evaluations(self._resumed):  # readers drop these as well, and they are not done again
+                self._events.add(
+                    self._resumed, _accuracy_and_loss(row["split"], row["weights"], row["accuracy"], row["loss"])
+                )
 
     def begin(self, step: int) -> None:
-        """Look into the network in the pass to come."""
+        """Record the pass of `step`."""
         if self._events:
-            self._probe.arm()
+            self._recorder.start()
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """All that there is to see of a step."""
+        """Write all summaries of a step."""
         if not self._events:
             return
         scalars = {
@@ -89,40 +154,28 @@ class TensorBoard:
         summaries = [scalar(tag, value) for tag, value in scalars.items()]
         summaries += [histogram(f"weights/{name}", weight) for name, weight in tensors.weights.items()]
         summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]
-        with self._going_on():
-            self._events.add(event.step, summaries + self._probe.take())
-
-    def digest(self, step: int, text: str) -> None:
-        """Nothing: digests are for programs to compare."""
-
-    def evaluating(self, event: EvaluatingEvent) -> None:
-        """Nothing."""
+        with self._errors_noted():
+            self._events.add(event.step, summaries + self._recorder.take())
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """Accuracy and loss on a split, by weights, at the number of updates they had."""
+        """Write accuracy and loss on a split for each kind of weights, at the number of updates they have had."""
         if self._events:
-            with self._going_on():
+            with self._errors_noted():
                 for weights, result in event.results.items():
-                    self._events.add(event.step, _evaluated(event.split, weights, result.accuracy, result.loss))
-
-    def note(self, text: str) -> None:
-        """Nothing: notes are for people."""
-
-    def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Nothing: the result is in result.json."""
+                    self._events.add(event.step, _accuracy_and_loss(event.split, weights, result.accuracy, result.loss))
 
     def close(self) -> None:
         """Close the file."""
         if self._events:
-            with self._going_on():
+            with self._errors_noted():
                 self._events.close()
             self._events = None
 
     def _draw(self, events: EventFile) -> None:
-        """The graph, from one black image. A network that cannot be traced has none: that is no reason to stop."""
+        """Write the graph, traced with one black image. If the network cannot be traced, note it and continue."""
         device = next(self._module.parameters()).device
         self._module.eval()
-        silent = contextlib.redirect_stdout(io.StringIO())  # tracing prints its errors
+        silent = contextlib.redirect_stdout(io.StringIO())  # torch prints the errors of tracing
         try:
             with silent, torch.random.fork_rng(devices=[]), torch.no_grad():
                 events.graph(self._module, torch.zeros(1, *self._shape, dtype=self._dtype, device=device))
@@ -132,7 +185,7 @@ class TensorBoard:
             self._note(f"no graph of the model for TensorBoard: {type(error).__name__}")
 
     @contextlib.contextmanager
-    def _going_on(self) -> Iterator[None]:
+    def _errors_noted(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -143,5 +196,5 @@ class TensorBoard:
             self._note(f"no TensorBoard summaries: cannot write in {self._folder}: {error.strerror}. Training goes on")
 
 
-def _evaluated(split: str, weights: str, accuracy: float, loss: float) -> list[Any]:
+def _accuracy_and_loss(split: str, weights: str, accuracy: float, loss: float) -> list[Summary]:
     return [scalar(f"accuracy/{split}_{weights}", accuracy), scalar(f"loss/{split}_{weights}", loss)]

@@ -1,4 +1,4 @@
-"""Arithmetic: a probe of the bits that a process computes, taken before the first step of every session."""
+"""The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first step of a session."""
 
 import inspect
 import time
@@ -12,102 +12,108 @@ from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
 from lockstep.training.digest import digest
+from lockstep.training.network import Network
 from lockstep.training.state import State
-from lockstep.training.tower import Network, Tower, plan_of
+from lockstep.training.tower import Tower
 
-# Enough for the vectorised paths of kernels, and done in a fraction of a second; the larger the network, the fewer.
-_IMAGES, _FEWER_IMAGES, _LARGE = 16, 4, 4_000_000
-_FEW = 2
-_VALUES, _ROWS = 2**20, 64  # of the weights that are updated, and of a matrix among them
-_CALLS = 3
+# The probe uses the vectorised paths of all kernels, and takes a fraction of a second. A large network gets less work.
+_IMAGES, _IMAGES_OF_LARGE, _LARGE_PARAMETERS = 16, 4, 4_000_000
+_IMAGES_OF_CHECK = 2
+_UPDATED_VALUES, _MATRIX_ROWS = 2**20, 64  # parameters in the probe's update, and rows of each matrix among them
+_TIMED_CALLS = 3
 
 
 def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> str:
-    """The sha256, in hex, of one small update: equal where the whole run has equal bits, as far as it can tell.
+    """Return the SHA-256, in hex, of one small update. It is equal where, as far as it can tell, the run's bits are.
 
-    The vector of a tower of 16 images of step 0, computed twice, and a part of the weights of `state` after one update
-    by it: about a million, whole filters and the first rows of matrices. Of a network of over 4 million parameters it
-    is the vector of 4 images, computed once. `state`, which is the initial one, is not changed. In every session it is
-    the same step, so that a session on other hardware shows when a run is resumed. A network that torch compiles is
-    computed uncompiled here, as its compilation for so many images would take a minute.
-    Raises: LockstepError if the model does not fit the recipe, or gives other bits when it is computed again.
+    The probe computes the vector of a tower of 16 images of step 0 twice, then one update of about a million
+    parameters of `state`: whole filters, and the first rows of matrices. For a network of over 4 million parameters it
+    computes the vector of 4 images once. `state` is the initial one and stays unchanged. Every session probes the same
+    step, so a resumed run notices other hardware. A network that torch compiles is probed uncompiled, because
+    compiling it for another batch size takes a minute.
+    Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is repeated.
     """
-    shard = _some_images(recipe, network, dataset)
+    course = recipe.over(len(dataset))
+    shard = _first_images(recipe, network, dataset)
     with network.uncompiled():
-        _check_output(recipe, network, shard.images[:_FEW], len(dataset.classes))
-        tower, found = Tower(recipe, network), []
+        _check_output(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
+        tower, digests = Tower(course, network), []
         for _ in range(1 if _is_large(network) else 2):
             vector = tower(state, shard, 0)
             gradients, statistics, metrics = tower.layout.split(vector)
-            found.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
-    if found[0] != found[-1] and recipe.exact:
-        raise _impure(recipe)
+            digests.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
+    if digests[0] != digests[-1] and recipe.exact:
+        raise _not_repeatable(recipe)
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
-    part = {name: _part(parameter) for name, parameter in _chosen(state.parameters).items()}
+    part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.parameters).items()}
     decay = {name: coefficient for name, coefficient in recipe.weight_decay.items() if name in part}
-    changes = recipe.model_copy(update={"weight_decay": decay, "freeze": {}})
-    scratch = State(changes, part, state.buffers, gradients.device)
-    scratch.apply(torch.cat([_part(mean[name]).flatten() for name in part]), statistics, recipe.rate(0, len(dataset)))
-    return digest([torch.frombuffer(bytearray(found[0]), dtype=torch.uint8), *scratch.named().values()]).hex()
+    small = State(recipe.replace(weight_decay=decay, freeze={}), part, state.buffers, gradients.device)
+    flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
+    small.apply(flat, statistics, course.learning_rate(0))
+    return digest([torch.frombuffer(bytearray(digests[0]), dtype=torch.uint8), *small.named().values()]).hex()
 
 
-def _chosen(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The first of `parameters` that have _VALUES values together, as far as they are updated, and all smaller ones."""
+def _some_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the first parameters, and later ones that fit, with at most _UPDATED_VALUES updated values together."""
     chosen: dict[str, Tensor] = {}
     values = 0
     for name, parameter in parameters.items():
-        size = _part(parameter).numel()
-        if not chosen or values + size <= _VALUES:
+        size = _first_rows(parameter).numel()
+        if not chosen or values + size <= _UPDATED_VALUES:
             chosen[name] = parameter
             values += size
     return chosen
 
 
-def _part(tensor: Tensor) -> Tensor:
-    """The first rows of a matrix, which every optimizer moves value by value; anything else as a whole."""
-    return tensor[:_ROWS] if tensor.ndim == 2 else tensor
+def _first_rows(tensor: Tensor) -> Tensor:
+    """Return the first rows of a matrix, which every optimizer updates value by value; other tensors whole."""
+    return tensor[:_MATRIX_ROWS] if tensor.ndim == 2 else tensor
 
 
 def slowdown(
     recipe: Recipe, network: Network, plain: Recipe, model: nn.Module, state: State, dataset: Dataset
 ) -> float:
-    """How many times as long `recipe`'s towers take as those of `plain`, which is `recipe` in float32 of `model`."""
-    shard = _some_images(recipe, network, dataset)
-    other = Network(plain, model, network.shape, shard.images.device)
-    with network.uncompiled(), other.uncompiled():
-        times = [_seconds(Tower(*pair), state, shard) for pair in ((recipe, network), (plain, other))]
+    """Return how many times as long a tower of `recipe` takes as one of `plain`, which is `recipe` in float32.
+
+    `network` is the network of `recipe`; `model` becomes that of `plain`.
+    """
+    shard = _first_images(recipe, network, dataset)
+    plain_network = Network(plain, model, network.shape, shard.images.device)
+    pairs = (recipe, network), (plain, plain_network)
+    with network.uncompiled(), plain_network.uncompiled():
+        times = [_seconds(Tower(one.over(len(dataset)), its_network), state, shard) for one, its_network in pairs]
     return times[0] / times[1]
 
 
 def _seconds(tower: Tower, state: State, shard: Shard) -> float:
-    """The least time of a few calls of `tower`, after one that loads its weights."""
-    found = []
-    for _ in range(_CALLS):
+    """Return the shortest time of a few calls of `tower`, after one call that loads its weights."""
+    times = []
+    for _ in range(_TIMED_CALLS):
         began = time.perf_counter()
-        tower(state, shard, 0).sum().item()  # which waits for a GPU
-        found.append(time.perf_counter() - began)
-    return min(found[1:])
+        tower(state, shard, 0).sum().item()  # item() waits for a GPU
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
 
 
-def _some_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
-    """The first images of tower 0 at step 0."""
-    plan = plan_of(recipe, 0, len(dataset))
-    return dataset.shard(plan.first(_FEWER_IMAGES if _is_large(network) else _IMAGES), 0)
+def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
+    """Return the first images of tower 0 at step 0."""
+    plan = recipe.over(len(dataset)).plan(0)
+    return dataset.shard(plan.first(_IMAGES_OF_LARGE if _is_large(network) else _IMAGES), 0)
 
 
 def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int) -> None:
-    """Raise a LockstepError unless the model gives logits [b, classes] for `images` [b, C, H, W], twice the same."""
-    takes_images(recipe.model, network.module)
+    """Raise a LockstepError unless the model returns logits [b, classes] for `images` [b, C, H, W], twice the same."""
+    require_one_input(recipe.model, network.module)
     network.module.train()
     buffers = {name: buffer.clone() for name, buffer in network.buffers.items()}
 
-    def computed() -> object:
-        network.load_buffers(buffers)  # which a pass in training moves on
+    def compute() -> object:
+        network.load_buffers(buffers)  # A forward pass in training mode changes them.
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", 0, 0))
         with torch.no_grad():
             return network.module(images.to(network.dtype))
 
-    output = computed()
+    output = compute()
     expected = [len(images), classes]
     if not isinstance(output, Tensor):
         got = f"a {type(output).__name__}"
@@ -116,27 +122,27 @@ def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int
     elif not output.is_floating_point():
         got = f"{output.dtype}".removeprefix("torch.")
     else:
-        again = computed()
-        assert isinstance(again, Tensor)
-        if recipe.exact and digest([output]) != digest([again]):
-            raise _impure(recipe)
+        repeated = compute()
+        assert isinstance(repeated, Tensor)
+        if recipe.exact and digest([output]) != digest([repeated]):
+            raise _not_repeatable(recipe)
         return
     raise LockstepError(f"model {recipe.model} returned {got}, expected {expected}: float logits, [images, classes]")
 
 
 def _is_large(network: Network) -> bool:
-    return sum(parameter.numel() for parameter in network.parameters.values()) > _LARGE
+    return sum(parameter.numel() for parameter in network.parameters.values()) > _LARGE_PARAMETERS
 
 
-def _impure(recipe: Recipe) -> LockstepError:
+def _not_repeatable(recipe: Recipe) -> LockstepError:
     return LockstepError(
-        f"model {recipe.model} gives other bits when it is computed a second time on the same images: it must be a "
-        f"function of its weights, its buffers, its input and torch's generator alone. Remove what else it draws "
-        f"from or remembers, or give exactness up with --set exact=false"
+        f"model {recipe.model} computes other bits when it is run again on the same images. Its output may depend only "
+        f"on its weights, its buffers, its input and torch's generator. Remove other random numbers and stored state, "
+        f"or give up exactness with --set exact=false"
     )
 
 
-def takes_images(name: str, module: nn.Module) -> None:
+def require_one_input(name: str, module: nn.Module) -> None:
     """Raise a LockstepError unless `module`, the model called `name`, can be called with one tensor of images."""
     try:
         inspect.signature(module.forward).bind(None)

@@ -1,9 +1,9 @@
-"""Checkpoints: atomic, checksummed, no pickle; each a folder that exists whole or not at all.
+"""Checkpoints: atomic, checksummed, without pickle. Each is a folder that exists completely or not at all.
 
-    step-000001000/state.safetensors   what State.tensors() returned
-    step-000001000/manifest.json       size and sha256 of that file; sha256 of recipe, data and the model's source
+    step-000001000/state.safetensors   the tensors of State.tensors()
+    step-000001000/manifest.json       size and SHA-256 of that file; digests of recipe, data and model source
 
-Nothing in them depends on the number of processes: a one-process run's files equal a four-process run's.
+Nothing in them depends on the number of processes: the files of a one-process run equal those of a four-process run.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ class Checkpoint:
 
 
 def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Write a checkpoint of `tensors` (with a scalar `step`) into `folder`; `facts` go into its manifest.
+    """Write a checkpoint of `tensors` (with a scalar `step`) into `folder`, and `facts` into its manifest.
 
-    It is written under another name, flushed to the disk and renamed. One that is there already is left alone: it
-    was verified when the run was resumed, and its bits are the same.
-    Raises: OSError, with nothing left behind.
+    The checkpoint is written under another name, flushed to the disk and renamed. An existing checkpoint of the step
+    stays: it was verified when the run was resumed, and its bits are the same.
+    Raises: OSError; nothing is left behind then.
     """
     step = int(tensors["step"])
     final = folder / _name(step)
@@ -66,17 +66,18 @@ def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Pat
 
 
 def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
-    """Add `facts` to the manifest of the checkpoint after `step` updates, if there is one. Raises: OSError."""
+    """Add `facts` to the manifest of the checkpoint after `step` updates, if it exists. Raises: OSError."""
     path = folder / _name(step) / _MANIFEST
     if path.exists():
         replace(path, _json(json.loads(path.read_text()) | facts))
 
 
 def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that verifies, or None if there is none at all.
+    """Return the newest checkpoint that verifies, or None if there is none at all.
 
-    Damaged ones are skipped, and `note` is told. One that a training program deletes while it is read is not damaged:
-    there is a newer one then, so we look again. Raises: LockstepError if there are some and all are damaged.
+    Damaged checkpoints are skipped and reported to `note`. A checkpoint that training deletes during the read is not
+    damaged: a newer one exists, so the search starts again.
+    Raises: LockstepError if there are checkpoints, and all are damaged.
     """
     damaged: set[Path] = set()
     paths = _newest_first(folder)
@@ -95,44 +96,42 @@ def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints there are, whole or damaged, the newest first; nothing is read."""
+    """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no file."""
     return [_step(path) for path in _newest_first(folder)]
 
 
 def best_step(folder: Path) -> int | None:
-    """The step of the checkpoint with the best accuracy in its manifest, the earliest of equals; None if none has one.
+    """Return the step of the checkpoint with the best accuracy, the earliest among equals; None if none has one.
 
-    Raises: LockstepError if a manifest is damaged, FileNotFoundError if one was deleted while it was read.
+    Raises: LockstepError if a manifest is damaged, FileNotFoundError if one was deleted during the read.
     """
-    found = {}
+    accuracies = {}
     for path in reversed(list(_newest_first(folder))):
         try:
             accuracy = json.loads((path / _MANIFEST).read_text()).get("accuracy")
             if accuracy is not None:
-                found[_step(path)] = float(accuracy)
+                accuracies[_step(path)] = float(accuracy)
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            if not os.path.lexists(path):
-                raise FileNotFoundError(f"{path} was deleted while it was read") from None
-            raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
-    return max(found, key=lambda step: found[step], default=None)
+            raise _damaged(path, error) from None
+    return max(accuracies, key=lambda step: accuracies[step], default=None)
 
 
 def read_step(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint after `step` updates. Raises: as `read`."""
+    """Return the checkpoint after `step` updates. Raises: as `read`."""
     return read(folder / _name(step))
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it is no longer there."""
-    manifest = _checked(path)
+    """Return the checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it was deleted."""
+    manifest = _verified_manifest(path)
     try:
         return Checkpoint(path, manifest, load_file(path / _STATE))
     except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from None
 
 
-def _checked(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint at `path`, whose file is what it says. Raises: as `read`."""
+def _verified_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint at `path` after verifying its file. Raises: as `read`."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         expected = manifest["files"][_STATE]
@@ -152,10 +151,7 @@ def _damaged(path: Path, error: Exception) -> Exception:
 
 
 def clear_ahead(folder: Path, step: int) -> None:
-    """Set aside, as `damaged-...`, whatever stands after `step`, and remove what was never finished.
-
-    A resumed run writes those steps again.
-    """
+    """Rename checkpoints after `step` to `damaged-...`; delete unfinished ones. A resumed run redoes those steps."""
     for path in _newest_first(folder):
         if _step(path) > step:
             _set_aside(path)
@@ -163,39 +159,39 @@ def clear_ahead(folder: Path, step: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, whole: set[Path] | None = None) -> None:
-    """Delete all but the `keep` newest whole checkpoints and the one with the best accuracy (the earliest of equals).
+def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
+    """Delete all checkpoints but the `keep` newest valid ones and the one with the best accuracy (earliest of equals).
 
-    `whole` are the ones known to be so, and grows. Before one is deleted, those that are kept in its place are read
-    once. Damaged ones are set aside. One that goes is renamed first: whoever reads it finds it whole or not at all.
+    `verified` holds the checkpoints known to be valid; the others are verified here first, added to it, and renamed
+    if they are damaged. A checkpoint is renamed before it is deleted, so a reader finds it complete or not at all.
     """
-    whole = set() if whole is None else whole
+    verified = set() if verified is None else verified
     paths = list(_newest_first(folder))
     if len(paths) > keep:
-        paths = [path for path in paths if path in whole or _verified(path, whole)]
+        paths = [path for path in paths if path in verified or _verify(path, verified)]
     accuracies = {path: _accuracy(path) for path in reversed(paths)}
     best = max(accuracies, key=lambda path: accuracies[path], default=None)
     for path in paths[keep:]:
         if path != best or accuracies[path] < 0:
-            with contextlib.suppress(OSError):  # as with what cannot be deleted: it costs room, not the run
+            with contextlib.suppress(OSError):  # A folder that cannot be deleted costs disk space, not the run.
                 shutil.rmtree(path.rename(folder / f".deleting-{path.name}"), ignore_errors=True)
 
 
-def _verified(path: Path, whole: set[Path]) -> bool:
-    """Whether the checkpoint at `path` is whole: then it is added to `whole`, else set aside."""
+def _verify(path: Path, verified: set[Path]) -> bool:
+    """Add the checkpoint at `path` to `verified` and return True, or set it aside and return False."""
     try:
-        _checked(path)
+        _verified_manifest(path)
     except FileNotFoundError:
         return False
     except LockstepError:
         _set_aside(path)
         return False
-    whole.add(path)
+    verified.add(path)
     return True
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the checkpoint at `path`, to `damaged-...`."""
+    """Rename the checkpoint at `path` to `damaged-...`."""
     target = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -1,192 +1,131 @@
-"""Fit: a run from its folder to its result. Every process calls it alike."""
+"""Fit: a run from its folder to its result. Every process calls it, and all do the same."""
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from signal import Signals
 from typing import Any
 
 import torch
 
-from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
-from lockstep.data.dataset import Dataset
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.config.jobs import TrainJob
+from lockstep.errors import LockstepError
 from lockstep.reduce import Reduction
-from lockstep.run.profile import Profile, check_profile
+from lockstep.run.profile import check_profile
 from lockstep.run.session import Session
-from lockstep.run.writer import Keeper
+from lockstep.run.startup import placement_lines
+from lockstep.run.writer import open_writer
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.log import Log
 from lockstep.training.loop import train
-from lockstep.training.state import State
 from lockstep.training.tower import NonFiniteError, OverflowedError, Tower
+from lockstep.training.vector import Requests
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended in this process.
+
+    Attributes:
+        result: the result record of a complete run, in process 0; else None.
+        stopped_by: the signal that stopped the run, or None.
+    """
+
+    result: dict[str, Any] | None = None
+    stopped_by: Signals | None = None
 
 
 def fit(
-    recipe: Recipe,
-    placement: Placement,
+    job: TrainJob,
     reduction: Reduction,
     device: torch.device,
     *,
-    path: Path,
-    resume: bool = False,
-    numbered: bool = False,
-    to_stderr: bool = False,
-    quiet: bool = False,
-    strict: bool = False,
-    notes: Sequence[str] = (),
-    asked: Callable[[], Sequence[bool]] = lambda: (False, False, False),
-    started: float | None = None,
-) -> tuple[dict[str, Any] | None, Signals | None]:
-    """Train in the run folder `path`: a new one (at the next number if `numbered`), or with `resume` the one there.
+    stop_requested: Callable[[], Signals | None] = lambda: None,
+    local_processes: int = 1,
+) -> Outcome:
+    """Train the run of `job`.
 
-    `asked` says whether this process was sent each of `train.SIGNALS`. `started` is the time.time() the program was
-    started at. `notes` are told at the start. With `quiet` the run is reported in its folder only. With `strict` a run
-    is not resumed with other arithmetic or another source of its model. Returns the result record (in process 0) and
-    None, or None and the signal that stopped the run.
-    Raises: LockstepError; after a loss that is not finite, the last good state has been saved.
+    `stop_requested` returns the signal that this process was sent, if any. `local_processes` is how many of the run's
+    processes are on this host.
+    Raises: LockstepError. After a loss that is not finite, the last good state is saved first.
     """
-    started = time.time() if started is None else started
+    recipe, placement = job.recipe, job.placement
     session = Session(recipe, placement, reduction, device)
-    train_set = session.split("train")
-    check_profile(placement, 0, recipe.total_steps(len(train_set)))
-    probed = session.probe(train_set)  # before there is a folder: what is wrong with the model leaves nothing behind
-    slower = session.emulation(train_set)
-    if reduction.process != 0:
-        return _fit(session, train_set, None, asked, started)
-    keeper = Keeper(session, path, probed, resume=resume, numbered=numbered, to_stderr=to_stderr, quiet=quiet)
-    with closing(keeper):
+    state, train_set = session.state, session.split("train")
+    course = recipe.over(len(train_set))
+    check_profile(placement, 0, course.steps)
+    # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
+    probe = session.probe(train_set)
+    emulation = session.emulation_note(train_set)
+    with open_writer(job, session, probe, [*job.notes, *([emulation] if emulation else [])]) as writer:
+        session.restore(writer.checkpoint)
+        check_profile(placement, state.step, course.steps)
+        test_set = session.split(recipe.evaluated_split)
+        log = Log(course, placement, writer.listeners, processes=reduction.processes, device=device)
+        tower = Tower(course, session.network)
+        lines = placement_lines(session, tower.layout.length) if placement.log_placement else []
+        writer.begin(log, train_set, test_set, lines, local_processes)
+
+        def require_sound_state() -> None:
+            """Raise, in every process, unless the state is finite and equal in all. No other state is ever saved."""
+            if not state.is_finite():
+                raise OverflowedError(state.step)
+            session.require_equal_states()
+
+        def evaluate() -> dict[str, Evaluation]:
+            with log.untimed():
+                progress = partial(log.evaluating, state.step, recipe.evaluated_split)
+                evaluations = session.evaluate_all(test_set, progress)
+                log.evaluation(state.step, recipe.evaluated_split, evaluations)
+                writer.record_accuracy(evaluations)
+            return evaluations
+
+        # A program that ended between saving and evaluating left an evaluation to do.
+        due = placement.evaluates_after(state.step) and state.step < course.steps
+        if due and reduction.broadcast(b"evaluate" if writer.evaluation_missing() else b""):
+            evaluate()
+
+        evaluations: dict[str, Evaluation] = {}  # of the weights as they are after the last update
+        requested = Requests()
         try:
-            keeper.notes += [*notes, *([slower] if slower else [])]
-            if resume:
-                keeper.compare(strict)
-            return _fit(session, train_set, keeper, asked, started)
-        except OSError as error:
-            where = f"cannot write in {keeper.run.path}: {error.strerror or error}"
-            raise LockstepError(f"{where}. Its checkpoints are untouched", ENVIRONMENT) from None
+            writer.before_step(state.step)
+            for requested in train(
+                course,
+                train_set,
+                tower,
+                reduction,
+                state,
+                log,
+                requests=lambda: Requests(stop_requested(), writer.save_due()),
+                digest_every=placement.digest_every,
+            ):
+                writer.after_step(state.step)
+                last = state.step == course.steps
+                evaluation_due = last or placement.evaluates_after(state.step)
+                if requested.save or evaluation_due or placement.saves_after(state.step):
+                    with log.untimed():
+                        require_sound_state()
+                        writer.save()
+                        if evaluation_due:
+                            evaluations = evaluate()
+                        if last:
+                            writer.require_saved()
+                writer.before_step(state.step)
+            if requested.stop is not None:
+                require_sound_state()
+        except NonFiniteError as error:
+            session.require_equal_states()  # The state that process 0 saves must be the state of all.
+            # All processes wait here until process 0 has saved, so that none reports a save that fails.
+            saved = reduction.broadcast(writer.save_last_good().encode()).decode()
+            raise LockstepError(f"{error}. {saved}", error.code) from None
+        finally:
+            writer.end_training()
 
-
-def _fit(
-    session: Session, train_set: Dataset, keeper: Keeper | None, asked: Callable[[], Sequence[bool]], started: float
-) -> tuple[dict[str, Any] | None, Signals | None]:
-    """`fit` in one process; process 0 has a `keeper`."""
-    recipe, placement, reduction = session.recipe, session.placement, session.reduction
-    session.restore(keeper.found if keeper else None)
-    test_set = session.split(session.recipe.tested_on)
-    steps = recipe.total_steps(len(train_set))
-    check_profile(placement, session.state.step, steps)
-    listeners = keeper.listeners if keeper else []
-    log = Log(recipe, placement, len(train_set), listeners, processes=reduction.processes, device=session.device)
-    tower = Tower(recipe, session.network)
-    places = session.places(tower.layout.length) if placement.log_placement else []
-    profile = None
-    if keeper:
-        keeper.begin(log, train_set, test_set, places)
-        if placement.profile:
-            profile = Profile(keeper.run.profile, placement.profile, session.device, keeper.tell)
-            profile.before(session.state.step)
-    after_step = _AfterStep(session, keeper, log, test_set, steps, profile)
-    evaluated = after_step.evaluated
-    if after_step.evaluates(session.state) and reduction.broadcast(keeper.not_evaluated() if keeper else None):
-        after_step.evaluate(session.state)  # as the program ended between saving and evaluating
-    try:
-        stop = train(
-            recipe,
-            train_set,
-            reduction,
-            tower,
-            session.state,
-            log,
-            asked=lambda: (*asked(), keeper is not None and keeper.saver.due()),
-            digest_every=placement.digest_every,
-            after_step=after_step,
-        )
-        if stop is not None:
-            after_step.check(session.state)
-    except NonFiniteError as error:
-        session.together()  # else what process 0 saves is its own alone
-        # All processes wait here until process 0 has saved, so that none reports what may not come true.
-        saved = reduction.broadcast(keeper.not_finite().encode() if keeper else None).decode()
-        raise LockstepError(f"{error}. {saved}", error.code) from None
-    finally:
-        if profile:
-            profile.stop()
-    if stop is not None:
-        if keeper:
-            keeper.stopped(log)
-        return None, stop
-    if not evaluated:  # resumed after the last step, before the result was written
-        evaluated.update(session.evaluate_all(test_set, partial(log.evaluating, steps, recipe.tested_on)))
-    session.agree()
-    memory = session.peak_memory_bytes()
-    return (keeper.finish(log, evaluated, memory, started) if keeper else None), None
-
-
-class _AfterStep:
-    """What comes after an update: saving and evaluation when they are due, and no part of them in a profile.
-
-    Attributes:
-        evaluated: the results on the test split of the weights as they are now, if there are any.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        keeper: Keeper | None,
-        log: Log,
-        test_set: Dataset,
-        steps: int,
-        profile: Profile | None,
-    ) -> None:
-        self._session, self._keeper, self._log = session, keeper, log
-        self._test_set, self._steps, self._profile = test_set, steps, profile
-        self.evaluated: dict[str, Evaluation] = {}
-
-    def __call__(self, state: State, save: bool) -> None:
-        self.evaluated.clear()
-        if self._profile:
-            with self._log.untimed():
-                self._profile.after(state.step)
-        if self._keeper:
-            self._keeper.stepped()
-        self._save_and_evaluate(state, save)
-        if self._profile:
-            self._profile.before(state.step)
-
-    def check(self, state: State) -> None:
-        """Raise, in every process, unless `state` is finite and has equal bits in all: only such is ever saved."""
-        if not state.is_finite():
-            raise OverflowedError(state.step)
-        self._session.together()
-
-    def _save_and_evaluate(self, state: State, save: bool) -> None:
-        last = state.step == self._steps
-        evaluate = last or self.evaluates(state)
-        if not (save or evaluate or state.step % self._session.placement.save_every == 0):
-            return
-        with self._log.untimed():
-            self.check(state)
-            if self._keeper:
-                self._keeper.save()
-            if evaluate:
-                self.evaluate(state)
-            if last and self._keeper:
-                self._keeper.require_saved()
-
-    def evaluates(self, state: State) -> bool:
-        """Whether an evaluation is due in the midst of the run, after as many steps as `state` has had."""
-        every = self._session.placement.eval_every
-        return every is not None and 0 < state.step < self._steps and state.step % every == 0
-
-    def evaluate(self, state: State) -> None:
-        """Evaluate `state` and record it, in the run's files and with the checkpoint."""
-        with self._log.untimed():
-            split = self._session.recipe.tested_on
-            progress = partial(self._log.evaluating, state.step, split)
-            self.evaluated.update(self._session.evaluate_all(self._test_set, progress))
-            self._log.evaluation(state.step, split, self.evaluated)
-            if self._keeper:
-                self._keeper.record_accuracy(self.evaluated)
+        if requested.stop is not None:
+            writer.stopped()
+            return Outcome(stopped_by=requested.stop)
+        if not evaluations:  # The run was resumed after its last step.
+            progress = partial(log.evaluating, course.steps, recipe.evaluated_split)
+            evaluations = session.evaluate_all(test_set, progress)
+        session.require_agreement()
+        return Outcome(result=writer.finish(evaluations, session.peak_memory_bytes()))

@@ -1,4 +1,4 @@
-"""Run: the folder of one run. It never overwrites another, and needs no torch to be found.
+"""Run: the folder of one run. It never overwrites another folder. Reading it needs no torch.
 
 recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json
 """
@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import open_lock, replace
+from lockstep.settings import validated
 
-# What a run makes before its first step, as paths in its folder.
+# The paths, in its folder, that a run makes before its first step.
 _FIRST_FOLDERS = re.compile(r"tb|checkpoints(/(step-0{9}|\.writing-0{9}-\d+))?")
 _FIRST_FILES = re.compile(
     r"\.lock|(recipe|environment)\.json|\.(recipe|environment)\.json-\d+|metrics\.jsonl|log\.txt"
@@ -28,7 +29,11 @@ _FIRST_FILES = re.compile(
 
 
 class Run:
-    """A run's folder: create one with `create`, or `open` one that exists."""
+    """The folder of a run. `create` makes a new one, `open` takes an existing one.
+
+    Attributes:
+        path: the folder; the other attributes are the paths of its parts.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,16 +49,16 @@ class Run:
     def create(
         path: Path, recipe: Recipe, numbered: bool = False, note: Callable[[str], None] = lambda text: None
     ) -> "Run":
-        """A new folder at `path`, or if that is taken and the name is `numbered`, at the next free number.
+        """Make a new folder at `path`; if it exists and the name is `numbered`, at the next free number.
 
-        The folder of a run that was stopped before its first step is emptied and used, and `note` is told.
-        Raises: LockstepError if there is something else already, or it cannot be written.
+        The folder of a run that was stopped before its first step is emptied and used again, with a `note`.
+        Raises: LockstepError if anything else is there, or the folder cannot be written.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             while True:
                 try:
-                    path.mkdir()  # atomic: of two programs one gets it
+                    path.mkdir()  # atomic: of two programs, one succeeds
                     break
                 except FileExistsError:
                     if not numbered:
@@ -61,7 +66,7 @@ class Run:
                         break
                     path = fresh_path(path.parent, path.name.rpartition("-")[0])
             run = Run(path)
-            run.lock()  # before anything is written: of two programs that start anew in one folder, one gets it
+            run.lock()  # before any write: of two programs that reuse one folder, one succeeds
             try:
                 run._empty(note)
                 run.checkpoints.mkdir()
@@ -74,67 +79,69 @@ class Run:
         return run
 
     def _empty(self, note: Callable[[str], None]) -> None:
-        """Delete what a run left that never made a step, and tell `note`. This program holds the lock.
+        """Delete the files of a run that made no step. This program must hold the lock.
 
-        recipe.json stays until it is replaced, so that a watcher always finds one.
+        recipe.json stays until it is replaced, because `eval --watch` waits for it.
         """
-        found = [path for path in self.path.iterdir() if path.name not in (".lock", "recipe.json")]
-        if not found and not (self.path / "recipe.json").exists():
+        leftovers = [path for path in self.path.iterdir() if path.name not in (".lock", "recipe.json")]
+        if not leftovers and not (self.path / "recipe.json").exists():
             return
-        if not _has_no_step(self.path):  # another program trained here since this one looked
+        if not _has_no_step(self.path):  # Another program trained here since the last check.
             raise _exists(self.path)
-        for path in found:
+        for path in leftovers:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        note(f"{self.path} was stopped before its first step: started anew")
+        note(f"{self.path} was stopped before its first step: starting again")
 
     @staticmethod
     def open(path: Path) -> "Run":
-        """The run at `path`. Raises: LockstepError if it is none."""
+        """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
         if not path.is_dir():
-            raise LockstepError(f"{path} is no folder: give the folder of a run, as in runs/digits-1")
+            raise LockstepError(f"{path} is not a folder: give the folder of a run, as in runs/digits-1")
         if not (path / "recipe.json").is_file():
             raise LockstepError(f"{path} is not a run: it has no recipe.json")
         return Run(path)
 
     def recipe(self) -> Recipe:
-        """The recipe the run was started with."""
+        """Return the recipe that the run was started with."""
         return validated(Recipe, self.read("recipe.json"))
 
-    def vouch(self) -> None:
-        """Raise a LockstepError if the newest checkpoint was not trained by the recipe that recipe.json states."""
+    def check_recipe(self) -> None:
+        """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
         for path in sorted(self.checkpoints.glob("step-*/manifest.json"))[-1:]:
             try:
                 stated = json.loads(path.read_text())["recipe_digest"]
             except (OSError, ValueError, KeyError, TypeError):
-                return  # a damaged checkpoint, which whoever loads it names
+                return  # Loading a damaged checkpoint reports it.
             if stated != self.recipe().digest():
-                raise LockstepError(f"{path.parent} was trained by another recipe than the run's recipe.json states")
+                raise LockstepError(f"{path.parent} was trained by another recipe than recipe.json states")
 
     def data(self) -> Path | None:
-        """The data folder that the last session was given, or None."""
+        """Return the data folder that the last session was given, or None."""
         sessions = self.read("environment.json") or [{}]
         known = sessions[-1].get("data")
         return Path(known) if known else None
 
     def result(self) -> dict[str, Any] | None:
-        """The final record, or None while the run has not ended."""
+        """Return the final record, or None if the run is not complete."""
         record: dict[str, Any] | None = self.read("result.json")
         return record
 
     def lock(self) -> None:
-        """Keep other programs from writing here until this process ends, however it ends.
+        """Keep other programs from writing here until `unlock`, or until this process ends in any way.
 
-        Raises: LockstepError if one is, or if a file of the run is a link: what that points to is not ours to write.
+        Raises: LockstepError if another program holds the lock, or if a file of the run is a symbolic link.
         """
         for path in (self.path / ".lock", self.log, self.metrics):
             if path.is_symlink():
-                raise LockstepError(f"{path} is a link, and is not written through: remove it", ENVIRONMENT)
+                raise LockstepError(
+                    f"{path} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
+                )
         try:
             self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
-            if self.is_held():  # perhaps only by a watcher that asks, for a moment, whether it is
+            if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
                 time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -146,7 +153,7 @@ class Run:
             raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
 
     def is_held(self) -> bool:
-        """Whether a program is training here now. A copy of a run may have no lock file: nobody trains there."""
+        """Return whether a program is training here now. In a copy of a run without a lock file, none is."""
         try:
             with (self.path / ".lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -157,16 +164,16 @@ class Run:
         return False
 
     def unlock(self) -> None:
-        """Let other programs write here."""
+        """Allow other programs to write here."""
         if self._lock is not None:
             self._lock.close()
 
     def write(self, name: str, record: Any) -> None:
-        """Replace the JSON file `name`, whole or not at all."""
+        """Replace the JSON file `name` atomically."""
         replace(self.path / name, (json.dumps(record, indent=1) + "\n").encode())
 
     def read(self, name: str) -> Any:
-        """The JSON file `name`, or None if there is none. Raises: LockstepError if it is damaged."""
+        """Return the content of the JSON file `name`, or None if it does not exist. Raises: LockstepError."""
         path = self.path / name
         try:
             return json.loads(path.read_text()) if path.is_file() else None
@@ -174,15 +181,15 @@ class Run:
             raise LockstepError(f"{path} cannot be read ({error}): remove it to go on without it", DATA) from None
 
     def evaluations(self, step: int) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl on evaluations after `step` updates."""
+        """Return the rows of metrics.jsonl for evaluations after `step` updates."""
         lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ()
         rows = [row for line in lines if (row := _row(line)) is not None]
         return [row for row in rows if row["kind"] == "evaluation" and row["step"] == step]
 
     def forget_ahead(self, step: int, note: Callable[[str], None] = lambda text: None) -> None:
-        """Drop the metrics of steps a resumed run will do again: those after `step` updates.
+        """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
 
-        Drop damaged lines, too, and tell `note`: the last one of a killed run, or what a disk or an editor did.
+        Damaged lines, such as the last one of a killed run, are deleted too, with a `note`.
         """
         if not self.metrics.is_file():
             return
@@ -195,25 +202,25 @@ class Run:
                 kept.append(line + b"\n")
         if damaged:
             lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
-            note(f"{self.metrics}: {lines} damaged and dropped")
+            note(f"{self.metrics}: {lines} damaged and deleted")
         replace(self.metrics, b"".join(kept))
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl, or None if it is damaged."""
+    """Return a line of metrics.jsonl as a row, or None if the line is damaged."""
     try:
         row = json.loads(line)
-        whole = isinstance(row["step"], int)
+        valid = isinstance(row["step"], int)
         if row["kind"] == "evaluation":
-            whole = whole and all(isinstance(row[name], str) for name in ("split", "weights"))
-            whole = whole and all(isinstance(row[name], float | int) for name in ("accuracy", "loss"))
-        return row if whole else None
+            valid = valid and all(isinstance(row[name], str) for name in ("split", "weights"))
+            valid = valid and all(isinstance(row[name], float | int) for name in ("accuracy", "loss"))
+        return row if valid else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise a LockstepError if there is anything at `path` but a run that nobody trains and that never made a step."""
+    """Raise a LockstepError if `path` exists, unless it is a run without a step that no program is training."""
     if os.path.lexists(path) and (not _has_no_step(path) or Run(path).is_held()):
         raise _exists(path)
 
@@ -226,20 +233,20 @@ def _exists(path: Path) -> LockstepError:
 
 
 def _has_no_step(path: Path) -> bool:
-    """Whether the folder at `path` is a run's, and holds only what a run makes before its first step."""
+    """Return whether the folder at `path` is a run that contains only what a run makes before its first step."""
     if path.is_symlink() or not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
         return False
-    for found in path.rglob("*"):
-        name = found.relative_to(path).as_posix()
-        allowed = _FIRST_FOLDERS if found.is_dir() else _FIRST_FILES
-        if found.is_symlink() or not (found.is_dir() or found.is_file()) or not allowed.fullmatch(name):
+    for member in path.rglob("*"):
+        name = member.relative_to(path).as_posix()
+        allowed = _FIRST_FOLDERS if member.is_dir() else _FIRST_FILES
+        if member.is_symlink() or not (member.is_dir() or member.is_file()) or not allowed.fullmatch(name):
             return False
     metrics = path / "metrics.jsonl"
     return not metrics.is_file() or not metrics.read_bytes().strip()
 
 
 def fresh_path(runs: Path, stem: str) -> Path:
-    """The first of runs/<stem>-1, -2, ... that is not there."""
+    """Return the first of runs/<stem>-1, -2, ... that does not exist."""
     number = 1
     while (runs / f"{stem}-{number}").exists():
         number += 1
@@ -247,12 +254,12 @@ def fresh_path(runs: Path, stem: str) -> Path:
 
 
 def newest(runs: Path, recipe_name: str) -> Path:
-    """The run of `recipe_name` in `runs` that was started last. Raises: LockstepError if there is none."""
-    found = []
+    """Return the run of `recipe_name` in `runs` that was started last. Raises: LockstepError if there is none."""
+    started = []
     for recipe_json in runs.glob("*/recipe.json"):
-        with contextlib.suppress(LockstepError):  # one that cannot be read is not the one meant
+        with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
             if Run(recipe_json.parent).recipe().name == recipe_name:
-                found.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
-    if not found:
+                started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
+    if not started:
         raise LockstepError(f"no run of {recipe_name} in {runs}/ to resume: leave out --resume to start one")
-    return max(found)[1]
+    return max(started)[1]

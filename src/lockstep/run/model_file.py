@@ -1,4 +1,4 @@
-"""The file of a classifier: its weights, and all that using them needs."""
+"""model.safetensors: a classifier's weights, and everything needed to use them."""
 
 import json
 import os
@@ -12,12 +12,11 @@ from lockstep.files import flush, share
 from lockstep.run.session import Session
 
 
-def save_classifier(path: Path, session: Session, weights: str | None = None) -> None:
-    """Write the classifier: float32 weights by name, and what is needed to use them in the metadata, as JSON.
+def save_model(path: Path, session: Session, weights: str | None = None) -> None:
+    """Write the classifier: float32 weights by name; the metadata key `lockstep` is JSON with everything else.
 
-    `weights` is "ema", "raw" or None for the ones that make the classifier. A file at `path` is replaced.
-    One metadata key, `lockstep`: safetensors writes several in no fixed order.
-    Raises: OSError, with the file at `path` as it was.
+    `weights` is "ema", "raw", or None for those of the classifier. An existing file at `path` is replaced.
+    Raises: OSError; the file at `path` is then unchanged.
     """
     recipe, state = session.recipe, session.state
     weights = weights or ("ema" if state.ema is not None else "raw")
@@ -34,9 +33,11 @@ def save_classifier(path: Path, session: Session, weights: str | None = None) ->
         "recipe_digest": recipe.digest(),
     }
     tensors: dict[str, Tensor] = {**parameters, **state.buffers}
+    # One key only: safetensors writes several metadata keys in no fixed order.
+    metadata = {"lockstep": json.dumps(facts)}
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        save_file({k: t.detach().cpu().clone() for k, t in tensors.items()}, temporary, {"lockstep": json.dumps(facts)})
+        save_file({name: t.detach().cpu().clone() for name, t in tensors.items()}, temporary, metadata)
         share(temporary)
         flush(temporary)
         temporary.replace(path)

@@ -11,10 +11,10 @@ from lockstep.errors import LockstepError
 
 
 class Profile:
-    """Records steps [first, end) of this process into `folder`.
+    """Records the operators of steps [first, end) of this process, and writes them into `folder`.
 
-    trace-FIRST-END.pt.trace.json is for https://ui.perfetto.dev, chrome://tracing and TensorBoard's profile plugin;
-    operators-FIRST-END.txt is the table of the dearest operators. `note` is told where they are.
+    trace-FIRST-END.pt.trace.json opens in https://ui.perfetto.dev, chrome://tracing and TensorBoard's profile plugin.
+    operators-FIRST-END.txt is a table of the most expensive operators. `note` receives where they are.
     """
 
     def __init__(self, folder: Path, steps: tuple[int, int], device: torch.device, note: Callable[[str], None]) -> None:
@@ -24,19 +24,19 @@ class Profile:
         self._profiler: profile | None = None
 
     def before(self, step: int) -> None:
-        """`step` is the next to be computed, and nothing comes in between."""
+        """Start to record if `step` is the first one to record. Call it immediately before the step."""
         if step == self._first:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._gpu else [])]
             self._profiler = profile(activities=activities, acc_events=True)
             self._profiler.start()
 
     def after(self, steps: int) -> None:
-        """So many steps are done, and nothing else was since."""
+        """Stop to record if `steps` steps are done and these are all. Call it immediately after the step."""
         if steps == self._end:
             self.stop()
 
     def stop(self) -> None:
-        """Write what was recorded and is not written yet, if anything: also when the run ends in between."""
+        """Write what was recorded so far, if anything. A run that ends early calls this too."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
@@ -55,7 +55,7 @@ class Profile:
 
 
 def check_profile(placement: Placement, first: int, steps: int) -> None:
-    """Raise a LockstepError if the steps to profile are not among those to come: `first` to `steps` - 1."""
+    """Raise a LockstepError unless the run computes all steps to profile; it computes `first` to `steps` - 1."""
     if placement.profile is None:
         return
     begin, end = placement.profile

@@ -1,4 +1,4 @@
-"""Saver: checkpoints written while training goes on."""
+"""Saver: writes checkpoints in a thread while training continues."""
 
 import threading
 import time
@@ -14,73 +14,73 @@ from lockstep.training.state import State
 
 
 class Saver:
-    """Writes checkpoints into `folder`, in a thread of its own, one at a time; process 0's.
+    """Writes checkpoints into `folder`, one at a time, in its own thread. Only process 0 has one.
 
-    The thread first copies the state, into memory that is kept from one checkpoint to the next, while the towers
-    compute the next step: only an update waits for it (`State.unchanged`). Then it writes the copy, and deletes all but
-    `keep` checkpoints. With `every_s` above 0, `due` asks often enough that no more than so many seconds of training
-    are lost to whatever ends the program.
+    The thread first copies the state, into memory that later checkpoints use again, while the towers compute the next
+    step; only an update waits for the copy (`State.update_lock`). Then the thread writes the copy, and deletes all but
+    `keep` checkpoints. If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most
+    `every_s` seconds of training.
     """
 
     def __init__(self, folder: Path, *, keep: int, every_s: float) -> None:
         self._folder, self._keep, self._every_s = folder, keep, every_s
         self._copies: dict[str, Tensor] = {}
-        self._whole: set[Path] = set()
+        self._verified: set[Path] = set()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._saved = time.monotonic()  # when the state was taken that is in the newest checkpoint
-        self._write_s = 0.0  # what the last one took, from then until it was whole
-        self._stepped = self._saved
+        self._state_time = time.monotonic()  # when the state in the newest checkpoint was current
+        self._write_s = 0.0  # duration of the last save, from the copy to the finished checkpoint
+        self._last_step = self._state_time
         self._step_s = 0.0
 
     def stepped(self) -> None:
-        """A step was done."""
+        """Record that a step is done."""
         now = time.monotonic()
-        self._step_s, self._stepped = now - self._stepped, now
+        self._step_s, self._last_step = now - self._last_step, now
 
     def due(self) -> bool:
-        """Whether the state has to be saved after this step, or the next would be too late."""
+        """Return True if the state must be saved after this step, because the next step would be too late."""
         if not self._every_s or self.busy:
             return False
-        # If not after this step, then after the next one, which may be longer; and it counts once it is written.
-        return time.monotonic() - self._saved + 3 * self._step_s + 2 * self._write_s >= self._every_s
+        # The next chance comes a step later, which may take longer than this one, and the write takes time too.
+        return time.monotonic() - self._state_time + 3 * self._step_s + 2 * self._write_s >= self._every_s
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """Return whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, state: State, facts: dict[str, Any]) -> None:
-        """Begin to write `state` as it is, with `facts` in its manifest; waits for the one before."""
+        """Start to write `state`, with `facts` in its manifest. Waits for the previous checkpoint."""
         self.wait()
         named = state.named()
-        state.unchanged.acquire()
+        state.update_lock.acquire()
 
-        def work() -> None:
+        def write() -> None:
             began = time.monotonic()
             try:
                 copies = self._copy(named)
             finally:
-                state.unchanged.release()
-            self._whole.add(checkpoint.save(self._folder, copies, facts))
-            self._saved, self._write_s = began, time.monotonic() - began
-            checkpoint.prune(self._folder, self._keep, self._whole)
+                state.update_lock.release()
+            self._verified.add(checkpoint.save(self._folder, copies, facts))
+            self._state_time, self._write_s = began, time.monotonic() - began
+            checkpoint.prune(self._folder, self._keep, self._verified)
 
         try:
-            self._begin(work)
+            self._start(write)
         except BaseException:
-            state.unchanged.release()
+            state.update_lock.release()
             raise
 
     def add_facts(self, step: int, facts: dict[str, Any]) -> None:
-        """Begin to add `facts` to the manifest of the checkpoint after `step` updates, which may change the best."""
+        """Start to add `facts` to the manifest after `step` updates. The accuracy in it decides which one is best."""
         self.wait()
 
-        def work() -> None:
+        def write() -> None:
             checkpoint.add_facts(self._folder, step, facts)
-            checkpoint.prune(self._folder, self._keep, self._whole)
+            checkpoint.prune(self._folder, self._keep, self._verified)
 
-        self._begin(work)
+        self._start(write)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -88,27 +88,27 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def failed(self) -> Exception | None:
-        """What kept a checkpoint from being written, or None; told once."""
+    def take_error(self) -> Exception | None:
+        """Return the error that prevented the last save, or None. Each error is returned once."""
         error, self._error = self._error, None
         return error
 
-    def _begin(self, work: Callable[[], None]) -> None:
+    def _start(self, write: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
-                work()
-            except Exception as error:  # raised by nobody, as no one calls this: told by `failed`
+                write()
+            except Exception as error:  # A thread has no caller to raise to; `take_error` returns it.
                 self._error = error
-                self._saved = time.monotonic()  # the next try comes when the next one is due
+                self._state_time = time.monotonic()  # The next attempt is due after another `every_s` seconds.
 
         self._thread = threading.Thread(target=guarded, name="saver", daemon=True)
         self._thread.start()
 
     def _copy(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors `named` on the CPU: in the memory of the copies before, where they have the same shapes."""
+        """Return copies of `named` on the CPU, in the memory of the previous copies where shapes are equal."""
         for name, tensor in named.items():
-            held = self._copies.get(name)
-            if held is None or held.shape != tensor.shape:
-                held = self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
-            held.copy_(tensor)
+            copy = self._copies.get(name)
+            if copy is None or copy.shape != tensor.shape:
+                copy = self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            copy.copy_(tensor)
         return {name: self._copies[name] for name in named}

@@ -1,4 +1,4 @@
-"""Source: which code a model of the user's own is made of, so that a run does not go on with other code unnoticed."""
+"""The source code of a user's own model, so that a run does not silently continue with changed code."""
 
 import ast
 import hashlib
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def sources(model: str) -> dict[str, str]:
-    """The sha256 of each source file of the model `package.module:function`, which was imported; {} for our own models.
+    """Return the SHA-256 of each source file of the imported model `package.module:function`; {} for built-in models.
 
-    Of its module and of all that this imports from the same folder, or the same package: the statements are read, none
-    is executed. Of an installed package, whose other files its version tells, the module alone.
+    The files are the model's module and all that it imports from the same folder or package. Their import statements
+    are read, not executed. For an installed package it is the module alone: the package's version covers the rest.
     """
     name = model.partition(":")[0] if ":" in model else ""
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -22,12 +22,12 @@ def sources(model: str) -> dict[str, str]:
     root = path.parents[name.count(".") + (path.name == "__init__.py")]
     files = {path}
     if not any(root.is_relative_to(Path(folder).resolve()) for folder in site.getsitepackages()):
-        files |= _imported(name, root)
-    return {str(one.relative_to(root)): _sha256(one) for one in sorted(files)}
+        files |= _imported_files(name, root)
+    return {str(file.relative_to(root)): _sha256(file) for file in sorted(files)}
 
 
 def source_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """`file: 1a2b3c4d -> 5e6f7a8b` for each source file that differs."""
+    """Return `file: 1a2b3c4d -> 5e6f7a8b` for each source file that differs."""
     names = sorted({*before, *after})
     return [
         f"{name}: {before.get(name, 'none')[:8]} -> {after.get(name, 'none')[:8]}"
@@ -36,22 +36,22 @@ def source_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[
     ]
 
 
-def _imported(name: str, root: Path) -> set[Path]:
-    """The files under `root` that importing the module `name` imports, itself included."""
-    found: dict[str, Path] = {}
+def _imported_files(name: str, root: Path) -> set[Path]:
+    """Return the files under `root` that importing the module `name` imports, including its own."""
+    files: dict[str, Path] = {}
     todo = [name]
     while todo:
         name = todo.pop()
         path = root.joinpath(*name.split("."))
         file = next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
-        if file is not None and name not in found:
-            found[name] = file
-            todo += _names(file, name if file.name == "__init__.py" else name.rpartition(".")[0])
-    return set(found.values())
+        if file is not None and name not in files:
+            files[name] = file
+            todo += _imported_names(file, name if file.name == "__init__.py" else name.rpartition(".")[0])
+    return set(files.values())
 
 
-def _names(file: Path, package: str) -> Iterator[str]:
-    """Every module that the statements of `file`, which is in `package`, may import."""
+def _imported_names(file: Path, package: str) -> Iterator[str]:
+    """Yield every module that the statements of `file`, a member of `package`, may import."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             stated = [alias.name for alias in node.names]

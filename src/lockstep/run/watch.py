@@ -1,6 +1,6 @@
-"""Watch: evaluates the newest checkpoint of a run, or each new one while the run is trained by another program.
+"""Evaluation of a run's checkpoints: the newest, a chosen one, or each new one while another program trains the run.
 
-Nothing here takes the run's lock: that is for who writes recipe, metrics and checkpoints.
+No function here takes the run's lock, which is for programs that write recipe, metrics and checkpoints.
 """
 
 import math
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.report.evaluation import Evaluated
-from lockstep.report.evaluation_log import Ledger
+from lockstep.report.evaluation import CheckpointEvaluation
+from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.folder import Run
@@ -19,18 +19,22 @@ from lockstep.run.session import Session
 from lockstep.run.source import source_changes
 from lockstep.training.events import EvaluatingEvent
 
-_MEET_S = 30.0  # how often waiting processes meet: one that hears nothing for minutes takes the others for lost
+_MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
 _EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"
 
 Note = Callable[[str], None]
 
 
 class Evaluator:
-    """One question about a run's checkpoints: how good some of its weights are on a split. The same in all processes.
+    """Evaluates checkpoints of one run on one split with one kind of weights. All processes hold the same.
 
-    `weights` is "ema", "raw" or None for the ones that make the classifier; `examples` None for the whole split.
-    `strict`: an error, not a note, if the source of the model is not the one the checkpoint was trained with.
-    `progress` is told in process 0 how far each evaluation is. Raises: LockstepError if the run cannot be asked that.
+    `weights` is "ema", "raw", or None for those of the classifier; `examples` None means the whole split. If `strict`,
+    a changed model source is an error in place of a note. In process 0, `progress` receives the progress of each
+    evaluation. Raises: LockstepError if the run has no such split or weights.
+
+    Attributes:
+        is_first: True in process 0.
+        usual: True if the evaluation is the one that training makes: whole split, the classifier's weights.
     """
 
     def __init__(
@@ -46,18 +50,18 @@ class Evaluator:
         progress: Callable[[EvaluatingEvent], None] = lambda event: None,
     ) -> None:
         self.session, self.run, self._progress = session, Run(path), progress
-        self._strict, self._note, self._noted = strict, note, ""
+        self._strict, self._note, self._last_note = strict, note, ""
         self.dataset = session.split(split, examples)
         own = "ema" if session.state.ema is not None else "raw"
         if weights == "ema" and own == "raw":
             raise LockstepError(f"{path} keeps no average of its weights: use --weights raw")
         self.split, self.weights = split, weights or own
         whole = len(self.dataset) == len(session.splits[split])
-        self.usual = whole and (split, self.weights) == (session.recipe.tested_on, own)
+        self.usual = whole and (split, self.weights) == (session.recipe.evaluated_split, own)
         self.is_first = session.reduction.process == 0
 
-    def __call__(self, found: Checkpoint | None) -> Evaluated:
-        """Evaluate the checkpoint that process 0 found."""
+    def __call__(self, found: Checkpoint | None) -> CheckpointEvaluation:
+        """Evaluate the checkpoint that process 0 read; the other processes pass None."""
         self._compare_source(found)
         self.session.restore(found)
         step, classes = self.session.state.step, self.dataset.classes
@@ -66,7 +70,7 @@ class Evaluator:
             self._progress(EvaluatingEvent(step, self.split, share))
 
         result = self.session.evaluate(self.dataset, self.weights, progress)
-        return Evaluated(self.run.path, time.time(), step, self.split, self.weights, classes, result)
+        return CheckpointEvaluation(self.run.path, time.time(), step, self.split, self.weights, classes, result)
 
     def _compare_source(self, found: Checkpoint | None) -> None:
         if found is None or "model_source" not in found.manifest:
@@ -76,95 +80,104 @@ class Evaluator:
             text = f"{text} ({'; '.join(changed)})"
             if self._strict:
                 raise LockstepError(f"--strict: {text}", DATA)
-            if text != self._noted:
+            if text != self._last_note:
                 self._note(text)
-            self._noted = text
+            self._last_note = text
 
 
-def evaluate_newest(evaluator: Evaluator, note: Note) -> Evaluated:
-    """Evaluate the newest whole checkpoint. Raises: LockstepError if there is none."""
+def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
+    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none."""
     found = checkpoint.latest(evaluator.run.checkpoints, note) if evaluator.is_first else None
     if evaluator.is_first and found is None:
         raise _none_yet(evaluator.run)
     return evaluator(found)
 
 
-def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> Evaluated:
-    """Evaluate the checkpoint after `which` updates, or the best: that of the highest accuracy measured in training.
+def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> CheckpointEvaluation:
+    """Evaluate the checkpoint after `which` updates, or the best: the one with the highest accuracy in training.
 
-    Raises: LockstepError if there is none such, or it is damaged.
+    Raises: LockstepError if it does not exist or is damaged.
     """
-    return evaluator(_chosen(evaluator.run, which) if evaluator.is_first else None)
+    return evaluator(_read_chosen(evaluator.run, which) if evaluator.is_first else None)
 
 
-def watch(evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[Evaluated], None], note: Note) -> None:
-    """Evaluate each new checkpoint once, until the run has ended and its last one is evaluated.
+def watch(
+    evaluator: Evaluator, *, interval: float, once: bool, tell: Callable[[CheckpointEvaluation], None], note: Note
+) -> None:
+    """Evaluate each new checkpoint once, until the run has ended and its last checkpoint is evaluated.
 
-    Every `interval` seconds process 0 looks, and all processes do what it decides: the oldest first that is still
-    there. With `once` it looks only once, at the newest. It calls `tell` with each evaluation. Raises: LockstepError.
+    Every `interval` seconds process 0 looks for checkpoints and decides what all processes do. The oldest new
+    checkpoint comes first. If `once`, it looks once, and only at the newest. `tell` receives each evaluation.
+    Raises: LockstepError.
     """
     reduction = evaluator.session.reduction
     watcher = _Watcher(evaluator, once, note) if evaluator.is_first else None
     while True:
-        word = reduction.broadcast(watcher.decide() if watcher else None)
-        if word == _EVALUATE:
-            evaluated = evaluator(watcher.found if watcher else None)
+        decision = reduction.broadcast(watcher.decide() if watcher else None)
+        if decision == _EVALUATE:
+            evaluation = evaluator(watcher.found if watcher else None)
             if watcher:
-                watcher.ledger.add(evaluated)
-                tell(evaluated)
-            word = reduction.broadcast(watcher.after() if watcher else None)
-        if word == _END:
+                watcher.log.add(evaluation)
+                tell(evaluation)
+            decision = reduction.broadcast(watcher.after() if watcher else None)
+        if decision == _END:
             break
-        if word == _MORE:
+        if decision == _MORE:
             continue
         meetings = math.ceil(interval / _MEET_S)
         for _ in range(meetings):
             time.sleep(interval / meetings)
             reduction.broadcast(b"" if watcher else None)
     if watcher:
-        watcher.ledger.close()
+        watcher.log.close()
 
 
 class _Watcher:
-    """Process 0's part: it looks, and decides for all. `found` is what there is to evaluate."""
+    """Process 0's part: it looks for checkpoints, and decides for all processes.
+
+    Attributes:
+        found: the checkpoint to evaluate.
+        log: the evaluations so far.
+    """
 
     def __init__(self, evaluator: Evaluator, once: bool, note: Note) -> None:
         self._run, self._once, self._note = evaluator.run, once, note
-        self._noted: set[str] = set()
-        self._passed: set[int] = set()  # damaged
+        self._notes: set[str] = set()
+        self._damaged: set[int] = set()
         self._ended = False
         self.found: Checkpoint | None = None
-        self.ledger = Ledger(
+        self.log = EvaluationLog(
             evaluator.run.path / "eval", note, split=evaluator.split, weights=evaluator.weights,
             examples=len(evaluator.dataset), usual=evaluator.usual,
         )  # fmt: skip
 
     def decide(self) -> bytes:
-        """Look for a checkpoint that is new. Raises: LockstepError if there will be none."""
-        run = Run.open(self._run.path)  # it may have been deleted since
-        self._ended = run.result() is not None  # before we look: what we find then is the last
+        """Look for a new checkpoint. Raises: LockstepError if none can come."""
+        run = Run.open(self._run.path)  # raises if the run was deleted
+        # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.
+        self._ended = run.result() is not None
         steps = checkpoint.steps(self._run.checkpoints)
         if not steps:
             if self._once or self._ended:
                 raise _none_yet(self._run)
             self._note_once(f"{self._run.path} has no checkpoint yet: waiting")
             return _WAIT
-        if self._next(steps):
+        if self._find(steps):
             return _EVALUATE
         if self._once:
-            self._note(f"the newest checkpoint of {self._run.path} is evaluated already, see {self.ledger.path}")
+            self._note(f"the newest checkpoint of {self._run.path} is evaluated already, see {self.log.path}")
         elif self._ended:
-            self._note(f"{self._run.path} has ended, and its last checkpoint is evaluated, see {self.ledger.path}")
+            self._note(f"{self._run.path} has ended, and its last checkpoint is evaluated, see {self.log.path}")
         elif not self._run.is_held():
-            self._note_once(f"nobody is training {self._run.path} now: waiting; --once does not")
+            self._note_once(f"no program is training {self._run.path} now: waiting. Use --once to stop here")
         return self.after()
 
-    def _next(self, steps: list[int]) -> bool:
-        """Whether there is one to evaluate among `steps`, the newest first: then it is in `found`."""
+    def _find(self, steps: list[int]) -> bool:
+        """Read the next checkpoint to evaluate into `found`, from `steps`, newest first. Return False if none is."""
         for step in steps if self._once else reversed(steps):
-            if step in self.ledger.done and self._once:
+            if step in self.log.done and self._once:
                 return False
-            if step not in self.ledger.done | self._passed and self._read(step):
+            if step not in self.log.done | self._damaged and self._read(step):
                 return True
         return False
 
@@ -172,43 +185,43 @@ class _Watcher:
         try:
             self.found = checkpoint.read_step(self._run.checkpoints, step)
         except FileNotFoundError:
-            return False  # training keeps the latest only
+            return False  # Training has deleted it.
         except LockstepError as error:
-            self._passed.add(step)
-            self._note(f"{error}: passed over")
+            self._damaged.add(step)
+            self._note(f"{error}: skipped")
             return False
         return True
 
     def after(self) -> bytes:
-        """Whether that was the last one."""
-        self.found = None  # its tensors are not needed while we wait
-        waiting = set(checkpoint.steps(self._run.checkpoints)) - self.ledger.done - self._passed
+        """Decide what follows an evaluation: another one, waiting, or the end."""
+        self.found = None  # frees its tensors
+        waiting = set(checkpoint.steps(self._run.checkpoints)) - self.log.done - self._damaged
         return _END if self._once or (self._ended and not waiting) else _MORE if waiting else _WAIT
 
     def _note_once(self, text: str) -> None:
-        if text not in self._noted:
-            self._noted.add(text)
+        if text not in self._notes:
+            self._notes.add(text)
             self._note(text)
 
 
-def _chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+def _read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
     while True:
-        there = checkpoint.steps(run.checkpoints)
-        if not there:
+        steps = checkpoint.steps(run.checkpoints)
+        if not steps:
             raise _none_yet(run)
-        have = f"there are those after {', '.join(map(str, sorted(there)))} steps"
+        available = f"its checkpoints are those after {', '.join(map(str, sorted(steps)))} steps"
         try:
             step = checkpoint.best_step(run.checkpoints) if which == "best" else which
             if step is None:
                 raise LockstepError(
-                    f"--checkpoint best: no checkpoint of {run.path} was evaluated in training: {have}; "
-                    f"train with --eval-every N to know the best"
+                    f"--checkpoint best: no checkpoint of {run.path} was evaluated in training: {available}. "
+                    f"Train with --eval-every N to know the best"
                 )
-            if step not in there:
-                raise LockstepError(f"--checkpoint {step}: {run.path} has no such checkpoint: {have}")
+            if step not in steps:
+                raise LockstepError(f"--checkpoint {step}: {run.path} has no such checkpoint: {available}")
             return checkpoint.read_step(run.checkpoints, step)
         except FileNotFoundError:
-            continue  # training deleted one while we read: look again
+            continue  # Training deleted a checkpoint during the read.
 
 
 def _none_yet(run: Run) -> LockstepError:

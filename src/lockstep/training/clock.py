@@ -1,4 +1,4 @@
-"""Clock: the time spent training, and what it was spent on."""
+"""Time spent on training, and its split into the parts of a step."""
 
 import time
 from typing import NamedTuple
@@ -6,11 +6,14 @@ from typing import NamedTuple
 import torch
 
 PARTS = ("data", "compute", "communication", "report", "update")
-_WARM_STEPS = 5  # the first steps of a session, left out of its mean rate: they touch memory for the first time
+_WARM_STEPS = 5  # the first steps of a session are slow, as they touch their memory for the first time
 
 
 class Mark(NamedTuple):
-    """A moment of a session: seconds trained, steps done, and seconds and steps measured by part."""
+    """A reading of the clock.
+
+    seconds: time trained. steps: steps done. parts: seconds spent on each of PARTS. measured: steps that `parts` cover.
+    """
 
     seconds: float = 0.0
     steps: int = 0
@@ -19,10 +22,10 @@ class Mark(NamedTuple):
 
 
 class Clock:
-    """Time spent training, without what is not (`pause`), and its split by part.
+    """Time of a session spent on training, without evaluation and saving (`pause`), and its split by part.
 
-    A GPU computes behind the program's back: there the parts of a step are measured only if `begin` was told so, by
-    waiting for the device after each.
+    A GPU computes asynchronously. There the parts of a step are measured only if `begin` asks for it, as each
+    measurement waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,53 +35,53 @@ class Clock:
         self._parts = [0.0] * len(PARTS)
         self._measured = 0
         self._measuring = True
-        self._last = 0.0  # when the latest lap ended
+        self._last_lap = 0.0
         self._started: float | None = None
 
     def begin(self, measure: bool) -> None:
-        """A step begins."""
+        """Begin a step. On a GPU, measure its parts only if `measure` is true."""
         self._measuring = measure or self._gpu is None
         self._measured += self._measuring
-        self._last = time.perf_counter()
+        self._last_lap = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """What was done since the lap before this one was `part`."""
+        """Count the time since the previous lap as `part`."""
         if not self._measuring:
             return
         if self._gpu is not None:
             torch.cuda.synchronize(self._gpu)
         now = time.perf_counter()
-        self._parts[PARTS.index(part)] += now - self._last
-        self._last = now
+        self._parts[PARTS.index(part)] += now - self._last_lap
+        self._last_lap = now
 
     def step(self) -> None:
-        """A step was computed."""
+        """Count a computed step."""
         self._advance()
         self._mark = self._mark._replace(steps=self._mark.steps + 1)
         if self._mark.steps == _WARM_STEPS:
             self._warm = self._mark
 
     def start(self) -> None:
-        """Training starts, or goes on after `pause`."""
+        """Start to count time, or continue after `pause`."""
         self._started = time.perf_counter()
 
     def pause(self) -> None:
-        """What follows is not training."""
+        """Stop counting time until `start`."""
         self._advance()
         self._started = None
 
     @property
     def running(self) -> bool:
-        """Whether training time is being counted."""
+        """True while time is counted."""
         return self._started is not None
 
     @property
     def mark(self) -> Mark:
-        """Now."""
+        """The current reading."""
         return self._mark._replace(parts=tuple(self._parts), measured=self._measured)
 
     def steps_per_s(self) -> float:
-        """Mean rate of this session, its first steps left out if there were more."""
+        """Return the mean over this session, without its first five steps unless there are no others."""
         seconds, steps = self._mark.seconds - self._warm.seconds, self._mark.steps - self._warm.steps
         if steps == 0:
             seconds, steps = self._mark.seconds, self._mark.steps
@@ -92,6 +95,6 @@ class Clock:
 
 
 def split(since: Mark, now: Mark) -> dict[str, float]:
-    """Seconds a step spent on each part, between two marks."""
+    """Return the mean seconds per step of each part between two readings, or nothing if no step was measured."""
     steps = now.measured - since.measured
     return {part: (b - a) / steps for part, a, b in zip(PARTS, since.parts, now.parts, strict=True)} if steps else {}

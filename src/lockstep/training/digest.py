@@ -1,4 +1,4 @@
-"""Digests of tensors: equal for equal bits, at the speed of reading memory, on the device the tensors are on."""
+"""Digests of tensors: equal for equal bits, computed at the speed of reading memory, on the tensors' own device."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,43 +6,43 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-VALUES = 3  # float32 values that hold a short digest
+VALUES = 3  # number of float32 values that hold a short digest
 _COLUMNS = 1024  # 8-byte words in a row: a tensor is viewed as int64 [rows, _COLUMNS]
 
 
 def digest(tensors: Iterable[Tensor]) -> bytes:
-    """32 bytes that tell the bits of `tensors`, of any shape and dtype, in their order. Waits for the device.
+    """Return 32 bytes that depend on every bit of `tensors` (any shapes and dtypes) and on their order.
 
-    Exact where one element differs; where several do, as good as a sum modulo 2^64 of every 1 024th word. The sums are
-    of integers, so no order of additions matters: CPUs and GPUs of all kinds agree. SHA-256 of everything would take
-    five times as long on a CPU, and a copy of it on a GPU.
+    One changed element always changes the digest. If several change, the digest is as reliable as a sum modulo 2^64
+    over every 1,024th word. The sums are of integers, so their order does not matter, and CPUs and GPUs agree. SHA-256
+    of all bytes would take five times as long on a CPU, and would need a copy on a GPU. Waits for the device.
     """
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for tensor in tensors:
         words, rest = _words(tensor.detach().contiguous())
-        found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+        result.update(str((tensor.dtype, tuple(tensor.shape))).encode())
         if words is not None:
-            found.update(words.sum(0).cpu().numpy().tobytes())
-        found.update(rest.cpu().numpy().tobytes())
-    return found.digest()
+            result.update(words.sum(0).cpu().numpy().tobytes())
+        result.update(rest.cpu().numpy().tobytes())
+    return result.digest()
 
 
 def short(tensors: Iterable[Tensor]) -> str:
-    """The first 72 bits of `digest`, as 18 hexadecimal digits."""
+    """Return the first 72 bits of `digest`, as 18 hexadecimal digits."""
     return digest(tensors).hex()[: 6 * VALUES]
 
 
 def values(text: str) -> list[float]:
-    """What `short` gave, as VALUES whole numbers below 2^24, which float32 holds exactly."""
+    """Return a short digest as VALUES whole numbers below 2^24, which float32 represents exactly."""
     return [float(int(text[i : i + 6], 16)) for i in range(0, len(text), 6)]
 
 
 def _words(tensor: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The bytes of `tensor`: int64 [rows, _COLUMNS], or None where there are too few, and the uint8 bytes left over."""
+    """Return the bytes of `tensor` as int64 [rows, _COLUMNS] (None for small tensors) and the remaining uint8 bytes."""
     raw = tensor.reshape(-1).view(torch.uint8)
     whole = len(raw) // (8 * _COLUMNS) * (8 * _COLUMNS)
     if whole == 0:
         return None, raw
-    if raw.data_ptr() % 8:  # a part of another tensor, at a place where no 8-byte word begins
+    if raw.data_ptr() % 8:  # A view into another tensor may start in the middle of an 8-byte word.
         raw = raw.clone()
     return raw[:whole].view(torch.int64).view(-1, _COLUMNS), raw[whole:]

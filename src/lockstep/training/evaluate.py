@@ -1,4 +1,4 @@
-"""Evaluation: every example exactly once, in file order, on any number of processes."""
+"""Evaluation: classify every example exactly once, in file order, on any number of processes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,18 +10,24 @@ from torch.nn import functional
 from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Dataset
 from lockstep.reduce import Reduction, owned
-from lockstep.training.tower import Network
+from lockstep.training.network import Network
 
-Progress = Callable[[float], None]  # is told the share that is done, in [0, 1]
+Progress = Callable[[float], None]  # receives the share of the evaluation that is done, in [0, 1]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts over a split. loss: mean cross-entropy. A prediction that is not finite is wrong; ties go to the first.
+    """Counts over a split.
 
-    class_examples: [classes]. confusion: [classes][classes], the row is the label, the column the prediction; one that
-    is not finite has no column, so a row may add up to less than its class has examples.
-    correct_one_view: how many are right by each image alone, where the recipe's `test_views` are several; else None.
+    A prediction that is not finite counts as wrong. Among equal logits the first class is predicted.
+
+    Attributes:
+        examples, correct: how many examples there are, and how many are classified correctly.
+        loss: mean cross-entropy.
+        class_examples: [classes], examples of each class.
+        confusion: [classes][classes], the row is the label, the column the prediction. Predictions that are not finite
+            have no column, so a row may sum to less than its class has examples.
+        correct_one_view: how many are classified correctly by the image alone, if `test_views` are several; else None.
     """
 
     examples: int
@@ -33,16 +39,16 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The share of examples classified right, in [0, 1]."""
+        """Return the share of examples that are classified correctly, in [0, 1]."""
         return self.correct / self.examples
 
     @property
     def class_correct(self) -> list[int]:
-        """How many of each class are classified right."""
+        """Return how many examples of each class are classified correctly."""
         return [row[label] for label, row in enumerate(self.confusion)]
 
     def summary(self) -> dict[str, float]:
-        """What is worth a row of a file that grows: no tables."""
+        """Return the scalar results, for a row of a metrics file."""
         facts = {"accuracy": self.accuracy, "examples": self.examples, "correct": self.correct, "loss": self.loss}
         if self.correct_one_view is not None:
             facts["accuracy_one_view"] = self.correct_one_view / self.examples
@@ -59,11 +65,11 @@ def evaluate(
     reduction: Reduction,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Classify `dataset`, seen as `recipe.test_views` says, with the given weights; equal in every process.
+    """Classify `dataset`, in the views that `recipe.test_views` names. The result is equal in every process.
 
-    The examples are cut into chunks of `recipe.eval_batch`, which the processes share. The last chunk is filled up
-    with repeats that are not counted: a kernel's result may depend on the number of images it is given. Process 0
-    tells `progress` what share of its chunks is done: before each of them, and when all processes are done.
+    The processes share chunks of `recipe.eval_batch` examples. The last chunk is padded with repeats that do not
+    count, because the bits of a kernel's result may depend on the batch size. Process 0 calls `progress` before each
+    of its chunks, and when all processes are done.
     """
     tell = progress if progress and reduction.process == 0 else lambda share: None
     network.load_parameters(parameters)
@@ -73,8 +79,9 @@ def evaluate(
     chunks = -(-len(dataset) // size)
     shares = [owned(chunks, reduction.processes, process) for process in range(reduction.processes)]
     own = shares[reduction.process]
-    losses = torch.zeros(max(map(len, shares)), dtype=torch.float64)  # of each chunk, so that their order is one
-    # The last column: no prediction. The last row begins with how many are right by the image alone.
+    # One loss for each chunk, so that the order in which they are summed does not depend on the processes.
+    losses = torch.zeros(max(map(len, shares)), dtype=torch.float64)
+    # The last column counts predictions that are not finite. The last row begins with the count by one view.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
     for row, chunk in enumerate(own):
         tell(row / len(own))
@@ -105,36 +112,36 @@ def evaluate(
 
 
 def _predicted(logits: Tensor, classes: int) -> Tensor:
-    """The class of each row of `logits`, int64 [b]; `classes`, which is none, for outputs beyond and if not finite."""
+    """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite or predicts none."""
     return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 
 
 def _logits(network: Network, images: Tensor, views: str, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [b, classes] each: by the mean over `views` of the images [b, C, H, W], and by the images alone.
+    """Return float32 logits [b, classes] twice: the mean over `views` of `images` [b, C, H, W], and by one view.
 
-    Half the weight is the image's where it is, half its two neighbours'; the mirror images count alike. With "unsure"
-    in `views` only those images are moved for which the two best classes are nearest to each other: a quarter of the
-    `counted` (bool [b]).
+    The unmoved image has half the weight, the two moved ones the other half, and mirror images count equally. With
+    "unsure" in `views`, only the images whose two best classes are closest to each other are moved: a quarter of the
+    `counted` ones (bool [b]).
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
     """
     one_view = network(images)
     if views == "one":
         return one_view, one_view
-    here = (one_view + network(images.flip(-1))) / 2
+    unmoved = (one_view + network(images.flip(-1))) / 2
     if views == "flip":
-        return here, one_view
-    chosen = _unsure(here, counted) if "unsure" in views else torch.arange(len(images), device=images.device)
+        return unmoved, one_view
+    chosen = _unsure(unmoved, counted) if "unsure" in views else torch.arange(len(images), device=images.device)
     height, width = images.shape[2:]
     padded = functional.pad(images[chosen], (1, 1, 1, 1), mode="reflect")
-    moved = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
-    there = sum(network(image) + network(image.flip(-1)) for image in moved) / 4
-    return here.index_copy(0, chosen, (here[chosen] + there) / 2), one_view
+    shifted = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
+    moved = sum(network(image) + network(image.flip(-1)) for image in shifted) / 4
+    return unmoved.index_copy(0, chosen, (unmoved[chosen] + moved) / 2), one_view
 
 
 def _unsure(logits: Tensor, counted: Tensor) -> Tensor:
-    """The `counted` rows of `logits` [b, classes] in which the two largest are nearest: int64 [b // 4, at least 1].
+    """Return the `counted` rows of `logits` [b, classes] whose two largest are closest: int64 [b // 4, at least 1].
 
-    Filled up by others where fewer are counted: the network is always given as many.
+    If fewer rows are counted, others fill the result: the network's batch size stays fixed.
     """
     first, second = logits.softmax(1).topk(2).values.unbind(1)
     margins = (first - second).masked_fill(~counted, torch.inf)

@@ -1,8 +1,8 @@
-"""What a run has to tell, and who hears it: every report is a `Listener`."""
+"""Events of a run, and the base class of the listeners that receive them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,18 +11,32 @@ from lockstep.training.evaluate import Evaluation
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One step, seen after its forward and backward passes and before its update.
+    """One step, after its forward and backward passes and before its update.
 
-    time: seconds since the epoch. loss: mean cross-entropy over the batch plus the decay terms. loss_average: its
-    running average over the steps of this session, 0.9 of it kept at each, corrected for its start;
-    cross_entropy_average and decay_average: those of its terms. logged_loss: what the console says: `loss`, or if the
-    placement asks for that with the last tower's cross-entropy in it. rate: learning rate. images_per_s and
-    s_per_step: means since the previous event of this kind, without evaluation and saving; split: where those seconds
-    went in process 0, by part (clock.PARTS). memory_bytes and cpu_utilisation: what each process holds, and the CPU
-    seconds it used in a second (None in a session's first event).
-    gpu_utilisation: the percentage of the last sampling period, a second or less, in which the GPU of each process
-    computed; None on CPUs, and where it is not known. loss_scale: of float16, else None. skipped: the update is left
-    out, for a float16 overflow; the losses may not be finite.
+    Attributes:
+        time: seconds since the epoch of the system's clock.
+        step: zero-based number of this step.
+        steps: number of steps of the run.
+        epoch: epochs done before this step.
+        loss: mean cross-entropy over the batch plus the decay terms.
+        loss_average: running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected
+            for its start at zero.
+        logged_loss: the loss on the console: `loss`, or with the last tower's cross-entropy if the placement says so.
+        cross_entropy: mean over the batch.
+        cross_entropy_average: its running average.
+        decay: loss term of each parameter with weight decay, keyed by name.
+        decay_average: their running averages.
+        accuracy: share of the batch that is classified correctly.
+        rate: learning rate.
+        images_per_s: mean since the previous event of this listener, without evaluation and saving.
+        s_per_step: mean seconds of a step over the same time.
+        split: mean seconds of each part of a step (`clock.PARTS`) over the same time, in process 0.
+        memory_bytes: memory that each process holds.
+        cpu_utilisation: CPU seconds that each process used per second. None in the first event of a session.
+        gpu_utilisation: percentage of the last sampling period, a second or less, in which each process's GPU computed.
+            None on CPUs and where it is not known.
+        loss_scale: scale of the loss in float16, else None.
+        skipped: True if a float16 overflow makes the run leave out this update. The losses may then not be finite.
     """
 
     time: float
@@ -50,7 +64,7 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class EvaluationEvent:
-    """Results on a split after `step` updates, by the weights evaluated: "ema" and "raw", or "raw" alone."""
+    """Results on a split after `step` updates, keyed by the weights: "ema" and "raw", or "raw" alone."""
 
     time: float
     step: int
@@ -60,7 +74,7 @@ class EvaluationEvent:
 
 @dataclass(frozen=True)
 class EvaluatingEvent:
-    """How far an evaluation on a split after `step` updates is: `share` in [0, 1], 0 when it begins."""
+    """Progress of an evaluation on a split after `step` updates: `share` is in [0, 1], and 0 when it begins."""
 
     step: int
     split: str
@@ -68,43 +82,46 @@ class EvaluatingEvent:
 
 
 class Tensors(NamedTuple):
-    """What a step's event is about: float32, by name, and theirs only until the event has been heard.
+    """Tensors of a step, float32 and keyed by name. They are valid only during the callback.
 
-    weights: the parameters before the update. gradients: the mean over the batch, of all towers.
+    weights: the parameters before the update. gradients: their mean over the batch, of all towers.
     """
 
     weights: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
 
 
-class Listener(Protocol):
-    """What a report hears. Times and rates in events are seconds and images per second."""
+class Listener:
+    """A report that receives the events of a run. Every method is a no-op: a subclass overrides what it needs.
 
-    every: int | None  # steps between the step events it wants; None for a live display, which wants all it can show
+    every: steps between two step events. None is for a live display, which receives as many as it can show.
+    """
+
+    every: int | None = None
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """The run starts; `lines` are (label, text)."""
+        """Receive the start-up block of the run, as (label, text)."""
 
     def begin(self, step: int) -> None:
-        """A step whose event this listener wants is about to be computed."""
+        """Prepare for `step`: it is about to be computed, and its event will follow."""
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """A step was computed."""
+        """Receive a computed step."""
 
     def digest(self, step: int, text: str) -> None:
-        """The digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""
+        """Receive the digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""
 
     def evaluating(self, event: EvaluatingEvent) -> None:
-        """An evaluation begins or goes on."""
+        """Receive the progress of an evaluation."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """A split was evaluated."""
+        """Receive the results of an evaluation."""
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
+        """Receive a message for the user."""
 
     def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """The run ended; `lines` are (label, text)."""
+        """Receive the end block of the run, as (label, text)."""
 
     def close(self) -> None:
-        """Nothing more will come, whatever happened. Let go of terminals and files."""
+        """Release terminals and files: no event follows, whether the run ended well or not."""

@@ -1,73 +1,65 @@
-"""The training loop."""
+"""The training loop. Every process runs it, and all processes take every step together."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from lockstep.config.recipe import Recipe
+from lockstep.config.course import Course
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.reduce import Reduction, owned
 from lockstep.training import digest
 from lockstep.training.log import Log
-from lockstep.training.state import PartedError, State
-from lockstep.training.tower import REQUESTS, Metrics, NonFiniteError, Tower, plan_of
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # in the order of the first of REQUESTS
-
-Asked = Callable[[], Sequence[bool]]
+from lockstep.training.state import State, StatesDifferError
+from lockstep.training.tower import NonFiniteError, Tower
+from lockstep.training.vector import Metrics, Requests
 
 
 def train(
-    recipe: Recipe,
+    course: Course,
     dataset: Dataset,
-    reduction: Reduction,
     tower: Tower,
+    reduction: Reduction,
     state: State,
     log: Log,
     *,
-    asked: Asked = lambda: (),
+    requests: Callable[[], Requests] = Requests,
     digest_every: int = 0,
-    after_step: Callable[[State, bool], None] = lambda state, save: None,
-) -> signal.Signals | None:
-    """Train `state`, in place, from its step to the recipe's last. Every process runs this loop, in lockstep.
+) -> Iterator[Requests]:
+    """Train `state`, in place, to the last step of `course`. Yield after every update.
 
-    `asked` says which of REQUESTS this process makes. All processes stop after the same step if one was sent one of
-    SIGNALS, and the signal is returned (None: the run is complete). `after_step` is called after every update, with
-    the state and whether a process asked to save it. Every `digest_every` steps (0: never) the processes compare
-    digests of their states.
-    Raises: NonFiniteError or PartedError, in every process at the same step, with `state` as it was before that step.
+    Each item is what any process requested before the update; it is equal in all processes. The iterator ends after
+    a request to stop. `requests` returns what this process requests now. Every `digest_every` steps (0: never), the
+    processes compare digests of their states.
+    Raises: NonFiniteError or StatesDifferError, in every process at the same step, with `state` as it was before it.
     """
-    for step in range(state.step, recipe.total_steps(len(dataset))):
+    recipe = course.recipe
+    for step in range(state.step, course.steps):
         log.begin(step)
-        plan = plan_of(recipe, step, len(dataset))
+        plan = course.plan(step)
         log.lap("data")
-        state.freeze(recipe.frozen(step, len(dataset)))
-        text = state.digest() if digest_every and step % digest_every == 0 else ""
-        total = reduction(_vectors(tower, state, dataset, plan, step, reduction.owned, asked, text, log))
+        state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
+        total = reduction(_vectors(tower, state, dataset, plan, step, reduction.owned, requests, state_digest, log))
         log.lap("communication")
         gradients, statistics, metrics = tower.layout.split(total)
-        decided = _decide(metrics)
-        if text:
-            _compare(metrics, reduction, step)
-            log.digest(step, text)
-        if decided.broken and not state.may_skip:
-            raise NonFiniteError(decided.broken, step)
+        requested, non_finite = metrics.read()
+        if state_digest:
+            _compare_digests(metrics, reduction, step)
+            log.digest(step, state_digest)
+        if non_finite and not state.may_skip:
+            raise NonFiniteError(non_finite, step)
         gradients.div_(recipe.batch * state.loss_scale)
-        rate = recipe.rate(step, len(dataset))
-        log.step(step, metrics, state, rate, gradients, skipped=bool(decided.broken))
+        learning_rate = course.learning_rate(step)
+        log.step(step, metrics, state, learning_rate, gradients, skipped=bool(non_finite))
         log.lap("report")
-        if decided.broken:
+        if non_finite:
             state.skip()
         else:
-            state.apply(gradients, statistics.div_(recipe.towers), rate)
+            state.apply(gradients, statistics.div_(recipe.towers), learning_rate, course.frozen(step))
         log.lap("update")
-        after_step(state, decided.save)
-        if decided.stop is not None:
-            return decided.stop
-    return None
+        yield requested
+        if requested.stop is not None:
+            return
 
 
 def _vectors(
@@ -76,45 +68,24 @@ def _vectors(
     dataset: Dataset,
     plan: Plan,
     step: int,
-    owned: range,
-    asked: Asked,
-    text: str,
+    towers: range,
+    requests: Callable[[], Requests],
+    state_digest: str,
     log: Log,
 ) -> Iterator[Tensor]:
-    """This process's vectors, one tower after the other: the reduction adds each before the next is computed."""
-    for t in owned:
+    """Yield the vector of each of this process's `towers`; the reduction adds it before the next one is computed."""
+    for index in towers:
         log.lap("communication")
-        shard = dataset.shard(plan, t)
+        shard = dataset.shard(plan, index)
         log.lap("data")
-        vector = tower(state, shard, step, asked(), digest.values(text))
+        vector = tower(state, shard, step, requests(), digest.values(state_digest))
         log.lap("compute")
         yield vector
 
 
-class _Decided(NamedTuple):
-    """What all processes do at a step. broken: the towers that are not finite. stop: the signal to stop for."""
-
-    broken: list[int]
-    stop: signal.Signals | None
-    save: bool
-
-
-def _decide(metrics: Metrics) -> _Decided:
-    """Read the decisions from the reduced vector, so that they are equal in all processes.
-
-    The step's one wait for the device.
-    """
-    flags = metrics.flags.tolist()
-    requests, broken = flags[: len(REQUESTS)], flags[len(REQUESTS) :]
-    stop = next((sent for sent, count in zip(SIGNALS, requests, strict=False) if count), None)
-    return _Decided([tower for tower, flag in enumerate(broken) if flag], stop, save=bool(requests[-1]))
-
-
-def _compare(metrics: Metrics, reduction: Reduction, step: int) -> None:
-    """Raise a PartedError unless all processes took the same digest."""
+def _compare_digests(metrics: Metrics, reduction: Reduction, step: int) -> None:
+    """Raise a StatesDifferError unless all processes have the same digest."""
     rows = metrics.digest.tolist()
-    towers = len(rows)
-    firsts = [owned(towers, reduction.processes, process).start for process in range(reduction.processes)]
-    digests = [rows[first] for first in firsts]
-    if any(found != digests[0] for found in digests):
-        raise PartedError(step, digests)
+    digests = [rows[owned(len(rows), reduction.processes, process).start] for process in range(reduction.processes)]
+    if any(other != digests[0] for other in digests):
+        raise StatesDifferError(step, digests)

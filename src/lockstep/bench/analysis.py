@@ -1,0 +1,186 @@
+"""Analysis of measurements: where the time of a step goes, what limits it, and what more devices would do.
+
+Plain arithmetic on the records of the processes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from lockstep.bench.record import Analysis, Measurement, Prediction, Row, Summary
+
+_LARGE_SHARE = 0.2  # share of a step from which input or exchange limits it
+_NEAR_PEAK = 0.4  # fraction of the peak from which arithmetic limits a network; good networks reach 0.4 to 0.8
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of a step spent on each part. compute: forward, backward, update and the loop."""
+
+    data: float
+    communication: float
+    compute: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        return self.data + self.communication + self.compute
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection between devices. bytes_per_s: in each direction, for all devices at once."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+def summarise(
+    measurements: Sequence[Measurement], ablations: Sequence[Measurement], reduction: str, link: Link
+) -> Summary:
+    """Return the record that `--json` prints.
+
+    measurements: of 1 to N processes. ablations: the last of them repeated on constant input, and with several
+    processes repeated again without exchange too. Without ablations there is no analysis and no prediction.
+    """
+    first, last = measurements[0], measurements[-1]
+    summary: Summary = {
+        "kind": "bench",
+        "recipe": last["recipe"],
+        "modes": last["modes"],
+        "precision": last["precision"],
+        "threads": last["threads"],
+        "device": last["device"],
+        "versions": last["versions"],
+        "tower_batch": last["batch"] // last["towers"],
+        "records": [with_ratios(measurement, first) for measurement in measurements],
+        "analysis": None,
+        "prediction": None,
+        "assumptions": None,
+    }
+    if ablations:
+        parts = split_step(*(record["s_per_step_median"] for record in (last, ablations[0], ablations[-1])))
+        one_process_s = first["s_per_step_median"] if first["processes"] == 1 else parts.total - parts.communication
+        size = last["vector_bytes"]
+        summary["analysis"] = _analysis(last, parts)
+        summary["prediction"] = predict(one_process_s, summary["tower_batch"], size, reduction, link)
+        summary["assumptions"] = assumptions(one_process_s, size, reduction, link)
+    return summary
+
+
+def with_ratios(measurement: Measurement, first: Measurement) -> Row:
+    """Return `measurement` with its ratios to the peak and, if that is of one process, to `first`."""
+    speed_up = measurement["images_per_s"] / first["images_per_s"] if first["processes"] == 1 else None
+    achieved = measurement["flops_per_step"] / measurement["s_per_step"]
+    return {
+        **measurement,
+        "fraction_of_peak": achieved / measurement["peak_flops_per_s"],
+        "speed_up": speed_up,
+        "efficiency": speed_up / measurement["processes"] if speed_up is not None else None,
+    }
+
+
+def _analysis(measurement: Measurement, parts: StepParts) -> Analysis:
+    flops, peak = measurement["flops_per_step"], measurement["peak_flops_per_s"]
+    return {
+        "processes": measurement["processes"],
+        "s_per_step": parts.total,
+        "parts_s": asdict(parts),
+        "flops_per_step": flops,
+        "peak_flops_per_s": peak,
+        "peak_precision": measurement["peak_precision"],
+        "verdict": verdict(parts, flops, peak),
+    }
+
+
+def split_step(whole: float, without_data: float, without_exchange: float) -> StepParts:
+    """Split a step of `whole` seconds by what each ablation saves.
+
+    without_data: seconds of a step on constant input. without_exchange: the same, also without exchange. A part that
+    noise makes negative is 0. The rest is compute.
+    """
+    data = max(0.0, whole - without_data)
+    communication = min(max(0.0, without_data - without_exchange), whole - data)
+    return StepParts(data, communication, whole - data - communication)
+
+
+def verdict(parts: StepParts, flops: int, peak: float) -> str:
+    """Return what limits a step, as "NAME-bound: numbers".
+
+    flops: operations of a step. peak: FLOP/s. Both are of one process.
+    """
+    shares = {name: seconds / parts.total for name, seconds in asdict(parts).items()}
+    fraction = flops / parts.compute / peak if parts.compute else 0.0
+    rate = f"{flops / parts.compute / 1e9:.0f} of {peak / 1e9:.0f} GFLOP/s" if parts.compute else "nothing"
+    if shares["data"] >= max(_LARGE_SHARE, shares["communication"]):
+        return (
+            f"loader-bound: input is {_of_a_step(parts.data, shares['data'])}; "
+            f"without it a step takes {1e3 * (parts.total - parts.data):.1f} ms"
+        )
+    if shares["communication"] >= _LARGE_SHARE:
+        return (
+            f"communication-bound: exchange is {_of_a_step(parts.communication, shares['communication'])}; larger "
+            f"towers would spread it over more images"
+        )
+    numbers = f"computing is {_of_a_step(parts.compute, shares['compute'])}, at {rate}, {fraction:.0%} of the peak"
+    if fraction >= _NEAR_PEAK:
+        return f"compute-bound: {numbers}"
+    return f"memory-bound, or bound by overhead: {numbers}; the rest of it moves memory or starts operators"
+
+
+def _of_a_step(seconds: float, share: float) -> str:
+    return f"{seconds * 1e3:.1f} ms of a step ({share:.0%})"
+
+
+def exchange_s(kind: str, devices: int, size: int, link: Link) -> float:
+    """Return the seconds in which `devices` devices add vectors of `size` bytes with the reduction `kind`.
+
+    A latency-bandwidth model of `reduce/process.py`, with one tower per device. n stands for the size, W for devices:
+
+    tree: each device sends every other device a slice of n / W, then the sum of its own slice, one message after the
+        other: 2 (W - 1) messages and 2 (W - 1) / W n bytes.
+    allreduce: a ring, with as many messages and bytes.
+    central: one device receives W - 1 vectors, then broadcasts the total along a binary tree.
+    central-cpu: the same. Copies between device and CPU count as free.
+    """
+    others = devices - 1
+    if kind in ("central", "central-cpu"):
+        return (others + math.ceil(math.log2(devices))) * (link.latency_s + size / link.bytes_per_s)
+    return 2 * others * link.latency_s + 2 * others / devices * size / link.bytes_per_s
+
+
+def predict(
+    step_s: float, tower_batch: int, size: int, kind: str, link: Link, devices: tuple[int, ...] = (8, 64, 512)
+) -> list[Prediction]:
+    """Predict the speed on each number of devices. A step takes `step_s` plus its exchange, without overlap."""
+    predictions: list[Prediction] = []
+    for count in devices:
+        exchange = exchange_s(kind, count, size, link)
+        predictions.append(
+            {
+                "devices": count,
+                "batch": count * tower_batch,
+                "s_per_step": step_s + exchange,
+                "exchange_s": exchange,
+                "images_per_s": count * tower_batch / (step_s + exchange),
+                "efficiency": step_s / (step_s + exchange),
+            }
+        )
+    return predictions
+
+
+def assumptions(step_s: float, size: int, kind: str, link: Link) -> list[str]:
+    """Return the assumptions of a prediction, in words."""
+    messages = {
+        "tree": "2 (W - 1) messages and 2 (W - 1) / W of the vector per device, between all pairs",
+        "allreduce": "a ring: 2 (W - 1) messages and 2 (W - 1) / W of the vector per device",
+        "central": "W - 1 whole vectors into one device, then log2 W down a binary tree",
+        "central-cpu": "W - 1 whole vectors into one CPU, then log2 W down a binary tree; copies are free",
+    }[kind]
+    return [
+        f"every device computes as fast as one process here: {step_s * 1e3:.1f} ms per step, with one tower each",
+        f"{link.latency_s * 1e6:g} us per message and {link.bytes_per_s / 1e9:g} GB/s in each direction, for all "
+        "devices at once (--latency, --link)",
+        f"reduction {kind}: {messages}; the vector has {size / 2**20:.1f} MiB",
+        "computing and exchange do not overlap; no device is slower than another; adding the vectors takes no time",
+    ]

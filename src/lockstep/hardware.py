@@ -1,0 +1,149 @@
+"""What this host has, and what this process uses of it. Needs no torch at import time, which takes a second."""
+
+import math
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+_PROCESS = psutil.Process()
+_GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
+_ARITHMETIC_FLAG = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")  # on x86 and ARM
+
+
+def has_gpu_driver() -> bool:
+    """Return False if this host certainly has no GPU driver. Needs no torch."""
+    return sys.platform != "linux" or any(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))
+
+
+def gpus() -> int:
+    """Return how many CUDA GPUs torch sees. Imports torch only if the host has a GPU driver."""
+    if not has_gpu_driver():
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def cores() -> int:
+    """Return how many CPU cores this process may use, by its affinity and its container's CPU quota; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, int(min(quota(), allowed))))
+
+
+def quota(groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the CPU seconds per second that control groups allow this process, or infinity.
+
+    Reads cpu.max (version 2) and cpu.cfs_quota_us (version 1) of the process's own group and of all its parents.
+    """
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return math.inf
+    limits = [math.inf]
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if not controllers:
+            root, read = mounts, _quota_v2
+        elif "cpu" in controllers.split(","):
+            root, read = mounts / "cpu", _quota_v1
+        else:
+            continue
+        inner = root / path.lstrip("/")
+        limits += [read(group) for group in (inner, *inner.parents) if group.is_relative_to(root)]
+    return min(limits)
+
+
+def _quota_v2(group: Path) -> float:
+    try:
+        limit, period = (group / "cpu.max").read_text().split()
+        return math.inf if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _quota_v1(group: Path) -> float:
+    try:
+        limit, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        return limit / period if limit > 0 else math.inf
+    except (OSError, ValueError):
+        return math.inf
+
+
+def processor() -> str:
+    """Return the CPU's model name, as the system gives it."""
+    return _cpuinfo("model name") or "unknown CPU"
+
+
+def cpu() -> dict[str, str]:
+    """Return the CPU's properties by which kernels choose instructions and block sizes: model, flags and caches."""
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return {
+        "model": "/".join(_cpuinfo(key) or "?" for key in ("cpu family", "model", "stepping")),
+        "flags": " ".join(sorted(flag for flag in cpu_flags() if _ARITHMETIC_FLAG.fullmatch(flag))),
+        "caches": " ".join(path.read_text().strip() for path in sizes),
+    }
+
+
+def cpu_flags() -> list[str]:
+    """Return the CPU's feature flags, as Linux lists them."""
+    return (_cpuinfo("flags") or _cpuinfo("Features")).split()
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == key), "")
+
+
+def memory_bytes(device: "torch.device") -> int:
+    """Return the memory that this process holds: of tensors on a GPU, or all resident memory on a CPU."""
+    import torch
+
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else int(_PROCESS.memory_info().rss)
+
+
+def peak_memory_bytes(device: "torch.device") -> int:
+    """Return the most memory that this process has held, counted as in `memory_bytes`."""
+    import resource
+
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class GpuUtilisation:
+    """The utilisation of the GPU `device`. Queries the driver at most once a second, because a query takes time.
+
+    Not yet run on a GPU.
+    """
+
+    def __init__(self, device: "torch.device") -> None:
+        self._device = device
+        self._percent: float | None = None
+        self._next_query: float | None = 0.0  # by time.monotonic(); None: never again
+
+    def __call__(self) -> float | None:
+        """Return the percentage of the last sampling period (a second or less) in which the GPU computed.
+
+        None if it is not known: without NVIDIA's driver and the package nvidia-ml-py.
+        """
+        import torch
+
+        now = time.monotonic()
+        if self._next_query is not None and now >= self._next_query:
+            try:
+                self._percent, self._next_query = float(torch.cuda.utilization(self._device)), now + 1.0
+            except Exception:  # torch and the package raise errors without a common base class
+                self._percent = self._next_query = None
+        return self._percent

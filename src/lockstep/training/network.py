@@ -1,0 +1,182 @@
+"""Network: the model in the precision that towers compute in, and how a model is built and checked."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lockstep import rng
+from lockstep.config.recipe import Recipe
+from lockstep.data.dataset import Dataset
+from lockstep.errors import ENVIRONMENT, LockstepError, unknown
+from lockstep.models import MODELS
+from lockstep.numerics import configure_compiler
+from lockstep.settings import load_object
+
+Shape = tuple[int, int, int]
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+_WHITENING_IMAGES = 2000  # A model's first layer is fitted to some millions of their patches.
+
+
+class Network:
+    """The model in the dtype that towers compute in. Its weights are copies of the float32 master weights.
+
+    Parameters and activations have the recipe's precision. Torch's norm layers and all statistics stay float32. On a
+    CPU, float16 convolutions also run in float32, between float16 activations: torch's float16 backward pass is 100
+    times slower there.
+
+    Attributes:
+        module: the model itself.
+        shape: [C, H, W] of the images it takes.
+        dtype: what it computes in.
+        parameters, buffers: its tensors, by name; buffers that are not part of the module's state are left out.
+    """
+
+    def __init__(self, recipe: Recipe, module: nn.Module, shape: Shape, device: torch.device) -> None:
+        """Take over `module`: it is moved to `device` and cast, in place."""
+        self.dtype = getattr(torch, recipe.precision)
+        self.shape = shape
+        self.module = module.to(device)
+        self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for part in self.module.modules():
+            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, _CONVOLUTIONS):
+                part.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
+                part.register_forward_hook(lambda _, inputs, output: output.half())
+            elif not isinstance(part, _NORMS):
+                _cast(part, self.dtype)
+        self.parameters = dict(self.module.named_parameters())
+        self._forward: Callable[[Tensor], Tensor] = self.module
+        if recipe.compile:
+            configure_compiler(recipe.exact)
+            self._forward = torch.compile(self.module, dynamic=False)  # one graph for each image size
+        self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
+        self.buffers = persistent_buffers(self.module)
+
+    @torch.no_grad()
+    def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Copy in float32 parameters by name, rounding to the network's dtype."""
+        torch._foreach_copy_(list(self.parameters.values()), [parameters[name] for name in self.parameters])
+
+    @torch.no_grad()
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Copy in buffers by name."""
+        for name, buffer in self.buffers.items():
+            buffer.copy_(buffers[name])
+
+    def freeze(self, names: Set[str]) -> None:
+        """Freeze the parameters in `names`, and those that the model marks as not trainable; train all others."""
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in self._trained and name not in names)
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Compute operator by operator within the context, even if the recipe compiles the network."""
+        compiled, self._forward = self._forward, self.module
+        try:
+            yield
+        finally:
+            self._forward = compiled
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""
+        try:
+            logits: Tensor = self._forward(images.to(self.dtype)).float()
+        except Exception as error:
+            if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                problem = str(error).strip().splitlines()[0]
+                raise LockstepError(
+                    f"torch cannot compile the network: {problem}. Set compile=false", ENVIRONMENT
+                ) from None
+            raise
+        return logits
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return the gradient of `loss` for every parameter: zeros if it is frozen or has no part in the loss."""
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
+        by_name = dict(zip(trained, found, strict=True))
+        return [by_name[name] if name in by_name else torch.zeros_like(p) for name, p in self.parameters.items()]
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are part of the module's state, by name."""
+    kept = module.state_dict().keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in kept}
+
+
+def layer_parameters(names: Sequence[str], parameters: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the names of all `parameters` that are, or lie in a layer that is, in `names`.
+
+    Raises: LockstepError for a name that is neither a layer nor a parameter.
+    """
+    chosen: set[str] = set()
+    for name in names:
+        inside = [parameter for parameter in parameters if f"{parameter}.".startswith(f"{name}.")]
+        if not inside:
+            raise LockstepError(unknown("layer or parameter in freeze", name, parameters))
+        chosen.update(inside)
+    return frozenset(chosen)
+
+
+def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module:
+    """Return the model before the first step, on the CPU: a function of the recipe's seed and the training images.
+
+    `shape` is the [C, H, W] of its input.
+    Raises: LockstepError if the model does not take every image size in the recipe.
+    """
+    model = build_model(recipe, shape, len(train_set.classes))
+    _check_sizes(recipe, model, shape)
+    if callable(whiten := getattr(model, "whiten", None)):
+        whiten(recipe.augmentation.test(train_set.images[:_WHITENING_IMAGES].cpu()))
+    return model
+
+
+def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
+    """Return the recipe's model on the CPU, with initial weights drawn from `recipe.seed`. Raises: LockstepError."""
+    function = load_object(MODELS.get(recipe.model, recipe.model))
+    if not callable(function):
+        raise LockstepError(f"model {recipe.model} is a {type(function).__name__}, expected a function")
+    options = list(inspect.signature(function).parameters)[2:]  # after the shape and the number of classes
+    try:
+        inspect.signature(function).bind(shape, classes)
+    except TypeError as error:
+        raise LockstepError(
+            f"model {recipe.model} is called with (shape [C, H, W], classes): {error}. Give a function of these two, "
+            f"whose other arguments have defaults"
+        ) from None
+    if wrong := [name for name in recipe.model_options if name not in options]:
+        raise LockstepError(unknown(f"option of model {recipe.model}", wrong[0], options))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
+        model = function(shape, classes, **recipe.model_options)
+    if not isinstance(model, nn.Module):
+        raise LockstepError(f"model {recipe.model} returned {type(model).__name__}, expected a torch.nn.Module")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise LockstepError(f"model {recipe.model} has no parameters to train")
+    return model
+
+
+def _check_sizes(recipe: Recipe, model: nn.Module, shape: Shape) -> None:
+    """Raise a LockstepError unless the model takes every image size of progressive training."""
+    if recipe.progressive is None:
+        return
+    least = getattr(model, "least_px", None)
+    if least is None:
+        raise LockstepError(f"model {recipe.model} takes images of one size: set progressive=none")
+    largest = min(shape[1:])
+    if wrong := [size for size in recipe.progressive.sizes_px if not least <= size <= largest]:
+        raise LockstepError(f"progressive.sizes_px: got {wrong[0]}: {least} to {largest} is allowed here")
+
+
+def _cast(part: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the floating-point parameters and constant buffers that `part` holds itself, in place."""
+    for parameter in part.parameters(recurse=False):
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    for name, buffer in part.named_buffers(recurse=False):
+        if buffer.is_floating_point() and name in part._non_persistent_buffers_set:
+            setattr(part, name, buffer.to(dtype))

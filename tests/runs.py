@@ -1,0 +1,27 @@
+"""Whole runs in the test's own process."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from signal import Signals
+
+import torch
+
+from lockstep.config.jobs import TrainJob
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.reduce.local import Local
+from lockstep.run.fit import Outcome, fit
+
+
+def fit_here(
+    recipe: Recipe,
+    path: Path,
+    placement: Placement = Placement(),  # noqa: B008  a frozen constant
+    *,
+    stop_requested: Callable[[], Signals | None] = lambda: None,
+    **job: object,
+) -> Outcome:
+    """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
+    whole = TrainJob(recipe=recipe, placement=placement, path=path, json_output=True, started=time.time(), **job)
+    return fit(whole, Local(recipe.towers), torch.device("cpu"), stop_requested=stop_requested)
