@@ -162,7 +162,12 @@ def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
     assert failed.returncode == DATA
     assert failed.stdout == ""
     message = failed.stderr.splitlines()[-1]
-    for word in ("says 404", "connection refused", f"put it into {tmp_path}/cache/lockstep/mnist", "recipe 'digits'"):
+    for word in (
+        "says 404",
+        "connection refused",
+        f"put the files into {tmp_path}/cache/lockstep/mnist",
+        "recipe 'digits'",
+    ):
         assert word in message
     assert "Traceback" not in failed.stderr
     assert left(tmp_path) == []

@@ -132,7 +132,7 @@ def test_mnist_switches_for_how_the_originals_comments_read():
     [
         ({"model_options.dropout": 1.0}, "dropout: got 1.0"),
         ({"model_options.dropout": "half"}, "dropout: got 'half'"),
-        ({"model_options.dense_activation": "tanh"}, "none or relu is allowed"),
+        ({"model_options.dense_activation": "tanh"}, "give none or relu"),
         ({"model_options.droput": 0.5}, "did you mean dropout"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.contract.test_registries import SHAPES
 from tests.runs import fit_here
 from tests.unit.test_tower import parts, plan
 from torch import nn
@@ -17,10 +18,12 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
+from lockstep.models import MODELS
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.report.event_file import EventFile, histogram, image, scalar
 from lockstep.report.tensorboard import ActivationRecorder, TensorBoard
+from lockstep.settings import load_object
 from lockstep.training.clock import PARTS
 from lockstep.training.evaluate import Evaluation
 
@@ -247,3 +250,18 @@ def test_the_recorder_records_one_pass_and_counts_zeros():
     assert values.keys() == {"images/0", "activations/0", "sparsity/0", "activations/logits", "sparsity/logits"}
     assert values["sparsity/0"].simple_value == 0.75
     assert values["activations/0"].histo.num == 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_built_in_model_has_a_graph(tmp_path, name, dtype):
+    """Also those whose layers run kernels with a gradient of their own, which tracing could not record."""
+    model, notes = load_object(MODELS[name])(SHAPES[name], 10).to(dtype), []
+    board = TensorBoard(tmp_path / "tb", 1, model, SHAPES[name], note=notes.append, dtype=dtype)
+    board.start([])
+    board.close()
+    assert notes == []
+    (node, *_) = (
+        node for node in EventAccumulator(str(tmp_path / "tb")).Reload().Graph().node if node.op == "aten::linear"
+    )
+    assert node.name.startswith(type(model).__name__)

@@ -70,9 +70,9 @@ def test_a_convolution_starts_as_the_identity():
     [
         ({"widths": (8, 8)}, "widths: got"),
         ({"widths": (8, 8, 0)}, "widths: got"),
-        ({"depths": (2, 2, 4)}, "depths: got \\(2, 2, 4\\): three times 2 or 3"),
+        ({"depths": (2, 2, 4)}, "depths: got \\(2, 2, 4\\): give three numbers, each 2 or 3"),
         ({"depths": (2, 2)}, "depths: got"),
-        ({"activation": "tanh"}, "activation: got 'tanh': gelu, hardswish"),
+        ({"activation": "relu"}, "activation: got 'relu': give gelu or silu"),
     ],
 )
 def test_options_are_checked(options, said):
