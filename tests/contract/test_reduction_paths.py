@@ -117,13 +117,13 @@ def test_central_sends_process_0_whole_vectors_and_broadcasts_their_sum(found):
         assert messages(written, "central", process, "broadcast") == [[LENGTH, 0]]
 
 
-def test_allreduce_leaves_it_to_the_backend(found):
+def test_allreduce_is_one_call_of_the_backend(found):
     processes, written = found
     for process in range(processes):
         assert written[process]["allreduce"]["messages"] == [["all_reduce", LENGTH, None]]
 
 
-def test_messages_and_bytes_are_those_that_are_predicted(found):
+def test_messages_and_bytes_equal_the_prediction_of_bench(found):
     processes, written = found
     a_message, a_byte = Link(1.0, float("inf")), Link(0.0, 1.0)
     for process in range(processes):
@@ -135,7 +135,7 @@ def test_messages_and_bytes_are_those_that_are_predicted(found):
     assert len(received) + down == exchange_s("central", processes, 4 * LENGTH, a_message)
 
 
-def test_all_sums_are_those_of_the_towers_in_every_process(found):
+def test_every_process_receives_the_sum_of_all_towers(found):
     processes, written = found
     vectors = [vector(t) for t in range(2 * processes)]
     exact = Local(len(vectors))(v.clone() for v in vectors).numpy().tobytes().hex()
@@ -174,7 +174,7 @@ def build(shape, classes):
 """
 
 
-def test_the_flag_chooses_the_way(program, tmp_path):
+def test_the_reduction_option_chooses_the_messages(program, tmp_path):
     """In the real program: a model's module counts what its process does."""
     counts = {}
     for kind in REDUCTIONS:

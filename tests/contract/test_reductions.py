@@ -138,7 +138,7 @@ def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(m
         Local(5, "central", gpu)(computed())
 
 
-def test_the_processes_of_gpus_exchange_over_gloo_for_central_cpu(monkeypatch):
+def test_with_gpus_central_cpu_exchanges_over_gloo(monkeypatch):
     """With a stand-in for torch.distributed: no GPU is needed to see which group carries what."""
     from lockstep.reduce import process
 
@@ -163,7 +163,7 @@ def test_the_processes_of_gpus_exchange_over_gloo_for_central_cpu(monkeypatch):
     assert made == ["gloo"]
 
 
-def test_gather_and_broadcast(found):
+def test_gather_stacks_in_order_of_process_and_broadcast_sends_from_process_0(found):
     processes, totals = found
     assert totals["gather"] == list(range(processes))
     assert totals["broadcast"] == ["from process 0", ""]

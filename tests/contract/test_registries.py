@@ -22,7 +22,7 @@ SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28), "w
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_model(name):
+def test_a_model_is_a_function_of_the_seed_and_every_layer_has_a_gradient(name):
     build = load_object(MODELS[name])
     shape = SHAPES[name]
 
@@ -44,7 +44,7 @@ def test_model(name):
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_augmentation(name):
+def test_an_augmentation_is_a_function_of_seed_epoch_and_example(name):
     augmentation = AUGMENTATIONS[name]()
     images = torch.randint(256, (10, 32, 32, 3), dtype=torch.uint8)
     shape = augmentation.shape(32, 32, 3)
@@ -67,7 +67,7 @@ def test_augmentation(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedule(name):
+def test_a_schedule_returns_factors_above_0_and_up_to_1(name):
     schedule = SCHEDULES[name]()
     factors = [schedule.factor(step, steps=100, batch=10, tower_batch=5, examples=500) for step in range(100)]
     assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
@@ -75,7 +75,7 @@ def test_schedule(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer(name):
+def test_an_optimizer_moves_against_the_gradient_and_applies_weight_decay(name):
     def stepped(decay):
         w = torch.ones(3, 2)
         w.grad = torch.full((3, 2), 0.5)
@@ -94,7 +94,7 @@ def test_optimizer(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipe(name):
+def test_a_recipe_has_its_name_and_survives_toml(name):
     recipe = RECIPES[name]()
     assert recipe.name == name
     assert "Measured:" in inspect.getdoc(RECIPES[name])
@@ -104,10 +104,10 @@ def test_recipe(name):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset_reader_exists(name):
+def test_a_dataset_has_a_reader(name):
     assert list(inspect.signature(load_object(DATASETS[name])).parameters) == ["folder"]
 
 
-def test_reductions_say_whether_they_are_exact():
+def test_descriptions_of_reductions_state_whether_they_are_exact():
     exact = {name: "; exact" in text and "not exact" not in text for name, text in REDUCTIONS.items()}
     assert exact == {"tree": True, "central": True, "central-cpu": True, "allreduce": False}

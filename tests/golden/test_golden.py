@@ -38,7 +38,7 @@ def weights_sha256(changes: dict, path: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights(case, tmp_path):
+def test_weights_have_the_known_bits(case, tmp_path):
     known = json.loads(FILE.read_text()).get(machine())
     if known is None:
         pytest.skip(f"no hashes are kept for {machine()}")

@@ -100,7 +100,7 @@ def probed(*arguments, **changes):
     return made.probe(made.split("train"))
 
 
-def test_it_is_a_function_of_the_recipe_and_leaves_the_state_as_it_was():
+def test_the_probe_is_a_function_of_the_recipe_and_leaves_the_state_unchanged():
     made = session()
     before, step = made.state.digest(), made.state.step
     first = made.probe(made.split("train"))
@@ -111,7 +111,7 @@ def test_it_is_a_function_of_the_recipe_and_leaves_the_state_as_it_was():
 
 
 @pytest.mark.parametrize("change", ["forward", "update"])
-def test_one_bit_of_arithmetic_changes_it(monkeypatch, change):
+def test_one_bit_of_arithmetic_changes_the_probe(monkeypatch, change):
     expected = probed("right")
     if change == "forward":
         plain = nn.functional.linear
@@ -144,16 +144,16 @@ def test_one_bit_of_arithmetic_changes_it(monkeypatch, change):
         ("math", "is a module, expected a function"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_said(model, said):
+def test_an_unusable_model_is_rejected_with_the_reason(model, said):
     with pytest.raises(LockstepError, match=said):
         probed(model)
 
 
-def test_a_model_that_draws_from_elsewhere_may_be_trained_without_exactness():
+def test_a_model_that_does_not_repeat_its_bits_is_allowed_without_exactness():
     assert probed("remembers", exact=False)
 
 
-def test_a_buffer_that_a_pass_changes_is_no_fault():
+def test_a_model_may_change_its_buffers_in_the_forward_pass():
     assert probed("counts") == probed("counts")
 
 
@@ -162,7 +162,7 @@ def test_a_compiled_network_is_probed_uncompiled(monkeypatch):
     assert len(probed(compile=True)) == 64
 
 
-def test_changes_of_a_fingerprint_are_named_and_entries_of_other_releases_are_none():
+def test_changes_of_a_fingerprint_are_named_and_entries_of_one_side_are_ignored():
     here = fingerprint(CPU)
     assert changes(here, here) == []
     old = {"device": "another", "environment": here["environment"] | {"ONEDNN_MAX_CPU_ISA": "AVX2"}}

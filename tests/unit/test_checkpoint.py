@@ -17,7 +17,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_round_trip_and_equal_bytes(tmp_path):
+def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_path):
     paths = [save(tmp_path / run, 7, accuracy=0.5) for run in ("a", "b")]
     found = checkpoint.latest(tmp_path / "a", pytest.fail)
     assert torch.equal(found.tensors["parameter/w"], torch.arange(100.0) + 7)
@@ -27,7 +27,7 @@ def test_round_trip_and_equal_bytes(tmp_path):
     assert names(tmp_path / "a") == ["step-000000007"]
 
 
-def test_none_at_all_is_none(tmp_path):
+def test_without_checkpoints_the_latest_is_none(tmp_path):
     assert checkpoint.latest(tmp_path, pytest.fail) is None
 
 
@@ -49,7 +49,7 @@ def flip(path):
     ],
     ids=["bit flip", "truncated", "no state", "no manifest", "half a manifest", "foreign manifest"],
 )
-def test_a_damaged_one_is_named_and_the_one_before_it_used(tmp_path, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, damage):
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
     notes = []
@@ -63,7 +63,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_used(tmp_path, damage):
 
 
 @pytest.mark.parametrize("reader", ["_sha256", "load_file"])
-def test_one_that_is_pruned_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, reader):
+def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, reader):
     """Training goes on in another program; what it has saved since is what we get."""
     save(tmp_path, 1)
     save(tmp_path, 2)
@@ -82,7 +82,7 @@ def test_one_that_is_pruned_while_it_is_read_is_not_damaged(tmp_path, monkeypatc
         checkpoint.read(tmp_path / "step-000000002")
 
 
-def test_a_damaged_one_is_named_once_though_we_look_twice(tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_named_once_in_a_repeated_search(tmp_path, monkeypatch):
     save(tmp_path, 1)
     save(tmp_path, 2)
     flip(save(tmp_path, 3) / "state.safetensors")
@@ -135,7 +135,7 @@ def test_prune_without_evaluations_keeps_the_latest(tmp_path):
     assert names(tmp_path) == ["step-000000002", "step-000000003"]
 
 
-def test_nothing_is_left_behind_when_the_disk_refuses(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -145,7 +145,7 @@ def test_nothing_is_left_behind_when_the_disk_refuses(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_clear_ahead_sets_damaged_ones_aside_and_sweeps_unfinished_ones(tmp_path):
+def test_clear_ahead_renames_later_checkpoints_and_deletes_unfinished_ones(tmp_path):
     for step in (1, 2):
         save(tmp_path, step)
     (tmp_path / ".writing-000000003-99").mkdir()
@@ -155,7 +155,7 @@ def test_clear_ahead_sets_damaged_ones_aside_and_sweeps_unfinished_ones(tmp_path
     assert checkpoint.latest(tmp_path, pytest.fail).manifest["step"] == 2
 
 
-def test_manifest_says_what_it_should(tmp_path):
+def test_a_manifest_has_step_recipe_data_and_files(tmp_path):
     manifest = json.loads((save(tmp_path, 3) / "manifest.json").read_text())
     assert manifest.keys() == {"step", "recipe_digest", "data_sha256", "files"}
     assert manifest["files"]["state.safetensors"].keys() == {"bytes", "sha256"}

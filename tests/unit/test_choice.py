@@ -57,7 +57,7 @@ def refused(evaluated, which, code, words):
     assert error.value.code == code
 
 
-def test_the_best_a_step_and_the_newest(training, evaluated):
+def test_checkpoint_chooses_the_best_a_step_or_the_newest(training, evaluated):
     assert evaluated("best") == 4  # of equals the earliest
     assert [evaluated(step) for step in (2, 8, None)] == [2, 8, 8]
     state_accuracy(training, 8, 1)
@@ -68,7 +68,7 @@ def test_the_best_a_step_and_the_newest(training, evaluated):
     assert evaluated("best") == 8
 
 
-def test_one_that_is_not_there_is_an_error_that_lists_those_that_are(evaluated):
+def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(evaluated):
     refused(
         evaluated,
         5,
@@ -77,19 +77,19 @@ def test_one_that_is_not_there_is_an_error_that_lists_those_that_are(evaluated):
     )
 
 
-def test_without_an_evaluation_none_is_the_best(training, evaluated):
+def test_without_an_evaluation_no_checkpoint_is_the_best(training, evaluated):
     for step in (2, 4, 6):
         state_accuracy(training, step, None)
     refused(evaluated, "best", USAGE, "no checkpoint of runs/x was evaluated in training: .*--eval-every N")
 
 
 @pytest.mark.parametrize("which", ["best", 2])
-def test_no_checkpoint_at_all(training, evaluated, which):
+def test_a_run_without_checkpoints_is_an_error(training, evaluated, which):
     training.run.checkpoints.rename(training.run.path / "elsewhere")
     refused(evaluated, which, DATA, "runs/x has no checkpoint yet")
 
 
-def test_a_damaged_one_is_an_error_and_not_passed_over(training, evaluated):
+def test_a_damaged_checkpoint_is_an_error_and_not_skipped(training, evaluated):
     flip(folder(training, 4) / "state.safetensors")
     for which in (4, "best"):
         refused(evaluated, which, DATA, "step-000000004 is damaged")
@@ -101,7 +101,7 @@ def test_a_damaged_one_is_an_error_and_not_passed_over(training, evaluated):
     assert evaluated(6) == 6
 
 
-def test_one_that_is_deleted_while_it_is_read_is_looked_for_again(training, evaluated, monkeypatch):
+def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, evaluated, monkeypatch):
     read = checkpoint.load_file
 
     def slowly(path):

@@ -31,7 +31,7 @@ def brightness(shape, classes):
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def test_accuracy_is_correct_over_examples_and_no_mean_of_chunks_means():
+def test_accuracy_is_correct_over_examples_and_not_the_mean_of_chunk_means():
     """1 003 images in chunks of 100: all of the last chunk's three are right, of the others every fourth."""
     labels = np.arange(1003) % 10
     answers = np.where((np.arange(1003) % 4 == 0) | (np.arange(1003) >= 1000), labels, (labels + 1) % 10)

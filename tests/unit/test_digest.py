@@ -9,7 +9,7 @@ SIZES = [0, 1, 1023, 2048, 2049, 100_003]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_one_bit_anywhere_changes_it(size):
+def test_one_changed_bit_changes_the_digest(size):
     tensor = torch.randn(size)
     same = digest([tensor.clone()])
     assert digest([tensor]) == same
@@ -20,7 +20,7 @@ def test_one_bit_anywhere_changes_it(size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
-def test_any_dtype_and_shape(dtype):
+def test_the_digest_covers_values_and_shape_in_every_dtype(dtype):
     tensor = (torch.randn(3, 70, 50) > 0).to(dtype)
     assert digest([tensor]) == digest([tensor.clone()])
     assert digest([tensor]) != digest([~tensor if dtype == torch.bool else tensor + 1])
@@ -28,7 +28,7 @@ def test_any_dtype_and_shape(dtype):
     assert digest([torch.tensor(3)]) != digest([torch.tensor(4)])
 
 
-def test_place_in_memory_does_not_matter():
+def test_the_digest_does_not_depend_on_the_position_in_memory():
     whole = torch.randn(50_001)
     part = whole[1:]  # its first byte is at no multiple of 8
     assert digest([part]) == digest([part.clone()])

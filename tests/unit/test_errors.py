@@ -30,7 +30,7 @@ DIGITS = named("digits").model_dump(mode="json")
         ("\\x1b", "\\x1b"),
     ],
 )
-def test_what_does_not_print_is_escaped(text, shown):
+def test_characters_that_do_not_print_are_escaped(text, shown):
     assert printable(text) == shown
     assert printable(shown) == shown
 
@@ -39,7 +39,7 @@ def test_lines_of_an_error_may_be_kept():
     assert printable(f"one\ntwo{CLEAR}", keep="\n") == "one\ntwo\\x1b[2J"
 
 
-def test_on_a_console_and_in_the_log():
+def test_console_and_log_escape_control_codes():
     plain, live = io.StringIO(), io.StringIO()
     for listener in (Plain(plain, 10), Live(Console(file=live, force_terminal=True, width=80))):
         listener.start([("run", f"runs/{CLEAR}")])
@@ -51,7 +51,7 @@ def test_on_a_console_and_in_the_log():
         assert "a\\rb" in stream.getvalue()
 
 
-def test_classes_in_an_evaluations_table():
+def test_the_table_of_an_evaluation_escapes_class_names():
     counts = Evaluation(2, 1, 0.5, (1, 1), ((1, 0), (1, 0)))
     lines = table_lines(CheckpointEvaluation(Path("x"), 0.0, 1, "test", "raw", (f"cat{CLEAR}", "dog\n"), counts))
     assert all(printable(line) == line for line in lines)
@@ -60,28 +60,28 @@ def test_classes_in_an_evaluations_table():
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "..", ".hidden", "a b", f"x{CLEAR}", "größe", "a\n", 5])
-def test_a_recipes_name_is_plain(name):
+def test_a_recipe_name_that_is_not_plain_is_rejected(name):
     with pytest.raises(LockstepError, match=r"recipe setting name: got .*(letters, digits|valid string)") as error:
         make(DIGITS, {"name": name})
     assert CLEAR not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a", "cifar10-tutorial", "A_1.b-2", "7", "_", "-x"])
-def test_plain_names(name):
+def test_a_plain_recipe_name_is_accepted(name):
     assert make(DIGITS, {"name": name}).name == name
 
 
 @pytest.mark.parametrize(
     "model", ["a:", ":b", "a b:c", "a..b:c", ".a:b", "a:b.c", "a:b:c", "../a:b", f"a:b{CLEAR}", "1a:b"]
 )
-def test_a_model_is_a_name_or_a_path_of_identifiers(model):
+def test_a_model_that_is_no_name_or_path_of_identifiers_is_rejected(model):
     with pytest.raises(LockstepError, match=r"unknown model .*, or package\.module:function of your own") as error:
         make(DIGITS, {"model": model})
     assert CLEAR not in str(error.value)
 
 
 @pytest.mark.parametrize("model", ["mnist", "a:b", "a.b_c.d1:_e", "größe:bauen"])
-def test_models(model):
+def test_a_name_or_a_path_of_identifiers_is_accepted_as_a_model(model):
     assert make(DIGITS, {"model": model}).model == model
 
 

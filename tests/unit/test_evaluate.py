@@ -39,7 +39,7 @@ def setting(eval_batch):
 
 
 @pytest.mark.parametrize("eval_batch", [1, 7, 50, 53, 60])
-def test_every_example_exactly_once(eval_batch):
+def test_every_example_is_counted_exactly_once(eval_batch):
     recipe, network, parameters, model = setting(eval_batch)
     dataset = data(53)
     buffers = persistent_buffers(model)
@@ -51,7 +51,7 @@ def test_every_example_exactly_once(eval_batch):
 
 
 @pytest.mark.parametrize("processes", [2, 3, 7])
-def test_any_number_of_processes_counts_the_same(processes):
+def test_any_number_of_processes_has_the_same_counts(processes):
     recipe, network, parameters, model = setting(10)
     dataset, buffers = data(53), persistent_buffers(model)
     expected = evaluate(recipe, network, parameters, buffers, dataset, Local(4))
@@ -64,7 +64,7 @@ def test_any_number_of_processes_counts_the_same(processes):
     assert sum(len(owned(6, processes, p)) for p in range(processes)) == 6
 
 
-def test_ties_and_infinities_earn_nothing():
+def test_ties_and_infinities_do_not_count_as_correct():
     recipe, network, parameters, model = setting(10)
     dataset, buffers = data(50), persistent_buffers(model)
     zero = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -75,7 +75,7 @@ def test_ties_and_infinities_earn_nothing():
     assert evaluate(recipe, network, zero, buffers, dataset, Local(4)).correct == 0
 
 
-def test_confusion_of_a_trained_network_is_scikit_learns():
+def test_the_confusion_matrix_equals_scikit_learns():
     recipe, network, parameters, model = setting(100)
     splits = digits.load(None)
     images, test_set = recipe.augmentation.test(splits["train"].images), splits["test"]
@@ -117,7 +117,7 @@ def prepared(logits, labels, eval_batch=4):
     return evaluate(recipe, Prepared(), {}, {}, Dataset.of(images, np.array(labels), classes), Local(1))
 
 
-def test_what_is_not_finite_belongs_to_no_column():
+def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
     logits = torch.eye(3)[[0, 0, 1, 2, 2, 1]]
     logits[1, 2] = torch.nan
     logits[4, 2] = torch.inf  # the greatest, and for the right class
@@ -127,13 +127,13 @@ def test_what_is_not_finite_belongs_to_no_column():
     assert (result.examples, result.correct, result.class_correct) == (6, 2, [1, 1, 0])
 
 
-def test_an_output_beyond_the_classes_belongs_to_no_column():
+def test_an_output_beyond_the_classes_is_in_no_column_of_the_confusion_matrix():
     result = prepared(torch.eye(6)[[0, 5, 3, 2]], [0, 0, 1, 2])
     assert result.confusion == ((1, 0, 0), (0, 0, 0), (0, 0, 1))
     assert (result.class_examples, result.correct) == ((2, 1, 1), 2)
 
 
-def test_the_first_examples_are_a_data_set_of_their_own():
+def test_the_first_examples_are_a_dataset_with_its_own_sha256():
     whole = data(53)
     part = whole.first(20)
     assert torch.equal(part.images, whole.images[:20])
@@ -142,7 +142,7 @@ def test_the_first_examples_are_a_data_set_of_their_own():
 
 
 @pytest.mark.parametrize("views", ["flip", "flip-translate", "flip-translate-unsure"])
-def test_views_are_averaged_and_the_image_alone_counted_too(views):
+def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(views):
     recipe, network, parameters, model = setting(10)
     recipe = recipe.model_copy(update={"test_views": views})
     dataset = data(53)

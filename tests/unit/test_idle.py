@@ -43,7 +43,9 @@ def note(monkeypatch, kind, there, towers, world, here=None, threads=1, **placem
         (4, 2, 2, {"device": "cuda:0,2"}, None),  # the others were not to be used
     ],
 )  # fmt: skip
-def test_gpus(monkeypatch, there, towers, processes, options, expected):
+def test_idle_and_shared_gpus_are_noted_with_the_options_that_use_more(
+    monkeypatch, there, towers, processes, options, expected
+):
     assert note(monkeypatch, "cuda", there, towers, processes, **options) == expected
 
 
@@ -58,7 +60,7 @@ def test_gpus(monkeypatch, there, towers, processes, options, expected):
         (1, 4, 4, 4, None),  # a launcher that shows each process one GPU only
     ],
 )  # fmt: skip
-def test_under_an_outer_launch_this_hosts_gpus_count(monkeypatch, there, towers, processes, here, expected):
+def test_under_an_outer_launcher_only_this_hosts_gpus_count(monkeypatch, there, towers, processes, here, expected):
     assert note(monkeypatch, "cuda", there, towers, processes, here) == expected
 
 
@@ -77,14 +79,16 @@ def test_under_an_outer_launch_this_hosts_gpus_count(monkeypatch, there, towers,
         (2, 4, 4, 1, {"processes": 4}, None),
     ],
 )  # fmt: skip
-def test_cores(monkeypatch, there, towers, processes, threads, options, expected):
+def test_idle_cores_are_noted_with_the_options_that_use_more(
+    monkeypatch, there, towers, processes, threads, options, expected
+):
     assert note(monkeypatch, "cpu", there, towers, processes, threads=threads, **options) == expected
 
 
 @pytest.mark.parametrize(
     ("processes", "reduction", "named"), [(1, "tree", False), (1, "central-cpu", True), (2, "tree", True)]
 )
-def test_the_reduction_is_named_where_it_makes_a_difference(processes, reduction, named):
+def test_the_reduction_is_shown_where_it_makes_a_difference(processes, reduction, named):
     recipe = make(digits().model_dump(mode="json"), {"towers": 4})
     add = SimpleNamespace(processes=processes, exact=True)
     text = _processes(recipe, Placement(reduction=reduction), add, torch.device("cpu"))

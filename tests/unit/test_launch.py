@@ -25,7 +25,7 @@ from lockstep.settings import validated
         (4, 16, {"device": "cuda:3"}, 1),
     ],
 )
-def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, processes):
+def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gpus, cores, placement, processes):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
     assert launch._count(named("digits"), Placement(**placement)) == processes
@@ -41,7 +41,7 @@ def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, process
         (2, {"device": "cuda", "processes": 3}, "3 processes need as many GPUs, and there are 2"),
     ],
 )
-def test_more_gpus_than_exist(monkeypatch, gpus, placement, words):
+def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, words):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     with pytest.raises(LockstepError, match=words) as error:
         launch._count(named("digits"), Placement(**placement))
@@ -49,31 +49,31 @@ def test_more_gpus_than_exist(monkeypatch, gpus, placement, words):
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:a", "cuda:0,", "cpu:0", "cuda:0 2", ""])
-def test_devices_that_are_none(text):
+def test_a_malformed_device_is_rejected(text):
     with pytest.raises(LockstepError, match="as in cuda:0 or cuda:0,2"):
         validated(Placement, {"device": text})
 
 
-def test_a_gpu_is_named_once():
+def test_a_gpu_may_be_named_only_once():
     with pytest.raises(LockstepError, match="name it once"):
         validated(Placement, {"device": "cuda:1,0,1"})
     assert Placement(device="cuda:2,0").gpus == [2, 0]
     assert Placement(device="cuda").gpus is None
 
 
-def test_fewer_processes_take_the_first_of_the_gpus_named():
+def test_fewer_processes_use_the_first_of_the_named_gpus():
     assert Placement(device="cuda:2,0,1").on(2) == Placement(device="cuda:2,0", processes=2)
     assert Placement(device="cuda", processes=4).on(2) == Placement(device="cuda", processes=2)
 
 
-def test_where_no_driver_is_torch_is_not_asked_for_gpus(monkeypatch):
+def test_without_a_gpu_driver_torch_is_not_imported_to_count_gpus(monkeypatch):
     monkeypatch.setattr(hardware, "_GPU_DEVICES", ("no such device",))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert hardware.gpus() == 0
 
 
-def test_the_first_to_fail_is_told_and_the_others_are_ended():
+def test_the_first_failure_is_returned_and_the_other_workers_are_ended():
     codes = ["pass", "import sys; sys.exit(3)", "import time; time.sleep(60)"]
     started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
     assert launch._wait_for_failure(started) == {1: 3}

@@ -34,18 +34,18 @@ def container(tmp_path, groups, limits):
         ("nonsense\n", {}, math.inf),
     ],
 )
-def test_the_quota_of_a_control_group_and_those_above_it(tmp_path, groups, limits, cores):
+def test_the_quota_is_the_least_of_a_control_group_and_its_parents(tmp_path, groups, limits, cores):
     assert container(tmp_path, groups, limits) == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(1.5, 1), (0.5, 1), (2.0, 2), (math.inf, 3), (8.0, 3)])
-def test_cores_are_whole_and_within_affinity_and_quota(monkeypatch, quota, cores):
+def test_the_number_of_cores_is_whole_and_within_affinity_and_quota(monkeypatch, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     monkeypatch.setattr(hardware, "quota", lambda: quota)
     assert hardware.cores() == cores
 
 
-def test_the_cpu_is_told_by_what_kernels_are_chosen_by():
+def test_a_cpu_is_described_by_what_decides_its_kernels():
     cpu = hardware.cpu()
     assert set(cpu) == {"model", "flags", "caches"}
     assert "smep" not in cpu["flags"].split()  # no arithmetic

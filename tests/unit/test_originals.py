@@ -43,11 +43,11 @@ def assert_uniform(values: torch.Tensor, low: float, high: float) -> None:
     assert ((counts - COUNT / 20) ** 2 / (COUNT / 20)).sum() < 50  # chi squared, 19 degrees: p < 0.0005
 
 
-def test_the_tutorials_settings_are_the_originals():
+def test_the_tutorial_recipe_has_the_originals_augmentation():
     assert named("cifar10-tutorial").augmentation == Distort(crop_px=24, brightness=63.0, contrast=(0.2, 1.8))
 
 
-def test_the_tutorials_own_crop_and_flip(distorted):
+def test_the_tutorial_recipe_crops_and_flips_uniformly(distorted):
     """Contrast keeps each channel's mean, and brightness shifts all means equally: the means identify the crop."""
     assert distorted.shape == (COUNT, 3, 24, 24)
     row, column, added = (distorted.mean((2, 3)) - torch.tensor([11.5, 11.5, 7.0])).unbind(1)
@@ -61,13 +61,13 @@ def test_the_tutorials_own_crop_and_flip(distorted):
     assert 0.48 < mirrored.double().mean() < 0.52
 
 
-def test_the_tutorials_own_brightness_and_contrast(distorted):
+def test_the_tutorial_recipe_draws_brightness_and_contrast_uniformly(distorted):
     assert_uniform(distorted[:, 2].mean((1, 2)) - 7, -63, 63)
     assert_uniform((distorted[:, 0, -1] - distorted[:, 0, 0]).mean(1) / 23, 0.2, 1.8)
     assert distorted[:, 2].min() < -55  # 7 less some 63: not clipped at 0
 
 
-def test_the_tutorials_evaluation_sees_the_central_crop_alone():
+def test_the_tutorial_recipe_evaluates_the_central_crop():
     """Standardised, and the same for every image that is the same."""
     images = torch.randint(256, (1, 32, 32, 3), dtype=torch.uint8).expand(2, 32, 32, 3)
     seen = named("cifar10-tutorial").augmentation.test(images).double()
@@ -107,7 +107,7 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
         assert torch.equal(made, taken)
 
 
-def test_mnists_dropout_is_in_the_step():
+def test_mnists_dropout_differs_by_tower_and_step():
     """The loss of the same images differs by tower and by step, as the masks do; it repeats for the same two."""
     recipe = named("mnist")
     dataset = Dataset.of(np.random.default_rng(0).integers(0, 256, (2048, 16, 16, 1), np.uint8), np.arange(2048) % 10,
@@ -128,7 +128,7 @@ def test_mnists_dropout_is_in_the_step():
 @pytest.mark.parametrize(
     ("name", "shape", "convolutions"), [("mnist", (1, 28, 28), 2), ("cifar10-tutorial", (3, 24, 24), 0)]
 )
-def test_which_convolutions_go_through_winograds_scheme(monkeypatch, name, shape, convolutions, amx):
+def test_winograds_scheme_computes_the_wide_3x3_convolutions(monkeypatch, name, shape, convolutions, amx):
     """MNIST's conv2 and conv3, unless a CPU with AMX computes them in bfloat16; the tutorial's are 5x5, so none."""
     transformed = []
 

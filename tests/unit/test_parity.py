@@ -92,7 +92,7 @@ def test_intervals_and_retention_are_the_originals():
         assert flags[name].default == getattr(place, name), name
 
 
-def test_the_header_tells_local_from_global_batch():
+def test_the_start_up_block_states_global_and_tower_batch():
     recipe = make(TUTORIAL, {"towers": 4})
     session = SimpleNamespace(
         recipe=recipe, placement=Placement(), reduction=Local(4), device=CPU, parameter_count=1_068_298
@@ -132,7 +132,7 @@ class Weights(Listener):
 @pytest.mark.parametrize(
     ("towers", "per_tower", "first"), [(1, False, 136_718), (2, False, 68_359), (2, True, 136_718)]
 )
-def test_the_metric_and_the_update_have_the_rate_of_their_step(tmp_path, towers, per_tower, first):
+def test_the_metric_and_the_update_use_the_learning_rate_of_their_step(tmp_path, towers, per_tower, first):
     recipe = small(TUTORIAL, towers=towers, steps=first + 2, **{"schedule.per_tower": per_tower})
     tower, state, _ = parts(recipe, (1, 2, 2))
     state.step = first - 1
@@ -183,7 +183,7 @@ def idle(shape, classes):
     return network
 
 
-def test_a_parameter_without_a_part_in_the_loss_stays():
+def test_a_parameter_without_a_part_in_the_loss_does_not_move():
     recipe = small(TUTORIAL, "idle", steps=2)
     tower, state, _ = parts(recipe, (1, 2, 2))
     before = {name: parameter.clone() for name, parameter in state.parameters.items()}
@@ -192,7 +192,7 @@ def test_a_parameter_without_a_part_in_the_loss_stays():
     assert moved == {"1.weight"}
 
 
-def test_the_tutorials_summaries(tmp_path):
+def test_tensorboard_has_the_tutorials_summaries(tmp_path):
     recipe = make(TUTORIAL, {"batch": 4, "steps": 1})
     tower, state, _ = parts(recipe)
     notes = []
@@ -218,7 +218,7 @@ def test_the_tutorials_summaries(tmp_path):
     assert tags["graph"]
 
 
-def test_a_constant_network_gets_a_tenth_of_exactly_10000():
+def test_a_constant_network_is_correct_on_a_tenth_of_exactly_10000():
     """In 79 chunks of 128, the last one filled up: the original counted 10 112, and a tie as right."""
     recipe = small(TUTORIAL, "constant", eval_batch=128)
     tower, state, _ = parts(recipe, (1, 2, 2))
@@ -227,7 +227,7 @@ def test_a_constant_network_gets_a_tenth_of_exactly_10000():
     assert result.loss == pytest.approx(math.log(10), rel=1e-6)
 
 
-def test_one_seed_has_one_series_of_losses(tmp_path):
+def test_one_seed_gives_one_series_of_losses(tmp_path):
     def losses(name, seed):
         recipe = make(named("digits").model_dump(mode="json"), {"steps": 8, "seed": seed})
         fit_here(recipe, tmp_path / name, Placement(log_every=1, summary_every=0))
@@ -249,7 +249,7 @@ def rows(prefix):
     return dict(zip(numbers, cells, strict=True))
 
 
-def test_the_document_has_every_row():
+def test_the_page_has_every_row():
     for prefix, count, columns in (("", 58, 6), ("O-", 34, 4)):
         found = rows(prefix)
         assert list(found) == list(range(1, count + 1))
@@ -265,7 +265,7 @@ def test_every_row_names_a_test_or_a_command():
             assert re.search(r"`tests/\S+\.py(::\w+)?`|`lockstep |`make ", shown), (prefix, number)
 
 
-def test_every_test_the_document_names_exists():
+def test_every_test_that_the_page_names_exists():
     text = DOCUMENT.read_text()
     named_tests = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text))
     assert len(named_tests) > 80
@@ -277,6 +277,6 @@ def test_every_test_the_document_names_exists():
         assert not name or name in functions, f"{file}::{name}"
 
 
-def test_the_document_names_no_place_of_ours():
+def test_the_page_names_no_folder_of_its_authors():
     text = DOCUMENT.read_text()
     assert not re.search(r"\.\./|\bS[0-3]\b|/tmp|/home|seed file", text)

@@ -33,7 +33,7 @@ def resolved(monkeypatch, flags, limit=None):
         ("asimd bf16", None, "float32", "no units"),
     ],
 )
-def test_by_the_units_of_a_cpu(monkeypatch, flags, limit, chosen, units):
+def test_auto_depends_on_the_bfloat16_units_of_a_cpu(monkeypatch, flags, limit, chosen, units):
     recipe, reason = resolved(monkeypatch, flags, limit)
     assert recipe.precision == chosen
     assert chosen in reason
@@ -41,28 +41,28 @@ def test_by_the_units_of_a_cpu(monkeypatch, flags, limit, chosen, units):
 
 
 @pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")])
-def test_by_the_generation_of_a_gpu(monkeypatch, capability, chosen):
+def test_auto_depends_on_the_generation_of_a_gpu(monkeypatch, capability, chosen):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     recipe, reason = precision.resolve(named("cifar10"), on_gpu=True)
     assert recipe.precision == chosen
     assert "GPU" in reason
 
 
-def test_a_stated_precision_stays(monkeypatch):
+def test_a_fixed_precision_is_unchanged(monkeypatch):
     stated = make(named("cifar10").model_dump(mode="json"), {"precision": "float16"})
     assert precision.resolve(stated, on_gpu=False) == (stated, None)
 
 
-def test_the_run_has_the_digest_of_the_precision_that_was_chosen(monkeypatch):
+def test_the_recipes_digest_is_that_of_the_chosen_precision(monkeypatch):
     recipe, _ = resolved(monkeypatch, AMX)
     assert recipe.digest() == make(named("cifar10").model_dump(mode="json"), {"precision": "bfloat16"}).digest()
 
 
-def test_recipes_meant_for_use_choose_and_the_others_state():
+def test_only_the_recipes_for_any_device_choose_their_precision():
     assert {name for name in RECIPES if named(name).precision == "auto"} == {"cifar10", "cifar100"}
 
 
-def test_what_is_emulated(monkeypatch):
+def test_16_bit_floats_are_emulated_on_a_cpu_without_units_for_them(monkeypatch):
     cpu = torch.device("cpu")
     monkeypatch.setattr(precision, "cpu_units", lambda: None)
     assert precision.emulated("bfloat16", cpu)

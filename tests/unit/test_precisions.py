@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_digits_are_learnt_as_well_as_in_float32(trained, precision):
+def test_every_precision_learns_digits_as_well_as_float32(trained, precision):
     wide, wide_weights = trained("float32")
     accuracy, weights = trained(precision)
     assert accuracy > 0.98

@@ -14,13 +14,13 @@ from lockstep.settings import validated
 
 
 @pytest.mark.parametrize("text", ["10:13", "steps=10", "steps=13:10", "steps=5:5", "steps=a:b", "steps=-1:3", ""])
-def test_ranges_that_are_none(text):
+def test_a_malformed_range_is_rejected(text):
     with pytest.raises(LockstepError, match="as in steps=10:13"):
         validated(Placement, {"profile": text})
 
 
 @pytest.mark.parametrize(("first", "steps", "fits"), [(0, 20, True), (10, 13, True), (11, 20, False), (0, 12, False)])
-def test_steps_that_do_not_come(first, steps, fits):
+def test_steps_that_the_session_does_not_compute_are_rejected(first, steps, fits):
     placement = validated(Placement, {"profile": "steps=10:13"})
     if fits:
         check_profile(placement, first, steps)
@@ -30,7 +30,7 @@ def test_steps_that_do_not_come(first, steps, fits):
 
 
 @pytest.mark.parametrize("steps", [(2, 4), (5, 6)])
-def test_a_trace_and_a_table(tmp_path, steps):
+def test_a_profile_writes_a_trace_and_a_table(tmp_path, steps):
     recipe = make(named("digits").model_dump(mode="json"), {"steps": 6})
     place = Placement(profile=steps, summary_every=0, eval_every=2, save_every=1)
     path = tmp_path / "run"
@@ -47,7 +47,7 @@ def test_a_trace_and_a_table(tmp_path, steps):
     assert f"profile of steps {steps[0]} to {steps[1] - 1}: {path / 'profile'}" in (path / "log.txt").read_text()
 
 
-def test_a_range_beyond_the_run_leaves_nothing_behind(tmp_path):
+def test_a_range_beyond_the_run_is_rejected_before_the_folder_is_made(tmp_path):
     recipe = make(named("digits").model_dump(mode="json"), {"steps": 6})
     with pytest.raises(LockstepError, match="choose 0 <= FIRST < END <= 6"):
         fit_here(recipe, tmp_path / "run", Placement(profile=(5, 9)))

@@ -16,7 +16,7 @@ from lockstep.settings import validated
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
 
 
-def test_towers_keep_their_batch():
+def test_changing_towers_keeps_the_tower_batch():
     assert make(TUTORIAL, {"towers": 4}).batch == 512
     assert make(TUTORIAL, {"towers": 4, "batch": 128}).tower_batch == 32
     assert make(TUTORIAL, {"towers": 4, "tower_batch": 10}).batch == 40
@@ -60,12 +60,12 @@ def test_towers_keep_their_batch():
         ({"optimizer.momentum": True}, "true and false are for switches"),
     ],
 )
-def test_mistakes_are_named(changes, words):
+def test_a_wrong_setting_is_an_error_that_names_it(changes, words):
     with pytest.raises(LockstepError, match=words):
         make(TUTORIAL, changes)
 
 
-def test_settings_as_text():
+def test_settings_given_as_text_are_typed():
     changes = parse(["optimizer.momentum=0.5", "exact=False", "ema=none", "model=a.b:c", "batch=1e2"], {"lr": 0.2})
     assert changes == {
         "optimizer.momentum": 0.5, "exact": False, "ema": None, "model": "a.b:c", "batch": 100.0, "lr": 0.2,
@@ -87,7 +87,7 @@ def test_true_means_true(text):
 
 
 @pytest.mark.parametrize("text", ["flase", "2", "none", "[]"])
-def test_what_is_no_boolean_is_refused(text):
+def test_a_value_that_is_no_boolean_is_rejected(text):
     with pytest.raises(LockstepError, match=r"optimizer\.nesterov: got"):
         recipe_of("digits", parse([f"optimizer.nesterov={text}"], {}))
 
@@ -96,7 +96,7 @@ def test_what_is_no_boolean_is_refused(text):
     ("settings", "flags"),
     [(["towers"], {}), (["=3"], {}), (["lr=1", "lr=2"], {}), (["lr=1"], {"lr": 2.0}), ([], {"steps": 1, "epochs": 2})],
 )
-def test_ambiguous_settings_are_refused(settings, flags):
+def test_ambiguous_settings_are_rejected(settings, flags):
     with pytest.raises(LockstepError):
         make(TUTORIAL, parse(settings, flags))
 
@@ -108,7 +108,7 @@ def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert changed.optimizer.model_dump()["beta1"] == 0.8
 
 
-def test_kind_and_its_settings_in_any_order():
+def test_a_kind_and_its_settings_may_come_in_any_order():
     for changes in (
         {"optimizer.beta1": 0.8, "optimizer.kind": "adam"},
         {"optimizer.kind": "adam", "optimizer.beta1": 0.8},
@@ -118,7 +118,7 @@ def test_kind_and_its_settings_in_any_order():
     assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)  # the kind it has: nothing dropped
 
 
-def test_flags_override_files_and_a_file_may_not_contradict_itself():
+def test_options_override_files_and_a_file_may_not_contradict_itself():
     assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"batch": 64}).batch == 64
     assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"towers": 2}).batch == 20
     assert make(TUTORIAL, {"epochs": 3}, {"steps": 7}).steps == 7
@@ -130,7 +130,7 @@ def test_flags_override_files_and_a_file_may_not_contradict_itself():
         make({**TUTORIAL, "towers": 0}, {})
 
 
-def test_digest_is_canonical_and_tells_recipes_apart():
+def test_the_digest_is_canonical_and_distinguishes_recipes():
     assert make(TUTORIAL, {}).digest() == named("cifar10-tutorial").digest()
     assert make(TUTORIAL, {"lr": 0.1}).digest() == named("cifar10-tutorial").digest()
     assert make(TUTORIAL, {"seed": 1}).digest() != named("cifar10-tutorial").digest()
@@ -147,7 +147,7 @@ def test_a_setting_at_its_default_is_no_part_of_the_digest():
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.floats(1e-6, 10), st.integers(0, 2**63 - 1))
-def test_toml_round_trip(towers, tower_batch, lr, seed):
+def test_a_recipe_is_equal_after_toml(towers, tower_batch, lr, seed):
     import tomllib
 
     recipe = make(TUTORIAL, {"towers": towers, "tower_batch": tower_batch, "lr": lr, "seed": seed, "ema": None})
@@ -161,7 +161,7 @@ def test_differences_are_listed_by_setting():
     ]
 
 
-def test_placement_that_cannot_serve_the_recipe():
+def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
     with pytest.raises(LockstepError, match=r"3 processes for 2 towers.*--processes 1 to 2"):
         check(make(TUTORIAL, {"towers": 2}), Placement(processes=3))
     with pytest.raises(LockstepError, match="exact=false"):

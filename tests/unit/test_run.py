@@ -59,7 +59,7 @@ def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped):
     run.unlock()
 
 
-def test_one_that_was_killed_before_it_wrote_its_recipe_does_not_either(tmp_path):
+def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_name(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/.lock").touch()
     Run.create(tmp_path / "a", RECIPE, note=pytest.fail).unlock()
@@ -73,13 +73,13 @@ def test_one_that_was_killed_before_it_wrote_its_recipe_does_not_either(tmp_path
         "checkpoints/step-000000000/mine", "checkpoints/damaged-step-000000000/manifest.json", "sub/recipe.json",
     ],
 )  # fmt: skip
-def test_a_folder_with_anything_else_is_refused(stopped, name):
+def test_a_folder_with_any_other_file_is_rejected(stopped, name):
     (stopped / name).parent.mkdir(exist_ok=True)
     (stopped / name).write_text("mine")
     refused(stopped)
 
 
-def test_nor_one_with_a_step_a_link_an_empty_folder_or_nothing(stopped, tmp_path):
+def test_a_folder_with_a_step_and_links_and_empty_folders_are_rejected(stopped, tmp_path):
     (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
     refused(stopped)
     (stopped / "metrics.jsonl").unlink()
@@ -101,14 +101,14 @@ def test_nor_one_with_a_step_a_link_an_empty_folder_or_nothing(stopped, tmp_path
         refuse_existing(tmp_path / "nowhere")
 
 
-def test_nor_one_that_a_program_starts_in(stopped):
+def test_a_folder_that_another_program_starts_in_is_rejected(stopped):
     first = Run.create(stopped, RECIPE)
     refused(stopped)
     first.unlock()
     Run.create(stopped, RECIPE).unlock()
 
 
-def test_a_program_that_comes_between_keeps_the_folder(stopped, monkeypatch):
+def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch):
     """Who asked before the other began is refused by the lock, and touches nothing."""
     monkeypatch.setattr("lockstep.run.folder.refuse_existing", lambda path: None)
     first = Run.create(stopped, RECIPE)
@@ -121,7 +121,7 @@ def test_a_program_that_comes_between_keeps_the_folder(stopped, monkeypatch):
     assert contents(stopped) == before
 
 
-def test_of_many_programs_one_starts_anew(stopped):
+def test_only_one_of_many_programs_starts_the_run_again(stopped):
     """Every thread opens the lock file itself, so the lock holds between them as between programs."""
     barrier, won, errors = threading.Barrier(8), [], []
 
@@ -187,7 +187,7 @@ def test_several_damaged_lines_are_one_note(stopped):
     assert run.metrics.read_bytes() == step(0) + b"\n"
 
 
-def test_rewritten_metrics_are_on_the_disk_before_they_take_the_old_ones_place(stopped, monkeypatch):
+def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stopped, monkeypatch):
     run, done = Run(stopped), []
     run.metrics.write_bytes(step(0) + b"\n")
     sync = os.fsync

@@ -49,7 +49,7 @@ def steps(folder):
     return sorted(checkpoint.steps(folder))
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_its_bits_are_those_of_its_step(tmp_path, gate):
+def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its_step(tmp_path, gate):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     state.update()
     saves.save(state, {})
@@ -87,7 +87,7 @@ def test_an_update_waits_for_the_copy(tmp_path, monkeypatch):
     assert state.step == 1
 
 
-def test_one_is_written_at_a_time(tmp_path, gate):
+def test_checkpoints_are_written_one_at_a_time(tmp_path, gate):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     saves.save(state, {})
     state.update()
@@ -102,7 +102,7 @@ def test_one_is_written_at_a_time(tmp_path, gate):
     assert whole(tmp_path) == [0.0, 1.0]
 
 
-def test_an_error_is_told_once_and_the_next_one_is_tried(tmp_path, monkeypatch):
+def test_an_error_is_returned_once_and_the_next_save_is_tried(tmp_path, monkeypatch):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     save = checkpoint.save
 
@@ -121,7 +121,7 @@ def test_an_error_is_told_once_and_the_next_one_is_tried(tmp_path, monkeypatch):
     assert steps(tmp_path) == [0]
 
 
-def test_a_bug_in_the_thread_is_told_too(tmp_path, monkeypatch):
+def test_an_error_that_is_not_the_disks_is_returned_too(tmp_path, monkeypatch):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     monkeypatch.setattr(saver.checkpoint, "prune", lambda *_: 1 / 0)
     saves.save(state, {})
@@ -129,7 +129,7 @@ def test_a_bug_in_the_thread_is_told_too(tmp_path, monkeypatch):
     assert isinstance(saves.take_error(), ZeroDivisionError)
 
 
-def test_what_is_due_is_never_older_than_asked_when_it_is_whole(tmp_path, monkeypatch):
+def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
     """Steps of 4 s, writes of 3 s, on a clock of the test's own: no moment is further than 30 s from its checkpoint."""
     now = [100.0]
     monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
@@ -150,13 +150,13 @@ def test_what_is_due_is_never_older_than_asked_when_it_is_whole(tmp_path, monkey
     assert 12.0 < worst <= 30.0
 
 
-def test_zero_seconds_is_never(tmp_path, monkeypatch):
+def test_with_zero_seconds_no_save_is_due_by_time(tmp_path, monkeypatch):
     saves = Saver(tmp_path, keep=5, every_s=0)
     monkeypatch.setattr(saver.time, "monotonic", lambda: 1e9)
     assert not saves.due()
 
 
-def test_accuracy_is_added_to_what_is_saved_and_keeps_the_best(tmp_path):
+def test_the_accuracy_is_added_to_the_manifest_and_keeps_the_best_checkpoint(tmp_path):
     state, saves = Weights(), Saver(tmp_path, keep=1, every_s=0)
     for accuracy in (0.5, 0.9, 0.7):
         state.update()
@@ -183,7 +183,7 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
     assert (tmp_path / "damaged-step-000000002").is_dir()
 
 
-def test_the_next_checkpoint_reuses_the_memory_of_the_one_before(tmp_path):
+def test_the_next_checkpoint_reuses_the_memory_of_the_previous_one(tmp_path):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     saves.save(state, {})
     saves.wait()

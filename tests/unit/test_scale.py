@@ -22,7 +22,7 @@ def train(recipe, path, **options):
     return fit_here(recipe, path, place, **options).result
 
 
-def test_scale_halves_at_once_and_doubles_after_1000_clean_steps():
+def test_the_scale_halves_at_once_and_doubles_after_1000_clean_steps():
     assert LossScale(1).value == 2**15
     assert LossScale(100).value == LossScale(128).value == 2**8
     scale = LossScale(32)
@@ -68,7 +68,7 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     assert steps[0]["loss_average"] is None  # of nothing yet; and JSON has no word for not a number
 
 
-def test_resumed_inside_the_search_for_a_scale(tmp_path):
+def test_a_resume_during_the_search_for_a_scale_gives_the_same_bits(tmp_path):
     recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-8)
     whole = train(recipe, tmp_path / "whole")
     calls = iter(range(1000))
@@ -88,13 +88,13 @@ def nan(shape, classes):
     return NaN(shape[0] * shape[1] * shape[2], classes)
 
 
-def test_what_no_scale_can_mend_stops_the_run(tmp_path):
+def test_a_loss_that_no_scale_can_fix_stops_the_run(tmp_path):
     recipe = half(model="tests.unit.test_scale:nan", weight_decay={}, steps=40)
     with pytest.raises(Exception, match="towers 0, 1, 2, 3 is not finite at step 15"):
         train(recipe, tmp_path / "run")
 
 
-def test_master_weights_stay_float32_and_it_learns(tmp_path):
+def test_float16_learns_with_float32_master_weights(tmp_path):
     result = train(half(steps=135), tmp_path / "run")
     assert result["accuracy"]["ema"] > 0.95
     from lockstep.run import checkpoint

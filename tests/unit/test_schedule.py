@@ -34,17 +34,17 @@ def test_triangle_rises_then_falls_to_zero_after_the_last_step():
     assert factors[5:] == sorted(factors[5:], reverse=True)
 
 
-def test_mnist_has_one_rate():
+def test_mnist_has_one_learning_rate():
     recipe = named("mnist")
     assert {recipe.over(55_000).learning_rate(step) for step in range(200)} == {1e-3}
 
 
 @pytest.mark.parametrize(("updates", "decay"), [(0, 0.1), (10, 0.55), (100, 101 / 110), (1_000_000, 0.9999)])
-def test_average_forgets_early_weights(updates, decay):
+def test_with_warmup_the_average_forgets_early_weights(updates, decay):
     assert EMA(decay=0.9999).decay_after(updates) == pytest.approx(decay)
 
 
-def test_average_without_warmup_has_one_decay():
+def test_without_warmup_the_average_has_one_decay():
     assert EMA(decay=0.98, warmup=False).decay_after(1) == 0.98
 
 
@@ -64,6 +64,6 @@ def test_images_grow_after_their_shares_of_the_run():
         {"sizes_px": [0], "shares": [1.0]},
     ],
 )
-def test_shares_that_do_not_add_up_are_refused(settings):
+def test_shares_that_do_not_add_up_are_rejected(settings):
     with pytest.raises(LockstepError, match="progressive"):
         make(named("digits").model_dump(mode="json"), {f"progressive.{k}": v for k, v in settings.items()})

@@ -27,7 +27,7 @@ WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay
 SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
 
 
-def test_a_whitening_layer_is_made_of_the_training_images_in_state_and_network():
+def test_a_whitening_layer_is_fitted_to_the_training_images():
     made = session(WHITENED)
     assert not torch.equal(made.state.buffers["whitening"], torch.zeros(24, 3, 2, 2))
     patches = torch.nn.functional.unfold(made.recipe.augmentation.test(made.splits["train"].images), 2)
@@ -44,12 +44,12 @@ def test_a_whitening_layer_is_made_of_the_training_images_in_state_and_network()
         ({**WHITENED, **SIZES}, 28, "got 32: 16 to 28 is allowed"),
     ],
 )
-def test_sizes_the_model_or_the_images_do_not_allow_are_refused(fields, side, said):
+def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(fields, side, said):
     with pytest.raises(LockstepError, match=said):
         session(fields, side)
 
 
-def test_held_out_images_are_tested_on_and_not_trained_on():
+def test_held_out_images_are_evaluated_and_not_trained_on():
     made = session({**WHITENED, "held_out": 15})
     assert {name: len(split) for name, split in made.splits.items()} == {"train": 25, "test": 40, "held-out": 15}
     rows = {name: {image.numpy().tobytes() for image in split.images} for name, split in made.splits.items()}
@@ -61,13 +61,13 @@ def test_held_out_images_are_tested_on_and_not_trained_on():
     assert made.data_sha256 != session(WHITENED).data_sha256
 
 
-def test_holding_out_everything_is_refused():
+def test_holding_out_every_image_is_rejected():
     with pytest.raises(LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"):
         session({**WHITENED, "held_out": 40})
 
 
 @pytest.mark.parametrize(("reduction", "said"), [("tree", "all towers in one process"), ("central-cpu", "on its CPU")])
-def test_one_process_says_how_its_towers_are_added(reduction, said):
+def test_log_placement_states_how_one_process_adds_its_towers(reduction, said):
     made = session({})
     made.placement = Placement(reduction=reduction)
     assert said in dict(placement_lines(made, 10))["reduction"]

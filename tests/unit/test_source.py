@@ -27,16 +27,16 @@ def load(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_our_own_models_have_none():
+def test_a_built_in_model_has_no_recorded_source():
     assert sources("tutorial") == {}
 
 
-def test_a_module_and_what_it_imports_from_its_folder(load):
+def test_the_source_is_the_module_and_its_imports_from_its_folder(load):
     found = load("mine1", mine1="import json, torch\nimport beside1\n", beside1="x = 1\n", other1="raise SystemExit\n")
     assert list(found) == ["beside1.py", "mine1.py"]
 
 
-def test_a_module_of_a_package(load):
+def test_the_source_of_a_module_in_a_package_includes_the_package_files_it_imports(load):
     found = load(
         "pkg1.model",
         pkg1____init__="",
@@ -49,14 +49,14 @@ def test_a_module_of_a_package(load):
     assert list(found) == ["elsewhere1.py", *(f"pkg1/{name}.py" for name in ("__init__", "blocks", "layers", "model"))]
 
 
-def test_an_installed_package_is_its_module_alone():
+def test_the_source_of_an_installed_model_is_its_module_alone():
     import packaging.version  # noqa: F401  a small package with several files
 
     found = sources("packaging.version:Version")
     assert list(found) == ["packaging/version.py"]
 
 
-def test_changes_name_the_file():
+def test_source_changes_name_each_file():
     before = {"a.py": "1" * 64, "b.py": "2" * 64}
     after = {"a.py": "1" * 64, "b.py": "3" * 64, "c.py": "4" * 64}
     assert source_changes(before, after) == ["b.py: 22222222 -> 33333333", "c.py: none -> 44444444"]

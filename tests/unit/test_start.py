@@ -19,7 +19,7 @@ def no_compiler(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_do_not_import_it(no_compiler, name):
+def test_optimizers_do_not_import_the_compiler(no_compiler, name):
     weight = torch.ones(3)
     optimizer = OPTIMIZERS[name]().build([{"params": [weight], "weight_decay": 0.0}])
     weight.grad = torch.ones(3)
@@ -44,7 +44,7 @@ def test_an_eager_optimizer_makes_the_same_steps():
     assert kinds[1].__name__ == "SGD"  # as profiles name it
 
 
-def test_deterministic_mode_does_not_import_it(no_compiler):
+def test_deterministic_mode_does_not_import_the_compiler(no_compiler):
     assert torch.are_deterministic_algorithms_enabled()
     numerics.configure(1, exact=False)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -53,7 +53,7 @@ def test_deterministic_mode_does_not_import_it(no_compiler):
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def test_nor_does_the_graph(no_compiler, tmp_path):
+def test_the_graph_for_tensorboard_does_not_import_the_compiler(no_compiler, tmp_path):
     events = EventFile(tmp_path)
     with torch.no_grad():
         events.graph(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).eval(), torch.zeros(1, 2))

@@ -28,7 +28,7 @@ def advance(s, steps, first=0, frozen=()):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_resumed_state_goes_on_with_equal_bits(optimizer):
+def test_a_resumed_state_continues_with_the_same_bits(optimizer):
     whole, first, second = (state(**{"optimizer.kind": optimizer}) for _ in range(3))
     advance(whole, 5)
     advance(first, 3)
@@ -55,25 +55,25 @@ def test_weights_sha256_is_over_parameters_then_buffers_sorted_by_name():
     assert s.weights_sha256() == digest.hexdigest()
 
 
-def test_names_are_those_of_the_model_and_hold_no_process_count():
+def test_names_in_a_checkpoint_come_from_the_model_and_no_process():
     names = state().tensors().keys()
     assert {"step", "parameter/conv1.weight", "ema/conv1.weight", "buffer/norm1.running_mean"} <= names
     assert not any("process" in name or "module." in name for name in names)
 
 
-def test_another_models_checkpoint_is_refused():
+def test_a_checkpoint_of_another_model_is_rejected():
     tensors = state().tensors()
     del tensors["parameter/conv1.weight"]
     with pytest.raises(LockstepError, match="parameter/conv1"):
         state().load(tensors)
 
 
-def test_unknown_parameter_in_weight_decay_is_refused():
+def test_an_unknown_parameter_in_weight_decay_is_rejected():
     with pytest.raises(LockstepError, match=r"'conv1\.wieght': did you mean conv1"):
         state(**{"weight_decay.conv1.wieght": 0.1})
 
 
-def test_what_is_frozen_stays_with_its_slots_until_it_is_trained_again():
+def test_a_frozen_parameter_and_its_optimizer_state_stay_until_it_is_trained_again():
     s = state(freeze={"conv1": 0.5, "logits.bias": 0.9})
     advance(s, 1)
     before = s.tensors()
@@ -87,13 +87,13 @@ def test_what_is_frozen_stays_with_its_slots_until_it_is_trained_again():
 
 
 @pytest.mark.parametrize("name", ["conv", "conv1.weigh", ""])
-def test_a_name_that_nothing_has_cannot_be_frozen(name):
+def test_freezing_an_unknown_name_is_rejected(name):
     with pytest.raises(LockstepError, match="layer or parameter in freeze"):
         state(freeze={name: 0.5})
 
 
 @pytest.mark.parametrize("name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"])
-def test_a_checkpoint_with_other_shapes_is_refused_before_anything_is_taken_over(name):
+def test_a_checkpoint_with_other_shapes_is_rejected_before_anything_is_loaded(name):
     s, tensors = state(), state(seed=1).tensors()
     before = s.weights_sha256()
     whole = tensors[name]

@@ -39,7 +39,7 @@ def model_docstrings(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_docstring_that_counts_parameters_counts_right(name):
+def test_the_parameter_counts_in_docstrings_are_correct(name):
     text = model_docstrings(name)
     stated = STATED.findall(text)
     assert len(stated) == len(COUNT.findall(text)), "say for which images and how many classes"
@@ -49,11 +49,11 @@ def test_a_docstring_that_counts_parameters_counts_right(name):
         assert parameters(model) == int(count.replace(" ", "")), name
 
 
-def test_docstrings_do_count_parameters():
+def test_the_docstrings_of_three_models_count_parameters():
     assert {name for name in MODELS if COUNT.search(model_docstrings(name))} == {"digits", "tutorial", "mnist"}
 
 
-def test_the_digits_network_is_as_its_docstring_says():
+def test_the_digits_network_has_the_layers_of_its_docstring():
     text = model_docstrings("digits")
     model = load_object(MODELS["digits"])((1, 8, 8), 10)
     kinds = [type(layer).__name__ for layer in model.modules()]
@@ -92,13 +92,13 @@ def recipe_statements() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "cifar10-96", "cifar100"])
-def test_a_recipes_docstring_has_its_settings(name):
+def test_a_recipes_docstring_states_its_settings(name):
     text = " ".join(inspect.getdoc(RECIPES[name]).split())
     for statement in recipe_statements()[name]:
         assert statement in text
 
 
-def test_what_the_docstrings_of_the_cifar10_recipes_say_in_words():
+def test_the_docstrings_of_the_cifar10_recipes_state_their_settings():
     fast, record = named("cifar10"), named("cifar10-record")
     assert "small images first, a whitened first layer, Muon" in inspect.getdoc(RECIPES["cifar10"])
     assert list(fast.progressive.sizes_px) == sorted(fast.progressive.sizes_px)
@@ -144,7 +144,7 @@ def page_statements() -> dict[int, list[str]]:
     }  # fmt: skip
 
 
-def test_the_pages_constants_are_the_recipes():
+def test_the_constants_of_the_parity_page_are_the_recipes():
     page = {number: " | ".join(cells).lower() for number, cells in rows("").items()}
     for number, statements in page_statements().items():
         for statement in statements:

@@ -66,7 +66,7 @@ def tutorial_recipe(network, towers):
 
 @pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
 @pytest.mark.parametrize("towers", [1, 3, 4])
-def test_mean_gradient_is_that_of_the_union_batch(towers, network, tolerance):
+def test_the_mean_gradient_equals_that_of_the_whole_batch(towers, network, tolerance):
     recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
     dataset = cifar_like()
@@ -88,7 +88,7 @@ def test_mean_gradient_is_that_of_the_union_batch(towers, network, tolerance):
 
 @pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
 @pytest.mark.parametrize("towers", [1, 4])
-def test_one_update_is_the_references(towers, network, tolerance):
+def test_one_update_equals_a_float64_reference(towers, network, tolerance):
     """SGD on mean cross-entropy plus 0.004/2 ||w||^2 on the weights that decay, in float64."""
     recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
@@ -112,7 +112,7 @@ def test_one_update_is_the_references(towers, network, tolerance):
         assert (moved - expected).norm() < tolerance * expected.norm() + 1e-7 * parameter.norm(), name
 
 
-def test_tutorial_total_loss_at_step_0():
+def test_the_tutorials_total_loss_at_step_0_is_the_originals():
     recipe = named("cifar10-tutorial")
     tower, state, _ = parts(recipe)
     dataset = cifar_like(256, 32)
@@ -126,7 +126,7 @@ def test_tutorial_total_loss_at_step_0():
     assert cross_entropy + sum(decay.values()) == pytest.approx(4.676, abs=0.02)
 
 
-def test_average_follows_the_formula_after_the_update():
+def test_the_average_follows_the_formula_after_the_update():
     recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"batch": 16})
     _, state, _ = parts(recipe)
     shadow = {name: p.double().clone() for name, p in state.parameters.items()}
@@ -201,7 +201,7 @@ def test_a_tower_that_is_not_finite_is_named():
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
 
 
-def test_the_last_towers_loss_is_told_apart():
+def test_the_last_towers_loss_is_recorded_separately():
     recipe = named("digits")
     dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.arange(128) % 10, tuple("0123456789"))
     tower, state, _ = parts(recipe, (1, 8, 8))
@@ -216,7 +216,7 @@ def test_the_last_towers_loss_is_told_apart():
     assert not metrics.memory_mib[1:].any()  # told once for each process
 
 
-def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is():
+def test_a_non_finite_gradient_is_flagged_even_if_the_loss_is_finite():
     recipe = named("digits")
     dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.zeros(128, np.int64), tuple("0123456789"))
     tower, state, _ = parts(recipe, (1, 8, 8))
@@ -259,7 +259,7 @@ def test_a_frozen_first_layer_ends_the_backward_pass():
     assert not any(gradient.any() for gradient in gradients(everything, 0).values())
 
 
-def test_a_compiled_network_is_called_and_its_failure_is_one_message(monkeypatch):
+def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):
     recipe = make(named("digits").model_dump(mode="json"), {"compile": True})
     asked = []
 

@@ -34,7 +34,7 @@ def test_every_division_gives_the_bits_of_the_definition():
             assert torch.equal(add_nodes((0, towers), values), expected), (towers, processes)
 
 
-def test_the_order_matters_so_the_test_above_can_fail():
+def test_another_order_of_additions_gives_other_bits():
     v = vectors(7)
     forward = v[0]
     for other in v[1:]:
@@ -83,7 +83,7 @@ def test_middle_is_after_the_largest_power_of_two():
     assert middle(4, 7) == 6
 
 
-def test_nothing_keeps_a_vector_alive():
+def test_no_reference_keeps_a_vector_alive():
     """A cycle of references would keep each step's vectors until the garbage collector runs, and memory would grow."""
     leaves = vectors(4)
     watched = [weakref.ref(v) for v in leaves]

@@ -91,7 +91,7 @@ def events(folder, tag):
     return [(event.step, event.value) for event in accumulator.Scalars(tag)]
 
 
-def test_each_new_checkpoint_once_the_oldest_first_and_then_the_end(training, evaluate, asleep):
+def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(training, evaluate, asleep):
     def several():
         for step in (3, 4, 5):
             training.save(step, keep=2)
@@ -119,7 +119,7 @@ def test_each_new_checkpoint_once_the_oldest_first_and_then_the_end(training, ev
         assert events(folder, tag) == [(record["step"], pytest.approx(record[field])) for record in records]
 
 
-def test_a_second_watcher_does_not_repeat(training, evaluate, asleep):
+def test_a_second_watcher_repeats_no_evaluation(training, evaluate, asleep):
     training.save(2)
     training.save(4)
     assert evaluate(once=True)[0] == 0
@@ -148,7 +148,7 @@ def test_a_second_watcher_does_not_repeat(training, evaluate, asleep):
     assert [json.loads(line)["examples"] for line in lines if line[-1] == "}"] == [355, 7, 355, 1442, 355, 355]
 
 
-def test_a_run_resumed_at_an_earlier_step(training, evaluate, asleep):
+def test_a_checkpoint_repeated_after_a_resume_is_not_evaluated_again(training, evaluate, asleep):
     training.save(2)
     training.save(8)
 
@@ -165,14 +165,14 @@ def test_a_run_resumed_at_an_earlier_step(training, evaluate, asleep):
     assert [json.loads(line)["step"] for line in out] == [2, 8, 5]
 
 
-def test_precision_line(training, evaluate):
+def test_watch_prints_the_line_of_tensorflows_evaluator(training, evaluate):
     training.save(4)
     _, (line,), _ = evaluate(once=True, json_output=False, weights="raw", examples=350)
     assert ": precision @ 1 = 0." in line
     assert line.endswith("  (step 4, raw, 350 test images)")
 
 
-def test_averaged_and_raw_weights_are_told_apart(training, evaluate):
+def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evaluate):
     state = training.session.state
     state.parameters["logits.bias"].data[3] = 1e6  # the raw weights call everything a 3, the average does not
     training.save(2)
@@ -186,7 +186,7 @@ def test_averaged_and_raw_weights_are_told_apart(training, evaluate):
     assert found["ema"]["loss"] < 3 < found["raw"]["loss"]
 
 
-def test_a_file_in_the_way_costs_the_record_only(training, evaluate, asleep):
+def test_a_file_named_eval_prevents_the_record_only(training, evaluate, asleep):
     (training.run.path / "eval").write_text("mine")
     training.save(2)
     asleep(lambda: training.save(4), lambda: (training.save(6), training.end()))
@@ -198,7 +198,7 @@ def test_a_file_in_the_way_costs_the_record_only(training, evaluate, asleep):
     assert (training.run.path / "eval").read_text() == "mine"
 
 
-def test_a_damaged_one_is_named_once_and_not_what_it_hides(training, evaluate, asleep):
+def test_a_damaged_checkpoint_is_named_once_and_skipped(training, evaluate, asleep):
     training.save(2)
     training.save(4)
     (training.run.checkpoints / "step-000000004" / "state.safetensors").write_bytes(b"")
@@ -210,7 +210,7 @@ def test_a_damaged_one_is_named_once_and_not_what_it_hides(training, evaluate, a
 
 
 @pytest.mark.parametrize("fields", [{"once": True}, {"watch": False}])
-def test_no_checkpoint_yet(evaluate, fields):
+def test_a_run_without_a_checkpoint_is_an_error_where_nothing_waits(evaluate, fields):
     with pytest.raises(LockstepError, match="runs/x has no checkpoint yet") as error:
         evaluate(**fields)
     assert error.value.code == DATA
@@ -237,7 +237,7 @@ def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
         ({"split": "validation"}, "no split 'validation': its splits are train, test"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused_before_waiting(evaluate, fields, words, watch):
+def test_an_impossible_split_or_count_is_rejected_before_waiting(evaluate, fields, words, watch):
     with pytest.raises(LockstepError, match=words):
         evaluate(watch=watch, **fields)
 
@@ -253,7 +253,7 @@ def test_the_first_examples_are_counted_exactly(training, evaluate):
         assert sum(map(sum, record["confusion"])) == count
 
 
-def test_processes_that_wait_long_meet_often(training, evaluate, asleep):
+def test_waiting_processes_exchange_a_message_at_least_every_30_seconds(training, evaluate, asleep):
     training.save(2)
     wakes = itertools.count()
     slept = asleep(*[lambda: next(wakes) < 3 or training.end()] * 100)

@@ -38,14 +38,14 @@ RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
         ({"SLURM_STEP_NUM_TASKS": "4", RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1, 8, Path("/tmp/x"))),
     ],
 )
-def test_each_launcher_is_known_by_its_variables(variables, expected):
+def test_each_launcher_is_recognised_by_its_variables(variables, expected):
     assert World.from_environment(variables) == expected
 
 
 @pytest.mark.parametrize(
     ("hosts", "first"), [("a3", "a3"), ("a[03-07,9],b1", "a03"), ("node-[12]", "node-12"), ("x1,x2", "x1")]
 )
-def test_the_tasks_of_a_slurm_step_meet_at_its_first_host(hosts, first):
+def test_the_tasks_of_a_slurm_step_connect_at_its_first_host(hosts, first):
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "41"}
     one, other = (World.from_environment({**step, "SLURM_PROCID": task}) for task in "01")
     assert one.rendezvous == other.rendezvous
@@ -63,7 +63,7 @@ def test_the_tasks_of_a_slurm_step_meet_at_its_first_host(hosts, first):
         {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", **MASTER},
     ],
 )
-def test_processes_that_could_not_meet_are_refused_and_not_trained_apart(variables):
+def test_processes_that_cannot_connect_are_an_error_and_do_not_train_separately(variables):
     with pytest.raises(LockstepError, match=r"MASTER_ADDR|WORLD_SIZE") as error:
         World.from_environment(variables)
     assert error.value.code == ENVIRONMENT
