@@ -1,4 +1,4 @@
-"""Fixtures: the real program as a subprocess, and global random generators that are useless to lean on."""
+"""Fixtures: the real program as a subprocess, real and generated datasets, and unseeded global random generators."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from tests import synthetic  # noqa: E402
 
 numerics.configure(1, exact=True)
 
-# Whatever a test asks for outside this machine is refused at once: no proxy listens at this port.
+# Every request to another machine fails at once, because no proxy listens at this port.
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
@@ -31,7 +31,7 @@ _REAL_DATA = os.environ.get("LOCKSTEP_DATA")
 
 @pytest.fixture(autouse=True)
 def _poisoned_random_generators():
-    """Whoever draws from a global generator gets other numbers in every run, so exact comparisons fail."""
+    """Seed the global generators differently in every run, so exact comparisons fail for code that draws from them."""
     seed = int.from_bytes(os.urandom(4), "little")
     random.seed(seed)
     np.random.seed(seed)
@@ -40,7 +40,7 @@ def _poisoned_random_generators():
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of the real CIFAR-10 and MNIST."""
+    """Return the folder of the real CIFAR-10 and MNIST."""
     if not _REAL_DATA:
         pytest.skip("LOCKSTEP_DATA does not name the real data")
     return Path(_REAL_DATA).absolute()
@@ -48,7 +48,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def synthetic_data(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
-    """synthetic_data(name) -> the folder of a data set in its official format, made by tests/synthetic.py."""
+    """Return synthetic_data(name) -> the folder of a dataset in its official format, made by tests/synthetic.py."""
     folder = tmp_path_factory.mktemp("synthetic")
 
     @cache
@@ -62,13 +62,13 @@ def synthetic_data(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
 
 
 def _outside() -> dict[str, str]:
-    """A user's shell: no thread counts, no data (a test that wants it says so), no GPU and no network."""
-    ours = {*numerics.environment(1), "LOCKSTEP_DATA", "LOCKSTEP_MIRROR"}
-    return {**{k: v for k, v in os.environ.items() if k not in ours}, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
+    """Return the variables of a user's shell: no number of threads, no data folder, no GPU and no network."""
+    removed = {*numerics.environment(1), "LOCKSTEP_DATA", "LOCKSTEP_MIRROR"}
+    return {**{k: v for k, v in os.environ.items() if k not in removed}, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
-    """Start the real program; its output is text."""
+    """Start the real program. Its output is read as text."""
     return subprocess.Popen(
         [sys.executable, "-m", "lockstep", *map(str, args)],
         cwd=cwd,
@@ -81,7 +81,7 @@ def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
 
 @pytest.fixture
 def program(tmp_path):
-    """Run the real program in a folder of the test's own and wait: program(*args) -> CompletedProcess."""
+    """Return program(*args) -> CompletedProcess: it runs the real program in the test's folder and waits."""
 
     def run(*args: object, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess:
         process = start(*args, cwd=cwd, **environment)
@@ -93,7 +93,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def started(tmp_path):
-    """Start the real program without waiting; it is killed when the test ends."""
+    """Return started(*args) -> Popen: it starts the real program, which is killed when the test ends."""
     processes = []
 
     def run(*args: object, **environment: str) -> subprocess.Popen:

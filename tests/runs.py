@@ -1,4 +1,4 @@
-"""Whole runs in the test's own process."""
+"""Complete runs in the process of the test."""
 
 import time
 from collections.abc import Callable
@@ -23,5 +23,5 @@ def fit_here(
     **job: object,
 ) -> Outcome:
     """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
-    whole = TrainJob(recipe=recipe, placement=placement, path=path, json_output=True, started=time.time(), **job)
-    return fit(whole, Local(recipe.towers), torch.device("cpu"), stop_requested=stop_requested)
+    train_job = TrainJob(recipe=recipe, placement=placement, path=path, json_output=True, started=time.time(), **job)
+    return fit(train_job, Local(recipe.towers), torch.device("cpu"), stop_requested=stop_requested)

@@ -127,7 +127,7 @@ def listing(folder):
 
 
 def refused(source, destination, code, *words, timeout_s=5.0):
-    """Assert that `fetch` fails with all of `words` and with the manual way, and changes no file."""
+    """Assert that `fetch` fails with all of `words` and the manual instructions, and changes no file."""
     before = listing(destination.parent)
     with pytest.raises(LockstepError) as caught:
         fetch.fetch(source, destination, timeout_s)

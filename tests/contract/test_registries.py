@@ -1,4 +1,4 @@
-"""Every member of every registry keeps its contract; a new one is covered without a new test."""
+"""Every member of every registry keeps its contract. A new member is tested without a new test."""
 
 import inspect
 import tomllib
@@ -54,7 +54,7 @@ def test_an_augmentation_is_a_function_of_seed_epoch_and_example(name):
         assert result.shape == (10, *shape)
         assert result.dtype == torch.float32
         assert result.is_contiguous(memory_format=torch.channels_last)
-    # Each image's draws are its own: any company, any order, the same image.
+    # The draws of an image do not depend on the other images or on their order.
     order = np.array([7, 2, 9])
     part = augmentation.train(images[order], Keys(3, keys.epochs[order], keys.examples[order]))
     assert torch.equal(part, out[order])
@@ -88,7 +88,9 @@ def test_an_optimizer_moves_against_the_gradient_and_applies_weight_decay(name):
     plain, optimizer = stepped({})
     assert (plain < 1).all()
     slots = optimizer.state.get(plain, {})
-    assert all(isinstance(slot, torch.Tensor) or slot is None for slot in slots.values())  # what a checkpoint can hold
+    assert all(
+        isinstance(slot, torch.Tensor) or slot is None for slot in slots.values()
+    )  # a checkpoint stores only tensors
     assert torch.equal(stepped({})[0], plain)
     assert (stepped({"w": 0.1})[0] <= plain).all()
 

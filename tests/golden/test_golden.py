@@ -1,6 +1,6 @@
-"""The bits themselves, on machines where they are known: a change that moves them must be meant.
+"""The bits of short runs, on machines where they are known. Only an intended change may change them.
 
-Hashes are kept for each torch build and CPU (name, model, flags, caches: kernels choose their blocks by them). On a
+Hashes are kept for each torch build and CPU (name, model, flags and caches, which decide the kernels' blocks). On a
 machine that is not in the file the test is skipped; run `python -m tests.golden.test_golden` to add it.
 """
 
@@ -48,7 +48,7 @@ def test_weights_have_the_known_bits(case, tmp_path):
 if __name__ == "__main__":
     import tempfile
 
-    import tests.conftest  # noqa: F401  the settings the tests run under
+    import tests.conftest  # noqa: F401  prepares numerics as for the tests
 
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:

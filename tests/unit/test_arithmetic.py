@@ -1,4 +1,4 @@
-"""The probe: equal for equal arithmetic, and the first to say what is wrong with a model."""
+"""The arithmetic probe: equal for equal arithmetic. It rejects an unusable model before the first step."""
 
 import math
 
@@ -18,18 +18,18 @@ CPU = torch.device("cpu")
 
 
 class Linear(nn.Module):
-    """A network of one layer, with what is wrong with it."""
+    """A network of one layer, with a chosen fault."""
 
-    def __init__(self, shape, classes, wrong=""):
+    def __init__(self, shape, classes, fault=""):
         super().__init__()
-        self.layer, self.wrong, self.calls = nn.Linear(math.prod(shape), classes), wrong, 0
+        self.layer, self.fault, self.calls = nn.Linear(math.prod(shape), classes), fault, 0
 
     def forward(self, images):
         logits = self.layer(images.flatten(1))
         self.calls += 1
-        if self.wrong == "remembers":
+        if self.fault == "remembers":
             return logits * self.calls
-        return {"a dictionary": {"logits": logits}, "whole numbers": logits.int()}.get(self.wrong, logits)
+        return {"a dictionary": {"logits": logits}, "whole numbers": logits.int()}.get(self.fault, logits)
 
 
 class Two(Linear):
@@ -38,7 +38,7 @@ class Two(Linear):
 
 
 class Counts(Linear):
-    """A function of its buffer, which a pass in training changes: a part of the state, so it may."""
+    """A network whose forward pass changes its buffer, which is a part of the state."""
 
     def __init__(self, shape, classes):
         super().__init__(shape, classes)
@@ -96,15 +96,15 @@ def session(model=None, **changes):
 
 
 def probed(*arguments, **changes):
-    made = session(*arguments, **changes)
-    return made.probe(made.split("train"))
+    built = session(*arguments, **changes)
+    return built.probe(built.split("train"))
 
 
 def test_the_probe_is_a_function_of_the_recipe_and_leaves_the_state_unchanged():
-    made = session()
-    before, step = made.state.digest(), made.state.step
-    first = made.probe(made.split("train"))
-    assert (made.state.digest(), made.state.step) == (before, step)
+    built = session()
+    before, step = built.state.digest(), built.state.step
+    first = built.probe(built.split("train"))
+    assert (built.state.digest(), built.state.step) == (before, step)
     assert len(first) == 64
     assert probed() == first
     assert len({first, probed(seed=1), probed(precision="bfloat16"), probed(lr=0.1)}) == 4
@@ -131,7 +131,7 @@ def test_one_bit_of_arithmetic_changes_the_probe(monkeypatch, change):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("seven_classes", r"returned \[2, 7\], expected \[2, 10\]"),
         ("dictionary", r"returned a dict, expected \[2, 10\]"),
@@ -144,8 +144,8 @@ def test_one_bit_of_arithmetic_changes_the_probe(monkeypatch, change):
         ("math", "is a module, expected a function"),
     ],
 )
-def test_an_unusable_model_is_rejected_with_the_reason(model, said):
-    with pytest.raises(LockstepError, match=said):
+def test_an_unusable_model_is_rejected_with_the_reason(model, message):
+    with pytest.raises(LockstepError, match=message):
         probed(model)
 
 
@@ -163,11 +163,11 @@ def test_a_compiled_network_is_probed_uncompiled(monkeypatch):
 
 
 def test_changes_of_a_fingerprint_are_named_and_entries_of_one_side_are_ignored():
-    here = fingerprint(CPU)
-    assert changes(here, here) == []
-    old = {"device": "another", "environment": here["environment"] | {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
-    assert changes(old, here) == [
-        f"device: another -> {here['device']}",
+    current = fingerprint(CPU)
+    assert changes(current, current) == []
+    old = {"device": "another", "environment": current["environment"] | {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
+    assert changes(old, current) == [
+        f"device: another -> {current['device']}",
         "environment.ONEDNN_MAX_CPU_ISA: AVX2 -> None",
     ]
     assert changes({}, {"cpu": {"flags": "avx2"}}) == []

@@ -1,3 +1,5 @@
+"""Checkpoints: atomic, verified, named when damaged, and pruned to the latest and the best."""
+
 import json
 import shutil
 
@@ -19,9 +21,9 @@ def names(folder):
 
 def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_path):
     paths = [save(tmp_path / run, 7, accuracy=0.5) for run in ("a", "b")]
-    found = checkpoint.latest(tmp_path / "a", pytest.fail)
-    assert torch.equal(found.tensors["parameter/w"], torch.arange(100.0) + 7)
-    assert found.manifest["step"] == 7
+    newest = checkpoint.latest(tmp_path / "a", pytest.fail)
+    assert torch.equal(newest.tensors["parameter/w"], torch.arange(100.0) + 7)
+    assert newest.manifest["step"] == 7
     for name in ("state.safetensors", "manifest.json"):
         assert (paths[0] / name).read_bytes() == (paths[1] / name).read_bytes()
     assert names(tmp_path / "a") == ["step-000000007"]
@@ -64,7 +66,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, da
 
 @pytest.mark.parametrize("reader", ["_sha256", "load_file"])
 def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, reader):
-    """Training goes on in another program; what it has saved since is what we get."""
+    """Another program trains, saves a new checkpoint and deletes the old ones. The new one is returned."""
     save(tmp_path, 1)
     save(tmp_path, 2)
     read = getattr(checkpoint, reader)
@@ -109,7 +111,7 @@ def test_a_link_to_nowhere_is_damaged(tmp_path):
 
 
 def test_prune_renames_before_it_deletes(tmp_path, monkeypatch):
-    """So that a reader finds a checkpoint whole or not at all; what a kill leaves is swept on resume."""
+    """So a reader finds a complete checkpoint or none. A resume deletes what a killed program left."""
     for step in (1, 2):
         save(tmp_path, step)
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)

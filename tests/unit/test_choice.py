@@ -1,4 +1,4 @@
-"""`eval --checkpoint`: the best, or that of a step; nothing is passed over. In this process, without the program."""
+"""`eval --checkpoint`: the best checkpoint, or that of a step. A damaged one is an error. Runs in this process."""
 
 import json
 
@@ -16,21 +16,21 @@ from lockstep.run import checkpoint
 
 @pytest.fixture
 def training(tmp_path, monkeypatch):
-    """A run with checkpoints after 2, 4, 6 and 8 steps, evaluated as `ACCURACIES` says."""
+    """A run with checkpoints after 2, 4, 6 and 8 steps, of which all but the last were evaluated."""
     monkeypatch.chdir(tmp_path)
-    found = Training(tmp_path / "runs/x")
+    program = Training(tmp_path / "runs/x")
     for step, accuracy in ((2, 0.5), (4, 0.75), (6, 0.75), (8, None)):
-        found.save(step)
-        state_accuracy(found, step, accuracy)
-    yield found
-    found.run.unlock()
+        program.save(step)
+        set_accuracy(program, step, accuracy)
+    yield program
+    program.run.unlock()
 
 
 def folder(training, step):
     return training.run.checkpoints / f"step-{step:09d}"
 
 
-def state_accuracy(training, step, accuracy):
+def set_accuracy(training, step, accuracy):
     path = folder(training, step) / "manifest.json"
     facts = {key: value for key, value in json.loads(path.read_text()).items() if key != "accuracy"}
     path.write_text(json.dumps(facts if accuracy is None else facts | {"accuracy": accuracy}))
@@ -38,7 +38,7 @@ def state_accuracy(training, step, accuracy):
 
 @pytest.fixture
 def evaluated(training, capsys):
-    """evaluated(which): the step of the checkpoint that was evaluated."""
+    """Return evaluated(which) -> the step of the checkpoint that was evaluated."""
 
     def call(which):
         path = training.run.path.relative_to(training.run.path.parent.parent)
@@ -51,20 +51,21 @@ def evaluated(training, capsys):
     return call
 
 
-def refused(evaluated, which, code, words):
-    with pytest.raises(LockstepError, match=words) as error:
+def refused(evaluated, which, code, message):
+    """Assert that `--checkpoint which` ends with exit code `code` and `message`."""
+    with pytest.raises(LockstepError, match=message) as error:
         evaluated(which)
     assert error.value.code == code
 
 
 def test_checkpoint_chooses_the_best_a_step_or_the_newest(training, evaluated):
-    assert evaluated("best") == 4  # of equals the earliest
+    assert evaluated("best") == 4  # of equal accuracies the earliest
     assert [evaluated(step) for step in (2, 8, None)] == [2, 8, 8]
-    state_accuracy(training, 8, 1)
+    set_accuracy(training, 8, 1)
     assert evaluated("best") == 8
-    state_accuracy(training, 8, 0.0)
+    set_accuracy(training, 8, 0.0)
     for step in (2, 4, 6):
-        state_accuracy(training, step, None)
+        set_accuracy(training, step, None)
     assert evaluated("best") == 8
 
 
@@ -79,7 +80,7 @@ def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(evaluated
 
 def test_without_an_evaluation_no_checkpoint_is_the_best(training, evaluated):
     for step in (2, 4, 6):
-        state_accuracy(training, step, None)
+        set_accuracy(training, step, None)
     refused(evaluated, "best", USAGE, "no checkpoint of runs/x was evaluated in training: .*--eval-every N")
 
 
@@ -93,11 +94,11 @@ def test_a_damaged_checkpoint_is_an_error_and_not_skipped(training, evaluated):
     flip(folder(training, 4) / "state.safetensors")
     for which in (4, "best"):
         refused(evaluated, which, DATA, "step-000000004 is damaged")
-    state_accuracy(training, 6, 0.8)
+    set_accuracy(training, 6, 0.8)
     assert evaluated("best") == 6
     for damage in ("{", "[]", '{"accuracy": []}', '{"accuracy": "high"}'):
         (folder(training, 2) / "manifest.json").write_text(damage)
-        refused(evaluated, "best", DATA, "step-000000002 is damaged")  # it may have been the best
+        refused(evaluated, "best", DATA, "step-000000002 is damaged")  # the damaged one may be the best
     assert evaluated(6) == 6
 
 
@@ -107,8 +108,8 @@ def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, 
     def slowly(path):
         monkeypatch.undo()
         monkeypatch.chdir(training.run.path.parent.parent)
-        for left in (4, 6):
-            folder(training, left).rename(training.run.checkpoints / f".deleting-step-{left:09d}")
+        for deleted in (4, 6):
+            folder(training, deleted).rename(training.run.checkpoints / f".deleting-step-{deleted:09d}")
         return read(path)
 
     monkeypatch.setattr(checkpoint, "load_file", slowly)

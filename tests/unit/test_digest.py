@@ -1,4 +1,4 @@
-"""A digest tells every bit, whatever the size, place and dtype of a tensor."""
+"""A digest changes with every bit, for every size, memory position and dtype of a tensor."""
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ def test_one_changed_bit_changes_the_digest(size):
     tensor = torch.randn(size)
     same = digest([tensor.clone()])
     assert digest([tensor]) == same
-    for place in {0, size // 2, size - 1} if size else ():
+    for index in {0, size // 2, size - 1} if size else ():
         other = tensor.clone()
-        other.view(torch.int32)[place] ^= 1
+        other.view(torch.int32)[index] ^= 1
         assert digest([other]) != same
 
 
@@ -30,7 +30,7 @@ def test_the_digest_covers_values_and_shape_in_every_dtype(dtype):
 
 def test_the_digest_does_not_depend_on_the_position_in_memory():
     whole = torch.randn(50_001)
-    part = whole[1:]  # its first byte is at no multiple of 8
+    part = whole[1:]  # its address is not a multiple of 8
     assert digest([part]) == digest([part.clone()])
     matrix = torch.randn(200, 300)
     assert digest([matrix.t()]) == digest([matrix.t().contiguous()])

@@ -1,4 +1,4 @@
-"""What is printed from files of others does not reach the terminal as control codes."""
+"""Text from foreign files reaches the terminal without control codes."""
 
 import io
 import tomllib
@@ -21,18 +21,21 @@ DIGITS = named("digits").model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         (CLEAR, "\\x1b[2J"),
         ("a\rb\nc\td\x7f\x00", "a\\rb\\nc\\td\\x7f\\x00"),
-        ("\x9b2J \u202e \udcff", "\\x9b2J \\u202e \\udcff"),  # C1, right to left, a byte of a file's name
+        (
+            "\x9b2J \u202e \udcff",
+            "\\x9b2J \\u202e \\udcff",
+        ),  # a C1 code, a right-to-left mark, an undecodable byte of a file name
         ("größe 猫 …", "größe 猫 …"),
         ("\\x1b", "\\x1b"),
     ],
 )
-def test_characters_that_do_not_print_are_escaped(text, shown):
-    assert printable(text) == shown
-    assert printable(shown) == shown
+def test_characters_that_do_not_print_are_escaped(text, escaped):
+    assert printable(text) == escaped
+    assert printable(escaped) == escaped
 
 
 def test_lines_of_an_error_may_be_kept():

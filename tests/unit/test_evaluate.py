@@ -1,3 +1,5 @@
+"""Evaluation: every example counts once, on any number of processes, with the confusion matrix and views."""
+
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +18,7 @@ from lockstep.training.network import Network, build_model, persistent_buffers
 
 
 class OneOf:
-    """Process `process` of several, whose peers' tables were computed before: the gather without the processes."""
+    """A stand-in for the reduction of one of several processes, which share their tables in this one process."""
 
     def __init__(self, process, processes, tables):
         self.process, self.processes, self.tables = process, processes, tables
@@ -57,7 +59,7 @@ def test_any_number_of_processes_has_the_same_counts(processes):
     expected = evaluate(recipe, network, parameters, buffers, dataset, Local(4))
     tables = {}
     for process in range(processes - 1):
-        with pytest.raises(AssertionError):  # its peers' tables are still missing
+        with pytest.raises(AssertionError):  # the other processes' tables are still missing
             evaluate(recipe, network, parameters, buffers, dataset, OneOf(process, processes, tables))
     result = evaluate(recipe, network, parameters, buffers, dataset, OneOf(processes - 1, processes, tables))
     assert result == expected
@@ -97,7 +99,7 @@ def test_the_confusion_matrix_equals_scikit_learns():
 
 
 def prepared(logits, labels, eval_batch=4):
-    """The evaluation of a network that answers example i with `logits[i]`."""
+    """Return the evaluation of a network that returns `logits[i]` for example i."""
     classes = tuple("abc")
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
     augmentation = SimpleNamespace(test=lambda images: images)
@@ -120,7 +122,7 @@ def prepared(logits, labels, eval_batch=4):
 def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
     logits = torch.eye(3)[[0, 0, 1, 2, 2, 1]]
     logits[1, 2] = torch.nan
-    logits[4, 2] = torch.inf  # the greatest, and for the right class
+    logits[4, 2] = torch.inf  # the largest logit is that of the right class
     result = prepared(logits, [0, 0, 1, 1, 2, 2])
     assert result.class_examples == (2, 2, 2)
     assert result.confusion == ((1, 0, 0), (0, 1, 1), (0, 1, 0))
@@ -158,7 +160,7 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
     if views == "flip-translate":
         logits = moved
     elif views == "flip-translate-unsure":
-        margins = torch.full((60,), torch.inf)  # chunks of 10; what fills up the last one is never unsure
+        margins = torch.full((60,), torch.inf)  # chunks of 10; the padding of the last one is never unsure
         margins[:53] = logits.softmax(1).topk(2).values.diff(dim=1).neg()[:, 0]
         unsure = (margins.view(6, 10).argsort(stable=True)[:, :2] + 10 * torch.arange(6)[:, None]).flatten()
         assert unsure.max() < 53

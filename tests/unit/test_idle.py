@@ -1,4 +1,4 @@
-"""What the start-up block says of devices that are idle or shared: on GPUs with a stand-in for their number."""
+"""The start-up block's note on idle or shared devices. The number of GPUs is a stand-in."""
 
 from types import SimpleNamespace
 
@@ -15,18 +15,17 @@ from lockstep.run.startup import _processes, idle_devices
 OTHER = "(another recipe, with other bits)"
 
 
-def note(monkeypatch, kind, there, towers, world, here=None, threads=1, **placement):
-    """The note on `towers` on `world` processes, `here` of them on this host, which has `there` cores or GPUs."""
-    monkeypatch.setattr(hardware, "cores", lambda: there)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+def note(monkeypatch, kind, available, towers, total, local=None, threads=1, **placement):
+    """Return the note for a run of `total` processes, `local` of them on this host with `available` cores or GPUs."""
+    monkeypatch.setattr(hardware, "cores", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: available)
     changes = {"towers": towers, "batch": 32 * towers, "threads_per_tower": threads}
     recipe = make(named("digits").model_dump(mode="json"), changes)
-    local = world if here is None else here
-    return idle_devices(recipe, Placement(**placement), world, local, torch.device(kind))
+    return idle_devices(recipe, Placement(**placement), total, total if local is None else local, torch.device(kind))
 
 
 @pytest.mark.parametrize(
-    ("there", "towers", "processes", "options", "expected"),
+    ("available", "towers", "processes", "options", "expected"),
     [
         (4, 1, 1, {}, f"3 of 4 GPUs are idle: 1 tower. To use more: --towers 4 {OTHER}"),
         (2, 1, 1, {}, f"1 of 2 GPUs is idle: 1 tower. To use more: --towers 2 {OTHER}"),
@@ -40,19 +39,17 @@ def note(monkeypatch, kind, there, towers, world, here=None, threads=1, **placem
         (4, 2, 2, {"processes": 2},
          f"2 of 4 GPUs are idle: 2 towers. To use more: --towers 4 --processes 4 {OTHER}"),
         (4, 4, 4, {}, None),
-        (4, 2, 2, {"device": "cuda:0,2"}, None),  # the others were not to be used
+        (4, 2, 2, {"device": "cuda:0,2"}, None),  # no note: the user chose these GPUs
     ],
 )  # fmt: skip
-def test_idle_and_shared_gpus_are_noted_with_the_options_that_use_more(
-    monkeypatch, there, towers, processes, options, expected
-):
-    assert note(monkeypatch, "cuda", there, towers, processes, **options) == expected
+def test_a_note_on_idle_or_shared_gpus_gives_options(monkeypatch, available, towers, processes, options, expected):
+    assert note(monkeypatch, "cuda", available, towers, processes, **options) == expected
 
 
 @pytest.mark.parametrize(
-    ("there", "towers", "processes", "here", "expected"),
+    ("available", "towers", "processes", "local_processes", "expected"),
     [
-        (4, 8, 8, 4, None),  # two hosts of 4 GPUs: the 4 processes elsewhere are on GPUs of their own
+        (4, 8, 8, 4, None),  # two hosts of 4 GPUs: the other 4 processes have the other host's GPUs
         (4, 8, 2, 1,
          "3 of 4 GPUs are idle: 8 towers take turns on 2 GPUs. "
          "To use more: 4 processes on this host (the same bits)"),
@@ -60,12 +57,14 @@ def test_idle_and_shared_gpus_are_noted_with_the_options_that_use_more(
         (1, 4, 4, 4, None),  # a launcher that shows each process one GPU only
     ],
 )  # fmt: skip
-def test_under_an_outer_launcher_only_this_hosts_gpus_count(monkeypatch, there, towers, processes, here, expected):
-    assert note(monkeypatch, "cuda", there, towers, processes, here) == expected
+def test_under_an_outer_launcher_only_this_hosts_gpus_count(
+    monkeypatch, available, towers, processes, local_processes, expected
+):
+    assert note(monkeypatch, "cuda", available, towers, processes, local_processes) == expected
 
 
 @pytest.mark.parametrize(
-    ("there", "towers", "processes", "threads", "options", "expected"),
+    ("available", "towers", "processes", "threads", "options", "expected"),
     [
         (2, 1, 1, 1, {},
          f"1 of 2 cores is idle: 1 tower of 1 thread. To use more: --towers 2 or --set threads_per_tower=2 {OTHER}"),
@@ -79,17 +78,15 @@ def test_under_an_outer_launcher_only_this_hosts_gpus_count(monkeypatch, there, 
         (2, 4, 4, 1, {"processes": 4}, None),
     ],
 )  # fmt: skip
-def test_idle_cores_are_noted_with_the_options_that_use_more(
-    monkeypatch, there, towers, processes, threads, options, expected
-):
-    assert note(monkeypatch, "cpu", there, towers, processes, threads=threads, **options) == expected
+def test_a_note_on_idle_cores_gives_options(monkeypatch, available, towers, processes, threads, options, expected):
+    assert note(monkeypatch, "cpu", available, towers, processes, threads=threads, **options) == expected
 
 
 @pytest.mark.parametrize(
-    ("processes", "reduction", "named"), [(1, "tree", False), (1, "central-cpu", True), (2, "tree", True)]
+    ("processes", "reduction", "shown"), [(1, "tree", False), (1, "central-cpu", True), (2, "tree", True)]
 )
-def test_the_reduction_is_shown_where_it_makes_a_difference(processes, reduction, named):
+def test_the_reduction_is_shown_where_it_makes_a_difference(processes, reduction, shown):
     recipe = make(digits().model_dump(mode="json"), {"towers": 4})
     add = SimpleNamespace(processes=processes, exact=True)
     text = _processes(recipe, Placement(reduction=reduction), add, torch.device("cpu"))
-    assert (f"reduction {reduction}" in text) == named
+    assert (f"reduction {reduction}" in text) == shown

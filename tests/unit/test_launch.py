@@ -1,3 +1,5 @@
+"""The launcher: number of processes, choice of GPUs, and the first failure of a worker process."""
+
 import subprocess
 import sys
 
@@ -32,7 +34,7 @@ def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gp
 
 
 @pytest.mark.parametrize(
-    ("gpus", "placement", "words"),
+    ("gpus", "placement", "message"),
     [
         (0, {"device": "cuda"}, "sees no CUDA GPU"),
         (1, {"processes": 2}, "2 processes need as many GPUs, and there is 1: choose --processes 1 to 1"),
@@ -41,9 +43,9 @@ def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gp
         (2, {"device": "cuda", "processes": 3}, "3 processes need as many GPUs, and there are 2"),
     ],
 )
-def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, words):
+def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, message):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
-    with pytest.raises(LockstepError, match=words) as error:
+    with pytest.raises(LockstepError, match=message) as error:
         launch._count(named("digits"), Placement(**placement))
     assert error.value.code == ENVIRONMENT
 

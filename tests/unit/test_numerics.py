@@ -1,4 +1,4 @@
-"""How many cores a process may use."""
+"""The number of cores that a process may use, and the description of a CPU."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from lockstep import hardware
 
 
 def container(tmp_path, groups, limits):
-    """A process's /proc/self/cgroup and the files under /sys/fs/cgroup."""
+    """Return the quota of a process with these /proc/self/cgroup and files under /sys/fs/cgroup."""
     (tmp_path / "self").write_text(groups)
     for name, text in limits.items():
         path = tmp_path / "cgroup" / name
@@ -48,4 +48,4 @@ def test_the_number_of_cores_is_whole_and_within_affinity_and_quota(monkeypatch,
 def test_a_cpu_is_described_by_what_decides_its_kernels():
     cpu = hardware.cpu()
     assert set(cpu) == {"model", "flags", "caches"}
-    assert "smep" not in cpu["flags"].split()  # no arithmetic
+    assert "smep" not in cpu["flags"].split()  # a flag that decides no arithmetic

@@ -1,4 +1,4 @@
-"""The recipes of the originals, by what their input and their network do: the constants are written out here."""
+"""The recipes of the originals: their input and their networks, compared with constants written out here."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ COUNT = 8_000
 def distorted() -> torch.Tensor:
     """Training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation, which would hide brightness.
 
-    Each is made of the same image: its pixels hold their row, their column and 7, so the draws can be read off it.
+    All come from one image, whose channels are the row, the column and 7. So each draw can be computed from the result.
     """
     rows, columns = np.mgrid[:32, :32].astype(np.uint8)
     image = np.stack([rows, columns, np.full((32, 32), 7, np.uint8)], axis=-1)
@@ -35,7 +35,7 @@ def distorted() -> torch.Tensor:
 
 
 def assert_uniform(values: torch.Tensor, low: float, high: float) -> None:
-    """All of COUNT values are in [low, high], as many in each twentieth of it."""
+    """Assert that COUNT values are in [low, high], and equally many in each twentieth of the range."""
     assert low - 1e-3 <= values.min()
     assert values.max() <= high + 1e-3
     counts = torch.histc(values, 20, low, high)
@@ -64,51 +64,51 @@ def test_the_tutorial_recipe_crops_and_flips_uniformly(distorted):
 def test_the_tutorial_recipe_draws_brightness_and_contrast_uniformly(distorted):
     assert_uniform(distorted[:, 2].mean((1, 2)) - 7, -63, 63)
     assert_uniform((distorted[:, 0, -1] - distorted[:, 0, 0]).mean(1) / 23, 0.2, 1.8)
-    assert distorted[:, 2].min() < -55  # 7 less some 63: not clipped at 0
+    assert distorted[:, 2].min() < -55  # 7 - 63 is not clipped at 0
 
 
 def test_the_tutorial_recipe_evaluates_the_central_crop():
-    """Standardised, and the same for every image that is the same."""
+    """Equal images give equal, standardised input."""
     images = torch.randint(256, (1, 32, 32, 3), dtype=torch.uint8).expand(2, 32, 32, 3)
-    seen = named("cifar10-tutorial").augmentation.test(images).double()
+    evaluated = named("cifar10-tutorial").augmentation.test(images).double()
     centre = images[:, 4:28, 4:28].permute(0, 3, 1, 2).double()
     deviation, mean = torch.std_mean(centre, (1, 2, 3), correction=0, keepdim=True)
-    assert torch.allclose(seen, (centre - mean) / deviation, atol=1e-4)
+    assert torch.allclose(evaluated, (centre - mean) / deviation, atol=1e-4)
 
 
 def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
     network = build_model(named("mnist"), (1, 28, 28), 10)
-    seen = {}
+    passes = {}
     for name in ("dense1", "dense2", "logits"):
         layer = network.get_submodule(name)
-        layer.register_forward_hook(lambda _, taken, made, name=name: seen.update({name: (taken[0], made)}))
+        layer.register_forward_hook(lambda _, inputs, output, name=name: passes.update({name: (inputs[0], output)}))
     images = torch.rand(32, 1, 28, 28)
 
     def passed(train: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What each dense layer makes [32, units], and what the next one takes of it."""
+        """Return each dense layer's output [32, units], with the input of the next layer."""
         network.train(train)
         with torch.no_grad():
             network(images)
-        return [(seen["dense1"][1], seen["dense2"][0]), (seen["dense2"][1], seen["logits"][0])]
+        return [(passes["dense1"][1], passes["dense2"][0]), (passes["dense2"][1], passes["logits"][0])]
 
     masks = []
     for _ in range(2):
-        for made, taken in passed(train=True):
-            kept = taken != 0
+        for output, following in passed(train=True):
+            kept = following != 0
             assert kept.double().mean() == pytest.approx(0.25, abs=0.01)  # of 32 768 units or more: 4 deviations
-            assert torch.equal(taken[kept], 4 * made[kept])
-            assert not torch.equal(kept[0], kept[1])  # every image has a mask of its own
-            assert kept.any(0).double().mean() > 0.99  # and no unit is dropped for all
+            assert torch.equal(following[kept], 4 * output[kept])
+            assert not torch.equal(kept[0], kept[1])  # every image has its own mask
+            assert kept.any(0).double().mean() > 0.99  # no unit is dropped for all images
             masks.append(kept)
     assert [mask.shape[1] for mask in masks] == [2048, 1024, 2048, 1024]
     assert not torch.equal(masks[0], masks[2])  # the next pass has other masks
     assert not torch.equal(masks[1], masks[3])
-    for made, taken in passed(train=False):
-        assert torch.equal(made, taken)
+    for output, following in passed(train=False):
+        assert torch.equal(output, following)
 
 
 def test_mnists_dropout_differs_by_tower_and_step():
-    """The loss of the same images differs by tower and by step, as the masks do; it repeats for the same two."""
+    """The loss of the same images differs by tower and step, and repeats for the same tower and step."""
     recipe = named("mnist")
     dataset = Dataset.of(np.random.default_rng(0).integers(0, 256, (2048, 16, 16, 1), np.uint8), np.arange(2048) % 10,
                          tuple("0123456789"))  # fmt: skip
@@ -132,14 +132,14 @@ def test_winograds_scheme_computes_the_wide_3x3_convolutions(monkeypatch, name, 
     """MNIST's conv2 and conv3, unless a CPU with AMX computes them in bfloat16; the tutorial's are 5x5, so none."""
     transformed = []
 
-    class Noted(fused.Winograd):
+    class Recorded(fused.Winograd):
         def __init__(self, *args):
             transformed.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr(fused, "Winograd", Noted)
+    monkeypatch.setattr(fused, "Winograd", Recorded)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
-    for precision in ("float32", "bfloat16", "float16"):  # of which a CPU computes the convolutions in float32
+    for precision in ("float32", "bfloat16", "float16"):  # float16's convolutions compute in float32 on a CPU
         tower, _, _ = parts(make(named(name).model_dump(mode="json"), {"precision": precision}), shape)
         transformed.clear()
         tower._network(torch.rand(2, *shape))

@@ -1,4 +1,4 @@
-"""What docs/tutorial-parity.md promises and no other test shows; and that the document itself is true."""
+"""Claims of docs/tutorial-parity.md that no other test checks, and the consistency of the page itself."""
 
 import ast
 import inspect
@@ -35,7 +35,7 @@ from lockstep.training.loop import train
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs/tutorial-parity.md"
+PAGE = ROOT / "docs/tutorial-parity.md"
 TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
 MNIST = named("mnist").model_dump(mode="json")
 
@@ -50,12 +50,12 @@ def trained(recipe, dataset, tower, state, listeners=()):
 
 
 def linear(shape, classes):
-    """The smallest network, where only what is around it matters."""
+    """Return the smallest network, for tests of everything around it."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 def constant(shape, classes):
-    """A network that answers the same to every image."""
+    """Return a network with the same output for every image."""
     network = linear(shape, classes)
     nn.init.zeros_(network[1].weight)
     nn.init.zeros_(network[1].bias)
@@ -63,7 +63,7 @@ def constant(shape, classes):
 
 
 def small(fields, model="linear", **changes):
-    """A recipe with one of the networks above, which takes its images as they are."""
+    """Return a recipe with one of the networks above, without augmentation."""
     model = f"tests.unit.test_parity:{model}"
     return make(fields, {"model": model, "augmentation": "plain", "weight_decay": {}, **changes})
 
@@ -85,11 +85,11 @@ def test_the_recipes_have_the_originals_settings():
 
 
 def test_intervals_and_retention_are_the_originals():
-    place = Placement()
-    assert (place.log_every, place.summary_every, place.save_every, place.keep) == (10, 100, 1000, 5)
-    flags = inspect.signature(train_command).parameters
+    placement = Placement()
+    assert (placement.log_every, placement.summary_every, placement.save_every, placement.keep) == (10, 100, 1000, 5)
+    options = inspect.signature(train_command).parameters
     for name in ("log_every", "summary_every", "save_every", "keep", "eval_every", "log_loss"):
-        assert flags[name].default == getattr(place, name), name
+        assert options[name].default == getattr(placement, name), name
 
 
 def test_the_start_up_block_states_global_and_tower_batch():
@@ -103,7 +103,7 @@ def test_the_start_up_block_states_global_and_tower_batch():
 
 
 def test_two_epochs_of_cifar10_are_two_full_shuffles():
-    """The original drew from a buffer of 20 000, so an example came at most so much earlier than in the files."""
+    """The original draws from a buffer of 20 000, so an example comes at most that much earlier than in the files."""
     stream = np.concatenate(
         [
             Plan.at(seed=0, step=s, batch=128, towers=1, examples=50_000, augmentation=None).examples.ravel()
@@ -136,14 +136,14 @@ def test_the_metric_and_the_update_use_the_learning_rate_of_their_step(tmp_path,
     recipe = small(TUTORIAL, towers=towers, steps=first + 2, **{"schedule.per_tower": per_tower})
     tower, state, _ = parts(recipe, (1, 2, 2))
     state.step = first - 1
-    heard = Weights()
-    log = [MetricsFile(tmp_path / "metrics.jsonl", 1), heard]
+    weights = Weights()
+    log = [MetricsFile(tmp_path / "metrics.jsonl", 1), weights]
     trained(recipe, images(50_000), tower, state, log)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {row["step"]: row["rate"] for row in rows} == {
         first - 1: 0.1, first: pytest.approx(0.01), first + 1: pytest.approx(0.01),
     }  # fmt: skip
-    for rate, (before, gradient), (after, _) in zip((0.1, 0.01), heard.seen, heard.seen[1:], strict=False):
+    for rate, (before, gradient), (after, _) in zip((0.1, 0.01), weights.seen, weights.seen[1:], strict=False):
         assert torch.allclose(before - after, rate * gradient, rtol=1e-3, atol=1e-7)
 
 
@@ -151,7 +151,7 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
     """In float64, on the gradient of the mean loss over the whole batch.
 
     Epsilon is Kingma and Ba's: TensorFlow's is added before the second moment is corrected, so it is 1 / sqrt(1 -
-    beta2^t) times as large, which only a gradient near epsilon feels.
+    beta2^t) times as large, which changes only the update by a gradient near epsilon.
     """
     recipe = small(MNIST, batch=64, steps=3)
     tower, state, model = parts(recipe, (1, 4, 4))
@@ -176,7 +176,7 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
 
 
 def idle(shape, classes):
-    """A network with a parameter that has no part in the loss, and one that is frozen."""
+    """Return a network with a parameter without a part in the loss, and a frozen one."""
     network = linear(shape, classes)
     network.register_parameter("unused", nn.Parameter(torch.ones(3)))
     network[1].bias.requires_grad_(False)
@@ -213,13 +213,13 @@ def test_tensorboard_has_the_tutorials_summaries(tmp_path):
         "loss/decay/local4.weight", "learning_rate", "speed/data_s", *(f"sparsity/{name}" for name in activations),
     }  # fmt: skip
     decay = [tag for tag in tags["scalars"] if tag.startswith("loss/decay/") and not tag.endswith("_average")]
-    assert len(decay) == 2  # none that is always 0
+    assert len(decay) == 2  # no term that is always 0
     assert set(tags["images"]) == {"images/0", "images/1", "images/2"}
     assert tags["graph"]
 
 
 def test_a_constant_network_is_correct_on_a_tenth_of_exactly_10000():
-    """In 79 chunks of 128, the last one filled up: the original counted 10 112, and a tie as right."""
+    """In 79 chunks of 128, the last one padded. The original counts 10 112 images, and a tie as correct."""
     recipe = small(TUTORIAL, "constant", eval_batch=128)
     tower, state, _ = parts(recipe, (1, 2, 2))
     result = evaluate(recipe, tower._network, state.ema, {}, images(10_000), Local(1))
@@ -235,14 +235,14 @@ def test_one_seed_gives_one_series_of_losses(tmp_path):
         return [row["loss"] for row in rows if row["kind"] != "digest"]
 
     first = losses("a", 3)
-    assert len(first) == 8 + 2  # and two evaluations, of averaged and raw weights
+    assert len(first) == 8 + 2  # 8 steps, and evaluations of averaged and raw weights
     assert losses("b", 3) == first
     assert not set(losses("c", 4)) & set(first)
 
 
 def rows(prefix):
-    """The rows of the document's tables whose first cell is `prefix` and a number: number -> cells."""
-    lines = [line for line in DOCUMENT.read_text().splitlines() if re.match(rf"\| {prefix}\d+ \|", line)]
+    """Return the rows of the page whose first cell is `prefix` and a number: number -> cells."""
+    lines = [line for line in PAGE.read_text().splitlines() if re.match(rf"\| {prefix}\d+ \|", line)]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     numbers = [int(row[0].strip().removeprefix(prefix)) for row in cells]
     assert numbers == sorted(set(numbers))
@@ -251,9 +251,9 @@ def rows(prefix):
 
 def test_the_page_has_every_row():
     for prefix, count, columns in (("", 58, 6), ("O-", 34, 4)):
-        found = rows(prefix)
-        assert list(found) == list(range(1, count + 1))
-        for number, cells in found.items():
+        numbered = rows(prefix)
+        assert list(numbered) == list(range(1, count + 1))
+        for number, cells in numbered.items():
             assert len(cells) == columns, (prefix, number)
             assert all(cells[:-1]), (prefix, number)
 
@@ -266,7 +266,7 @@ def test_every_row_names_a_test_or_a_command():
 
 
 def test_every_test_that_the_page_names_exists():
-    text = DOCUMENT.read_text()
+    text = PAGE.read_text()
     named_tests = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text))
     assert len(named_tests) > 80
     assert len(re.findall(r"tests/[\w/]+\.py", text)) == len(re.findall(r"`tests/[\w/]+\.py(?:::\w+)?`", text))
@@ -278,5 +278,5 @@ def test_every_test_that_the_page_names_exists():
 
 
 def test_the_page_names_no_folder_of_its_authors():
-    text = DOCUMENT.read_text()
+    text = PAGE.read_text()
     assert not re.search(r"\.\./|\bS[0-3]\b|/tmp|/home|seed file", text)

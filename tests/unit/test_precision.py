@@ -1,4 +1,4 @@
-"""What "auto" means, by the hardware."""
+"""`precision = "auto"` becomes bfloat16 or float32, by the hardware."""
 
 import pytest
 import torch

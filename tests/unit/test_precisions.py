@@ -1,4 +1,4 @@
-"""16-bit floats learn what float32 learns: short real runs, on the real digits."""
+"""16-bit floats learn as well as float32: short runs on the real digits."""
 
 from functools import cache
 
@@ -10,12 +10,12 @@ from lockstep.config.placement import Placement
 from lockstep.recipes import named
 
 SEEDS = (0, 1)
-TOLERANCE = 0.01  # of accuracy: 7 of the 2 x 355 images; runs that differ only in rounding differ by 2 or so
+TOLERANCE = 0.01  # of accuracy: 7 of the 2 x 355 images; runs that differ only in rounding differ by about 2
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """trained(precision): (accuracy over SEEDS, the weights' sha256) after 12 of the recipe's 40 epochs."""
+    """Return trained(precision) -> (mean accuracy, SHA-256 of the weights) of SEEDS, after 12 of 40 epochs."""
 
     @cache
     def run(precision: str) -> tuple[float, set[str]]:
@@ -39,4 +39,4 @@ def test_every_precision_learns_digits_as_well_as_float32(trained, precision):
     assert accuracy > 0.98
     assert accuracy == pytest.approx(wide, abs=TOLERANCE)
     if precision != "float32":
-        assert not weights & wide_weights  # so the towers did compute in another precision
+        assert not weights & wide_weights  # otherwise the towers computed in float32

@@ -1,4 +1,4 @@
-"""--profile: what may be asked for, and what is written."""
+"""--profile: the allowed ranges of steps, and the files that it writes."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_a_profile_writes_a_trace_and_a_table(tmp_path, steps):
     names = [event.get("name", "") for event in trace["traceEvents"]]
     updates = names.count("Optimizer.step#SGD.step")
     assert updates == steps[1] - steps[0]
-    assert names.count("aten::cross_entropy_loss") == updates * 4  # four towers, and no evaluation in between
+    assert names.count("aten::cross_entropy_loss") == updates * 4  # four towers, and no evaluation
     table = (path / f"profile/operators-{stem}.txt").read_text()
     assert "convolution" in table
     assert "Self CPU" in table

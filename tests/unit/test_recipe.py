@@ -1,3 +1,5 @@
+"""Recipes: their settings from names, files, options and text, and the errors for wrong ones."""
+
 import subprocess
 import sys
 
@@ -25,7 +27,7 @@ def test_changing_towers_keeps_the_tower_batch():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"batch": 1000, "towers": 16}, "choose 992 or 1008, or 1, 2, 4, 5, 8 or 10 towers"),
         ({"batch": 128, "tower_batch": 64}, "give one of them"),
@@ -60,8 +62,8 @@ def test_changing_towers_keeps_the_tower_batch():
         ({"optimizer.momentum": True}, "true and false are for switches"),
     ],
 )
-def test_a_wrong_setting_is_an_error_that_names_it(changes, words):
-    with pytest.raises(LockstepError, match=words):
+def test_a_wrong_setting_is_an_error_that_names_it(changes, message):
+    with pytest.raises(LockstepError, match=message):
         make(TUTORIAL, changes)
 
 
@@ -93,12 +95,12 @@ def test_a_value_that_is_no_boolean_is_rejected(text):
 
 
 @pytest.mark.parametrize(
-    ("settings", "flags"),
+    ("settings", "options"),
     [(["towers"], {}), (["=3"], {}), (["lr=1", "lr=2"], {}), (["lr=1"], {"lr": 2.0}), ([], {"steps": 1, "epochs": 2})],
 )
-def test_ambiguous_settings_are_rejected(settings, flags):
+def test_ambiguous_settings_are_rejected(settings, options):
     with pytest.raises(LockstepError):
-        make(TUTORIAL, parse(settings, flags))
+        make(TUTORIAL, parse(settings, options))
 
 
 def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
@@ -115,7 +117,8 @@ def test_a_kind_and_its_settings_may_come_in_any_order():
     ):
         assert make(TUTORIAL, changes).optimizer.beta1 == 0.8
     digits = make(named("digits").model_dump(mode="json"), {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
-    assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)  # the kind it has: nothing dropped
+    # The kind is the same, so no setting is dropped.
+    assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)
 
 
 def test_options_override_files_and_a_file_may_not_contradict_itself():

@@ -1,3 +1,5 @@
+"""Random words: a fixed function of seed, stream, epoch and example."""
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

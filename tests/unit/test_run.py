@@ -1,4 +1,4 @@
-"""The run folder: which one may be used again, and metrics that a crash or a disk damaged."""
+"""The run folder: when a new run may use an existing one, and damaged lines of metrics.jsonl."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ NEVER_BEGAN = "was stopped before its first step: starting again"
 
 @pytest.fixture
 def stopped(tmp_path):
-    """A run that was killed before its first step, with all that it may have made by then."""
+    """A run that was killed before its first step, with every file that it may have written by then."""
     run = Run.create(tmp_path / "a", RECIPE)
     run.write("environment.json", [])
     run.log.write_text("  recipe  digits\n")
@@ -37,13 +37,13 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def refused(path, code=USAGE, words="exists, and a run is never overwritten"):
-    """Both who asks first and who creates refuse, and nothing is changed."""
+def refused(path, code=USAGE, message="exists, and a run is never overwritten"):
+    """Assert that `refuse_existing` and `Run.create` reject the folder `path` and change nothing in it."""
     before = contents(path)
     if code == USAGE:
-        with pytest.raises(LockstepError, match=words):
+        with pytest.raises(LockstepError, match=message):
             refuse_existing(path)
-    with pytest.raises(LockstepError, match=words) as error:
+    with pytest.raises(LockstepError, match=message) as error:
         Run.create(path, RECIPE, note=pytest.fail)
     assert error.value.code == code
     assert contents(path) == before
@@ -109,7 +109,7 @@ def test_a_folder_that_another_program_starts_in_is_rejected(stopped):
 
 
 def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch):
-    """Who asked before the other began is refused by the lock, and touches nothing."""
+    """A program that checked the folder before the other one began is stopped by the lock and changes nothing."""
     monkeypatch.setattr("lockstep.run.folder.refuse_existing", lambda path: None)
     first = Run.create(stopped, RECIPE)
     refused(stopped, ENVIRONMENT, "another program is training in")
@@ -122,13 +122,13 @@ def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch)
 
 
 def test_only_one_of_many_programs_starts_the_run_again(stopped):
-    """Every thread opens the lock file itself, so the lock holds between them as between programs."""
-    barrier, won, errors = threading.Barrier(8), [], []
+    """Every thread opens the lock file itself, so the lock works between threads as between programs."""
+    barrier, runs, errors = threading.Barrier(8), [], []
 
     def program():
         barrier.wait()
         try:
-            won.append(Run.create(stopped, RECIPE))
+            runs.append(Run.create(stopped, RECIPE))
         except LockstepError as error:
             errors.append(str(error))
 
@@ -137,9 +137,9 @@ def test_only_one_of_many_programs_starts_the_run_again(stopped):
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(won), len(errors)) == (1, 7), errors
-    assert won[0].recipe() == RECIPE
-    won[0].unlock()
+    assert (len(runs), len(errors)) == (1, 7), errors
+    assert runs[0].recipe() == RECIPE
+    runs[0].unlock()
 
 
 def test_a_copied_run_without_a_lock_file_is_not_held(stopped):
@@ -167,15 +167,15 @@ DAMAGED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", DAMAGED)
-def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, bad):
-    run, good = Run(stopped), [step(0), evaluation(1), step(1), step(2), evaluation(2)]
-    run.metrics.write_bytes(b"\n".join([good[0], bad, *good[1:]]))
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, damaged):
+    run, intact = Run(stopped), [step(0), evaluation(1), step(1), step(2), evaluation(2)]
+    run.metrics.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
     assert run.evaluations(1) == [json.loads(evaluation(1))]
     notes = []
     run.forget_ahead(1, notes.append)
     assert notes == [f"{run.metrics}: line 2 was damaged and deleted"]
-    assert run.metrics.read_bytes() == b"\n".join(good[:2]) + b"\n"
+    assert run.metrics.read_bytes() == b"\n".join(intact[:2]) + b"\n"
     run.forget_ahead(1, pytest.fail)
 
 
@@ -188,15 +188,15 @@ def test_several_damaged_lines_are_one_note(stopped):
 
 
 def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stopped, monkeypatch):
-    run, done = Run(stopped), []
+    run, synced = Run(stopped), []
     run.metrics.write_bytes(step(0) + b"\n")
     sync = os.fsync
 
-    def synced(descriptor):
+    def recorded(descriptor):
         path = os.readlink(f"/proc/self/fd/{descriptor}")
-        done.append((os.path.basename(path), run.metrics.read_bytes()))
+        synced.append((os.path.basename(path), run.metrics.read_bytes()))
         sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "fsync", recorded)
     run.forget_ahead(0)
-    assert done == [(f".metrics.jsonl-{os.getpid()}", step(0) + b"\n"), ("a", b"")]
+    assert synced == [(f".metrics.jsonl-{os.getpid()}", step(0) + b"\n"), ("a", b"")]

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""The saver writes checkpoints while training continues."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from lockstep.run.saver import Saver
 
 
 class Weights:
-    """What a Saver needs of a State."""
+    """A stand-in for a `State`, with the members that a Saver uses."""
 
     def __init__(self):
         self.update_lock = threading.Lock()
@@ -28,7 +28,7 @@ class Weights:
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Writing waits until the gate is opened."""
+    """Return an event: checkpoints are written only after it is set."""
     opened = threading.Event()
     save = checkpoint.save
 
@@ -41,7 +41,8 @@ def gate(monkeypatch):
     opened.set()
 
 
-def whole(folder):
+def saved_weights(folder):
+    """Return the one value of the weights in each checkpoint of `folder`, oldest first."""
     return [checkpoint.read_step(folder, step).tensors["parameter/w"].unique().item() for step in steps(folder)]
 
 
@@ -60,7 +61,7 @@ def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its
     gate.set()
     saves.wait()
     assert steps(tmp_path) == [1]
-    assert whole(tmp_path) == [1.0]
+    assert saved_weights(tmp_path) == [1.0]
 
 
 def test_an_update_waits_for_the_copy(tmp_path, monkeypatch):
@@ -79,11 +80,11 @@ def test_an_update_waits_for_the_copy(tmp_path, monkeypatch):
     updates = threading.Thread(target=state.update)
     updates.start()
     updates.join(0.2)
-    assert updates.is_alive()  # else the checkpoint would be half of one step and half of another
+    assert updates.is_alive()  # otherwise the checkpoint could mix two steps
     go_on.set()
     updates.join(20)
     saves.wait()
-    assert whole(tmp_path) == [0.0]
+    assert saved_weights(tmp_path) == [0.0]
     assert state.step == 1
 
 
@@ -99,7 +100,7 @@ def test_checkpoints_are_written_one_at_a_time(tmp_path, gate):
     second.join(20)
     saves.wait()
     assert steps(tmp_path) == [0, 1]
-    assert whole(tmp_path) == [0.0, 1.0]
+    assert saved_weights(tmp_path) == [0.0, 1.0]
 
 
 def test_an_error_is_returned_once_and_the_next_save_is_tried(tmp_path, monkeypatch):
@@ -130,14 +131,14 @@ def test_an_error_that_is_not_the_disks_is_returned_too(tmp_path, monkeypatch):
 
 
 def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
-    """Steps of 4 s, writes of 3 s, on a clock of the test's own: no moment is further than 30 s from its checkpoint."""
+    """Steps take 4 s and writes 3 s, on the test's own clock. The newest state on the disk is never older than 30 s."""
     now = [100.0]
     monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=30.0)
     monkeypatch.setattr(saver.checkpoint, "save", lambda *_: now.__setitem__(0, now[0] + 3.0))
     saves.save(state, {})  # as at the start of every session
     saves.wait()
-    taken, worst = now[0], 0.0
+    saved_at, worst = now[0], 0.0
     for _ in range(40):
         due = saves.due()
         now[0] += 4.0
@@ -146,7 +147,7 @@ def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
             began = now[0]
             saves.save(state, {})
             saves.wait()
-            worst, taken = max(worst, now[0] - taken), began
+            worst, saved_at = max(worst, now[0] - saved_at), began
     assert 12.0 < worst <= 30.0
 
 
@@ -173,7 +174,7 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
         state.update()
         saves.save(state, {})
     saves.wait()
-    again = Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which knows nothing of what is there
+    again = Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which has verified no checkpoint yet
     damaged = tmp_path / "step-000000002" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     state.update()
@@ -187,10 +188,10 @@ def test_the_next_checkpoint_reuses_the_memory_of_the_previous_one(tmp_path):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     saves.save(state, {})
     saves.wait()
-    held = saves._copies["parameter/w"].data_ptr()
+    address = saves._copies["parameter/w"].data_ptr()
     state.update()
     saves.save(state, {})
     saves.wait()
-    assert saves._copies["parameter/w"].data_ptr() == held
-    assert whole(tmp_path) == [0.0, 1.0]
+    assert saves._copies["parameter/w"].data_ptr() == address
+    assert saved_weights(tmp_path) == [0.0, 1.0]
     assert time.monotonic() - saves._state_time < 60

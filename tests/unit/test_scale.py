@@ -39,11 +39,11 @@ def test_the_scale_halves_at_once_and_doubles_after_1000_clean_steps():
     assert scale.value == 2.0**24 / 32
     for _ in range(40):
         scale.skipped()
-    assert scale.value == scale.least == 1 / 32  # so 1 for the mean: towers of any size go down as far
+    assert scale.value == scale.least == 1 / 32  # 1 for the mean loss, for every tower batch
 
 
 def loud(shape, classes):
-    """Gradients that overflow float16 until the scale has come down."""
+    """Return a network whose gradients overflow float16 until the scale is low enough."""
     from torch import nn
 
     class Loud(nn.Linear):
@@ -65,7 +65,7 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     assert 0 < skipped < 8
     assert [row["skipped"] for row in steps] == [True] * skipped + [False] * (12 - skipped)
     assert [row["loss_scale"] for row in steps] == [2.0 ** (10 - min(i, skipped)) for i in range(12)]
-    assert steps[0]["loss_average"] is None  # of nothing yet; and JSON has no word for not a number
+    assert steps[0]["loss_average"] is None  # no step counts yet, and JSON has no NaN
 
 
 def test_a_resume_during_the_search_for_a_scale_gives_the_same_bits(tmp_path):
@@ -78,7 +78,7 @@ def test_a_resume_during_the_search_for_a_scale_gives_the_same_bits(tmp_path):
 
 
 def nan(shape, classes):
-    """Not a number, whatever the scale."""
+    """Return a network whose loss is not a number at any scale."""
     from torch import nn
 
     class NaN(nn.Linear):

@@ -1,3 +1,5 @@
+"""Schedules of the learning rate, of the average's decay and of the image size."""
+
 import pytest
 
 from lockstep.config.overrides import make

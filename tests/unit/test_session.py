@@ -1,4 +1,4 @@
-"""What a session makes of a recipe and its data before the first step."""
+"""A session before its first step: its data, network and state."""
 
 import numpy as np
 import pytest
@@ -28,37 +28,37 @@ SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
 
 
 def test_a_whitening_layer_is_fitted_to_the_training_images():
-    made = session(WHITENED)
-    assert not torch.equal(made.state.buffers["whitening"], torch.zeros(24, 3, 2, 2))
-    patches = torch.nn.functional.unfold(made.recipe.augmentation.test(made.splits["train"].images), 2)
-    flat = patches.transpose(1, 2).reshape(-1, 12) @ made.state.buffers["whitening"][:12].flatten(1).T
+    built = session(WHITENED)
+    assert not torch.equal(built.state.buffers["whitening"], torch.zeros(24, 3, 2, 2))
+    patches = torch.nn.functional.unfold(built.recipe.augmentation.test(built.splits["train"].images), 2)
+    flat = patches.transpose(1, 2).reshape(-1, 12) @ built.state.buffers["whitening"][:12].flatten(1).T
     assert torch.allclose(flat.T @ flat / len(flat), torch.eye(12), atol=2e-2)
-    assert torch.equal(session(WHITENED).state.buffers["whitening"], made.state.buffers["whitening"])
+    assert torch.equal(session(WHITENED).state.buffers["whitening"], built.state.buffers["whitening"])
 
 
 @pytest.mark.parametrize(
-    ("fields", "side", "said"),
+    ("fields", "side", "message"),
     [
         ({"progressive.sizes_px": [20], "progressive.shares": [1.0]}, 32, "takes images of one size"),
         ({**WHITENED, **SIZES, "progressive.sizes_px": [12, 32]}, 32, "got 12: 16 to 32 is allowed"),
         ({**WHITENED, **SIZES}, 28, "got 32: 16 to 28 is allowed"),
     ],
 )
-def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(fields, side, said):
-    with pytest.raises(LockstepError, match=said):
+def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(fields, side, message):
+    with pytest.raises(LockstepError, match=message):
         session(fields, side)
 
 
 def test_held_out_images_are_evaluated_and_not_trained_on():
-    made = session({**WHITENED, "held_out": 15})
-    assert {name: len(split) for name, split in made.splits.items()} == {"train": 25, "test": 40, "held-out": 15}
-    rows = {name: {image.numpy().tobytes() for image in split.images} for name, split in made.splits.items()}
+    built = session({**WHITENED, "held_out": 15})
+    assert {name: len(split) for name, split in built.splits.items()} == {"train": 25, "test": 40, "held-out": 15}
+    rows = {name: {image.numpy().tobytes() for image in split.images} for name, split in built.splits.items()}
     whole = {image.numpy().tobytes() for image in session(WHITENED).splits["train"].images}
     assert rows["train"] | rows["held-out"] == whole
     assert not rows["train"] & rows["held-out"]
     other_seed = session({**WHITENED, "held_out": 15, "seed": 7})
-    assert torch.equal(other_seed.splits["held-out"].images, made.splits["held-out"].images)
-    assert made.data_sha256 != session(WHITENED).data_sha256
+    assert torch.equal(other_seed.splits["held-out"].images, built.splits["held-out"].images)
+    assert built.data_sha256 != session(WHITENED).data_sha256
 
 
 def test_holding_out_every_image_is_rejected():
@@ -66,8 +66,8 @@ def test_holding_out_every_image_is_rejected():
         session({**WHITENED, "held_out": 40})
 
 
-@pytest.mark.parametrize(("reduction", "said"), [("tree", "all towers in one process"), ("central-cpu", "on its CPU")])
-def test_log_placement_states_how_one_process_adds_its_towers(reduction, said):
-    made = session({})
-    made.placement = Placement(reduction=reduction)
-    assert said in dict(placement_lines(made, 10))["reduction"]
+@pytest.mark.parametrize(("reduction", "text"), [("tree", "all towers in one process"), ("central-cpu", "on its CPU")])
+def test_log_placement_states_how_one_process_adds_its_towers(reduction, text):
+    built = session({})
+    built.placement = Placement(reduction=reduction)
+    assert text in dict(placement_lines(built, 10))["reduction"]

@@ -1,4 +1,4 @@
-"""The source of a user's own model, by file, read and never run."""
+"""The source files of a user's own model, which are read and never executed."""
 
 import importlib
 import sys
@@ -10,7 +10,7 @@ from lockstep.run.source import source_changes, sources
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """Write files, import a module from their folder, and read the sources of its function."""
+    """Return load(name, **files): write the files, import the module `name`, and return the sources of its function."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     before = set(sys.modules)
 
@@ -32,12 +32,12 @@ def test_a_built_in_model_has_no_recorded_source():
 
 
 def test_the_source_is_the_module_and_its_imports_from_its_folder(load):
-    found = load("mine1", mine1="import json, torch\nimport beside1\n", beside1="x = 1\n", other1="raise SystemExit\n")
-    assert list(found) == ["beside1.py", "mine1.py"]
+    files = load("mine1", mine1="import json, torch\nimport beside1\n", beside1="x = 1\n", other1="raise SystemExit\n")
+    assert list(files) == ["beside1.py", "mine1.py"]
 
 
 def test_the_source_of_a_module_in_a_package_includes_the_package_files_it_imports(load):
-    found = load(
+    files = load(
         "pkg1.model",
         pkg1____init__="",
         pkg1__model="import json\nfrom . import layers\nfrom .blocks import block\nimport elsewhere1\n",
@@ -46,14 +46,14 @@ def test_the_source_of_a_module_in_a_package_includes_the_package_files_it_impor
         pkg1__unused="raise SystemExit\n",
         elsewhere1="from pkg1 import layers\n",
     )
-    assert list(found) == ["elsewhere1.py", *(f"pkg1/{name}.py" for name in ("__init__", "blocks", "layers", "model"))]
+    assert list(files) == ["elsewhere1.py", *(f"pkg1/{name}.py" for name in ("__init__", "blocks", "layers", "model"))]
 
 
 def test_the_source_of_an_installed_model_is_its_module_alone():
     import packaging.version  # noqa: F401  a small package with several files
 
-    found = sources("packaging.version:Version")
-    assert list(found) == ["packaging/version.py"]
+    files = sources("packaging.version:Version")
+    assert list(files) == ["packaging/version.py"]
 
 
 def test_source_changes_name_each_file():

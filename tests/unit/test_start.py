@@ -1,4 +1,4 @@
-"""What a start does not wait for: torch's compiler, a second of imports."""
+"""A start does not import torch's compiler, which would take a second."""
 
 import sys
 
@@ -13,7 +13,7 @@ from lockstep.report.event_file import EventFile
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    """As if it were not installed."""
+    """Make every import of the compiler fail."""
     for name in ("torch._dynamo", "torch._inductor", "torch._inductor.config", "torch.distributed.tensor"):
         monkeypatch.setitem(sys.modules, name, None)
 
@@ -41,7 +41,7 @@ def test_an_eager_optimizer_makes_the_same_steps():
             with torch.no_grad():
                 optimizer.step()
     assert torch.equal(*weights)
-    assert kinds[1].__name__ == "SGD"  # as profiles name it
+    assert kinds[1].__name__ == "SGD"  # the name in profiles
 
 
 def test_deterministic_mode_does_not_import_the_compiler(no_compiler):

@@ -1,3 +1,5 @@
+"""The state: updates, checkpoints, frozen parameters and the SHA-256 of the weights."""
+
 import hashlib
 
 import pytest
@@ -36,9 +38,9 @@ def test_a_resumed_state_continues_with_the_same_bits(optimizer):
     assert second.step == 3
     advance(second, 2, first=3)
     assert second.weights_sha256() == whole.weights_sha256()
-    mine, theirs = second.tensors(), whole.tensors()
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    resumed, expected = second.tensors(), whole.tensors()
+    assert resumed.keys() == expected.keys()
+    assert all(torch.equal(resumed[name], expected[name]) for name in resumed)
 
 
 def test_initial_weights_are_a_function_of_the_seed():
@@ -97,9 +99,9 @@ def test_a_checkpoint_with_other_shapes_is_rejected_before_anything_is_loaded(na
     s, tensors = state(), state(seed=1).tensors()
     before = s.weights_sha256()
     whole = tensors[name]
-    tensors[name] = whole.flatten()[:1]  # which copy_ would broadcast
-    words = rf"{name} has shape \[1\] in the checkpoint and \{[*whole.shape]} in model digits"
-    with pytest.raises(LockstepError, match=words) as error:
+    tensors[name] = whole.flatten()[:1]  # a shape that copy_ would broadcast
+    message = rf"{name} has shape \[1\] in the checkpoint and \{[*whole.shape]} in model digits"
+    with pytest.raises(LockstepError, match=message) as error:
         s.load(tensors)
     assert error.value.code == DATA
     assert (s.weights_sha256(), s.step) == (before, 0)

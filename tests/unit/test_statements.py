@@ -1,4 +1,4 @@
-"""Numbers in docstrings and on the page about the originals are those that the code has."""
+"""Numbers in docstrings and on the page about the originals equal those of the code."""
 
 import importlib
 import inspect
@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.unit.test_parity import rows
 
+from lockstep.config.jobs import EvalJob
 from lockstep.config.placement import Placement
 from lockstep.data.catalog import SOURCES
 from lockstep.models import MODELS
 from lockstep.optim import Muon
-from lockstep.processes.worker import EvalJob
 from lockstep.recipes import RECIPES, named
 from lockstep.settings import load_object
 from lockstep.training.network import build_model
@@ -23,7 +23,7 @@ STATED = re.compile(r"(\d[\d ]*) parameters for (\d+)x(\d+) (grey|RGB)(?: and|,)
 
 
 def spaced(number: float) -> str:
-    """As prose has it: 1 068 298."""
+    """Return `number` with spaces between thousands, as in prose: 1 068 298."""
     return f"{number:,.0f}".replace(",", " ")
 
 
@@ -32,17 +32,17 @@ def parameters(model: torch.nn.Module) -> int:
 
 
 def model_docstrings(name: str) -> str:
-    """Of the model's module, and of the classes and functions in it."""
+    """Return the docstrings of the model's module and of its classes and functions."""
     module = importlib.import_module(MODELS[name].partition(":")[0])
-    own = [thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__]
-    return "\n".join(inspect.getdoc(thing) or "" for thing in [module, *own])
+    members = [member for member in vars(module).values() if getattr(member, "__module__", None) == module.__name__]
+    return "\n".join(inspect.getdoc(part) or "" for part in [module, *members])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_parameter_counts_in_docstrings_are_correct(name):
     text = model_docstrings(name)
     stated = STATED.findall(text)
-    assert len(stated) == len(COUNT.findall(text)), "say for which images and how many classes"
+    assert len(stated) == len(COUNT.findall(text)), "state the images and the number of classes"
     for count, height, width, colour, classes in stated:
         shape = {"grey": 1, "RGB": 3}[colour], int(height), int(width)
         model = load_object(MODELS[name])(shape, int(classes))
@@ -62,14 +62,14 @@ def test_the_digits_network_has_the_layers_of_its_docstring():
     sides = {}
     for name, layer in model.named_modules():
         if name in ("conv1", "conv2", "conv3", "logits"):
-            layer.register_forward_hook(lambda _, taken, made, name=name: sides.update({name: taken[0].shape[1:]}))
+            layer.register_forward_hook(lambda _, inputs, output, name=name: sides.update({name: inputs[0].shape[1:]}))
     model(torch.rand(2, 1, 8, 8))
     assert "A 2x2 max-pool follows the second convolution and the third" in text
     assert sides == {"conv1": (1, 8, 8), "conv2": (32, 8, 8), "conv3": (64, 4, 4), "logits": (64 * 2 * 2,)}
 
 
 def recipe_statements() -> dict[str, list[str]]:
-    """Recipe -> what its docstring has to say, made of its settings."""
+    """Return, for each recipe, what its docstring must state, made of its settings."""
     wide, narrow = (
         parameters(build_model(named(name), (3, 32, 32), 10)) for name in ("cifar10-96", "cifar10")
     )  # fmt: skip
@@ -108,8 +108,8 @@ def test_the_docstrings_of_the_cifar10_recipes_state_their_settings():
 
 
 def page_statements() -> dict[int, list[str]]:
-    """Row of the page -> what it has to say, made of the recipes' settings and the defaults."""
-    distort, staircase, place = TUTORIAL.augmentation, TUTORIAL.schedule, Placement()
+    """Return, for each row of the page, what it must state, made of the recipes' settings and the defaults."""
+    distort, staircase, placement = TUTORIAL.augmentation, TUTORIAL.schedule, Placement()
     (decay,) = set(TUTORIAL.weight_decay.values())
     first_dense, second_dense = (name.removesuffix(".weight") for name in TUTORIAL.weight_decay)
     first = next(step for step in range(1, 200_000) if TUTORIAL.over(50_000).learning_rate(step) < TUTORIAL.lr)
@@ -131,9 +131,9 @@ def page_statements() -> dict[int, list[str]]:
         17: [f"first decay at step {spaced(first)} / N"],
         18: [f"decay min({TUTORIAL.ema.decay:g}, (1 + n) / (10 + n))"],
         22: [f"{TUTORIAL.tower_batch} for each GPU"],
-        26: [f"a line every {place.log_every} steps"],
-        30: [f"summaries every {place.summary_every} steps"],
-        34: [f"after 0, {place.save_every}, ... updates", f"the latest {place.keep} and the best"],
+        26: [f"a line every {placement.log_every} steps"],
+        30: [f"summaries every {placement.summary_every} steps"],
+        34: [f"after 0, {placement.save_every}, ... updates", f"the latest {placement.keep} and the best"],
         37: [f"the recipe has {spaced(TUTORIAL.steps)} steps"],
         40: [f"`--watch --interval S` ({EvalJob.model_fields['interval'].default:g} s)"],
         48: [

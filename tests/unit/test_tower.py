@@ -1,4 +1,4 @@
-"""The towers' mean gradient against a plain float64 reference, and what else rides in the vector."""
+"""The towers' mean gradient against a plain float64 reference, and the other values in a tower's vector."""
 
 import math
 
@@ -21,7 +21,7 @@ from lockstep.training.tower import NonFiniteError, Tower
 from lockstep.training.vector import Requests
 
 CPU = torch.device("cpu")
-EXAMPLES = 96  # of the training set, where a test does not depend on their number
+EXAMPLES = 96  # size of the training set, in tests that do not depend on it
 
 
 def cifar_like(count=96, side=24):
@@ -46,15 +46,15 @@ def reduced(recipe, tower, state, dataset, step=0, augmentation=None):
 
 
 def smooth(shape, classes):
-    """A network without kinks, so that float32 and float64 agree to rounding: its gradients pin the arithmetic."""
+    """A network without kinks, so that float32 and float64 gradients differ only by rounding."""
     channels, height, width = shape
     conv = nn.Conv2d(channels, 4, 5, stride=3)
     side = [(pixels - 5) // 3 + 1 for pixels in (height, width)]
     return nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(4 * side[0] * side[1], classes))
 
 
-# The tutorial's ReLUs and max-pools may choose another way where float32 rounds: one image of 48 that does moves the
-# gradient of the first layer, a sum of noise here, by a percent. A tower that is missing moves it by 30 or more.
+# Rounding may flip a ReLU or a max-pool of the tutorial's network. One image of 48 where this happens changes the
+# first layer's gradient, here a sum of noise, by one percent. A missing tower changes it by 30 percent or more.
 NETWORKS = [("tests.unit.test_tower:smooth", 1e-5), ("tutorial", 3e-2)]
 
 
@@ -108,7 +108,7 @@ def test_one_update_equals_a_float64_reference(towers, network, tolerance):
     for name, parameter in model.named_parameters():
         moved = state.parameters[name].double() - parameter.detach()
         expected = -0.1 * parameter.grad
-        # A float32 weight near 1 holds a change to 6e-8 only.
+        # A float32 weight near 1 resolves a change of 6e-8 at best.
         assert (moved - expected).norm() < tolerance * expected.norm() + 1e-7 * parameter.norm(), name
 
 
@@ -213,7 +213,7 @@ def test_the_last_towers_loss_is_recorded_separately():
     assert float(metrics.cross_entropy) == pytest.approx(sum(alone), rel=1e-6)
     assert metrics.memory_mib[0] > 50  # MiB: this process has torch loaded
     assert metrics.cpu_s[0] > 0.1
-    assert not metrics.memory_mib[1:].any()  # told once for each process
+    assert not metrics.memory_mib[1:].any()  # only a process's first tower records it
 
 
 def test_a_non_finite_gradient_is_flagged_even_if_the_loss_is_finite():
@@ -251,20 +251,20 @@ def test_a_frozen_first_layer_ends_the_backward_pass():
     course = digits.replace(freeze={"conv1": 0.5}).over(100)
     assert [course.frozen(step) for step in (0, 4, 5, 9)] == [(), (), ("conv1",), ("conv1",)]
     for step in (4, 5):
-        whole, some = gradients({}, step), gradients({"conv1": 0.5}, step)
-        for name, gradient in some.items():
+        trained, frozen = gradients({}, step), gradients({"conv1": 0.5}, step)
+        for name, gradient in frozen.items():
             zero = name.startswith("conv1.") and step == 5
-            assert torch.equal(gradient, torch.zeros_like(gradient) if zero else whole[name]), (step, name)
-    everything = dict.fromkeys(whole, 0.0)
+            assert torch.equal(gradient, torch.zeros_like(gradient) if zero else trained[name]), (step, name)
+    everything = dict.fromkeys(trained, 0.0)
     assert not any(gradient.any() for gradient in gradients(everything, 0).values())
 
 
 def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):
     recipe = make(named("digits").model_dump(mode="json"), {"compile": True})
-    asked = []
+    calls = []
 
     def compiled(module, dynamic):
-        asked.append((module, dynamic))
+        calls.append((module, dynamic))
         return lambda images: module(images) * 2
 
     monkeypatch.setattr(torch, "compile", compiled)
@@ -272,7 +272,7 @@ def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):
     network = Network(recipe, model, (1, 8, 8), CPU)
     images = torch.rand(4, 1, 8, 8)
     network.module.eval()
-    assert asked == [(network.module, False)]
+    assert calls == [(network.module, False)]
     assert torch._inductor.config.deterministic
     assert torch._dynamo.config.fail_on_recompile_limit_hit
     assert torch.equal(network(images), network.module(images) * 2)

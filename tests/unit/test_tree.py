@@ -1,3 +1,5 @@
+"""The canonical tree: its bits do not depend on how towers are divided among processes."""
+
 import gc
 import weakref
 
@@ -16,6 +18,7 @@ def vectors(towers: int) -> list[torch.Tensor]:
 
 
 def definition(v: list[torch.Tensor], low: int, high: int) -> torch.Tensor:
+    """Return the sum of v[low:high] by the definition of the tree in `Reduction`."""
     if high == low + 1:
         return v[low]
     half = low + max(2**k for k in range(10) if 2**k < high - low)

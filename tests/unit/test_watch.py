@@ -1,4 +1,4 @@
-"""The watcher in this process, beside a run whose checkpoints appear while it sleeps: nothing depends on timing."""
+"""`eval --watch` in this process. Checkpoints appear while the watcher sleeps, so no test depends on timing."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 10})
 
 
 class Training:
-    """The program that trains, as far as a watcher can see it."""
+    """A stand-in for the program that trains: it creates a run, saves checkpoints and ends the run."""
 
     def __init__(self, path):
         self.run = Run.create(path, RECIPE)
@@ -45,14 +45,14 @@ class Training:
 @pytest.fixture
 def training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = Training(tmp_path / "runs" / "x")
-    yield found
-    found.run.unlock()
+    program = Training(tmp_path / "runs" / "x")
+    yield program
+    program.run.unlock()
 
 
 @pytest.fixture
 def evaluate(training, capsys):
-    """evaluate(**job) -> (exit code, lines of stdout, lines of stderr), as the program would after its command line."""
+    """Return evaluate(**job) -> (exit code, lines of stdout, lines of stderr)."""
 
     def call(**fields):
         fields = {"watch": True, "once": False, "json_output": True, **fields}
@@ -66,15 +66,15 @@ def evaluate(training, capsys):
 
 @pytest.fixture
 def asleep(monkeypatch):
-    """asleep(*actions): each time the watcher sleeps, the next one happens."""
+    """Return asleep(*actions): each time the watcher sleeps, the next action runs."""
 
     def plan(*actions):
-        left = iter(actions)
+        remaining = iter(actions)
         slept = []
 
         def sleep(seconds):
             slept.append(seconds)
-            next(left)()
+            next(remaining)()
 
         monkeypatch.setattr(watch.time, "sleep", sleep)
         return slept
@@ -100,7 +100,7 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(t
         training.save(10)
         training.end()
 
-    nothing = int  # called, it does nothing
+    nothing = int  # a callable without an effect
     asleep(nothing, lambda: training.save(0), nothing, lambda: training.save(2), several, nothing, last)
     code, out, err = evaluate()
     records = [json.loads(line) for line in out]
@@ -124,16 +124,19 @@ def test_a_second_watcher_repeats_no_evaluation(training, evaluate, asleep):
     training.save(4)
     assert evaluate(once=True)[0] == 0
     with (training.run.path / "eval/metrics.jsonl").open("a") as file:
-        file.write('{"kind": "evalu')  # by a watcher that was killed
+        file.write('{"kind": "evalu')  # left by a watcher that was killed
     code, out, err = evaluate(once=True)
     assert (code, out) == (0, [])
     assert err == ["the newest checkpoint of runs/x is evaluated already, see runs/x/eval/metrics.jsonl"]
-    assert len(evaluate(once=True, examples=7)[1]) == 1  # another question
+    assert len(evaluate(once=True, examples=7)[1]) == 1  # other settings, so a new evaluation
     assert len(evaluate(once=True, weights="raw")[1]) == 1
     assert len(evaluate(once=True, split="train")[1]) == 1
     asleep(lambda: (training.save(6), training.end()))
     code, out, err = evaluate()
-    assert [json.loads(line)["step"] for line in out] == [2, 6]  # the first watcher looked at the newest only
+    assert [json.loads(line)["step"] for line in out] == [
+        2,
+        6,
+    ]  # with --once the first watcher evaluated only the newest
     code, out, err = evaluate()
     assert (code, out) == (0, [])
     assert err == ["runs/x has ended, and its last checkpoint is evaluated, see runs/x/eval/metrics.jsonl"]
@@ -174,16 +177,16 @@ def test_watch_prints_the_line_of_tensorflows_evaluator(training, evaluate):
 
 def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evaluate):
     state = training.session.state
-    state.parameters["logits.bias"].data[3] = 1e6  # the raw weights call everything a 3, the average does not
+    state.parameters["logits.bias"].data[3] = 1e6  # by the raw weights every image is a 3
     training.save(2)
-    found = {}
+    records = {}
     for weights in (None, "ema", "raw"):
         _, (line,), _ = evaluate(watch=False, weights=weights)
-        found[weights] = json.loads(line)
-    assert (found[None]["weights"], found[None]["loss"]) == ("ema", found["ema"]["loss"])
-    assert [sum(row) for row in zip(*found["raw"]["confusion"], strict=True)] == [0, 0, 0, 355, 0, 0, 0, 0, 0, 0]
-    assert found["ema"]["confusion"] != found["raw"]["confusion"]
-    assert found["ema"]["loss"] < 3 < found["raw"]["loss"]
+        records[weights] = json.loads(line)
+    assert (records[None]["weights"], records[None]["loss"]) == ("ema", records["ema"]["loss"])
+    assert [sum(row) for row in zip(*records["raw"]["confusion"], strict=True)] == [0, 0, 0, 355, 0, 0, 0, 0, 0, 0]
+    assert records["ema"]["confusion"] != records["raw"]["confusion"]
+    assert records["ema"]["loss"] < 3 < records["raw"]["loss"]
 
 
 def test_a_file_named_eval_prevents_the_record_only(training, evaluate, asleep):
@@ -230,15 +233,15 @@ def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
 
 @pytest.mark.parametrize("watch", [False, True])
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"examples": 0}, "--examples: got 0: split test of dataset digits has 355, so give 1 to 355"),
         ({"examples": 1443, "split": "train"}, "got 1443.*1 to 1442"),
         ({"split": "validation"}, "no split 'validation': its splits are train, test"),
     ],
 )
-def test_an_impossible_split_or_count_is_rejected_before_waiting(evaluate, fields, words, watch):
-    with pytest.raises(LockstepError, match=words):
+def test_an_impossible_split_or_count_is_rejected_before_waiting(evaluate, fields, message, watch):
+    with pytest.raises(LockstepError, match=message):
         evaluate(watch=watch, **fields)
 
 

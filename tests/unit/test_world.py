@@ -1,4 +1,4 @@
-"""Who started this process, read from the variables that launchers set."""
+"""The world of a process, read from the variables that launchers set."""
 
 from pathlib import Path
 
@@ -27,14 +27,14 @@ RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
             {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", **MASTER},
             World("Open MPI", 1, 2, 1, 2, ("a1", 29500)),
         ),
-        # torchrun says how many of its processes are on this host.
+        # torchrun states how many of its processes are on this host.
         (
             {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", **RANKS, **MASTER},
             World("torchrun", 3, 8, 1, 2, ("a1", 29500)),
         ),
-        # A batch script is one process, though Slurm numbers it and says for how many the job has room.
+        # A batch script is one process, although Slurm numbers it and states the job's number of tasks.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, World()),
-        # What a launcher starts inside another one's process is its own.
+        # Our launcher may run inside a task of Slurm: its workers read its own variables.
         ({"SLURM_STEP_NUM_TASKS": "4", RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1, 8, Path("/tmp/x"))),
     ],
 )
