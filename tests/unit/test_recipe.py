@@ -142,7 +142,7 @@ def test_the_digest_is_canonical_and_distinguishes_recipes():
 
 
 def test_a_setting_at_its_default_is_no_part_of_the_digest():
-    """So runs made before there was that setting can still be resumed and evaluated."""
+    """So a run from before that setting existed can still be resumed and evaluated."""
     before = {name: value for name, value in TUTORIAL.items() if name != "model_options"}
     before["schedule"] = {name: value for name, value in TUTORIAL["schedule"].items() if name != "per_tower"}
     assert make(before, {}).digest() == make(TUTORIAL, {}).digest()

@@ -70,11 +70,11 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
 
 def test_a_resume_during_the_search_for_a_scale_gives_the_same_bits(tmp_path):
     recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-8)
-    whole = train(recipe, tmp_path / "whole")
+    uninterrupted = train(recipe, tmp_path / "uninterrupted")
     calls = iter(range(1000))
     stopped = train(recipe, tmp_path / "run", stop_requested=lambda: SIGTERM if next(calls) >= 4 else None)
     assert stopped is None
-    assert train(recipe, tmp_path / "run", resume=True)["weights_sha256"] == whole["weights_sha256"]
+    assert train(recipe, tmp_path / "run", resume=True)["weights_sha256"] == uninterrupted["weights_sha256"]
 
 
 def nan(shape, classes):

@@ -31,14 +31,14 @@ def advance(s, steps, first=0, frozen=()):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_resumed_state_continues_with_the_same_bits(optimizer):
-    whole, first, second = (state(**{"optimizer.kind": optimizer}) for _ in range(3))
-    advance(whole, 5)
+    uninterrupted, first, second = (state(**{"optimizer.kind": optimizer}) for _ in range(3))
+    advance(uninterrupted, 5)
     advance(first, 3)
     second.load(first.tensors())
     assert second.step == 3
     advance(second, 2, first=3)
-    assert second.weights_sha256() == whole.weights_sha256()
-    resumed, expected = second.tensors(), whole.tensors()
+    assert second.weights_sha256() == uninterrupted.weights_sha256()
+    resumed, expected = second.tensors(), uninterrupted.tensors()
     assert resumed.keys() == expected.keys()
     assert all(torch.equal(resumed[name], expected[name]) for name in resumed)
 

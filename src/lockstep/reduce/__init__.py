@@ -16,7 +16,7 @@ REDUCTIONS = {
 
 
 class Reduction(Protocol):
-    """The sum of `towers` vectors in one fixed tree, whoever holds them.
+    """The sum of `towers` vectors in one fixed tree, whichever process computes each vector.
 
     Represents, for every number of processes, node(0, towers) of
 
