@@ -87,7 +87,7 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
 
     plain, optimizer = stepped({})
     assert (plain < 1).all()
-    slots = optimizer.state.get(plain, {})
+    slots = optimizer.state.get(plain, {})  # a checkpoint stores tensors only
     assert all(isinstance(slot, torch.Tensor) or slot is None for slot in slots.values())
     assert torch.equal(stepped({})[0], plain)
     assert (stepped({"w": 0.1})[0] <= plain).all()

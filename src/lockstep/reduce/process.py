@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,7 @@ _TIMEOUT = timedelta(minutes=10)  # the longest time that processes wait for one
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _Store(Protocol):
-    """The methods of torch's key-value stores that are used here."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
+_Store = Any  # a key-value store of torch.distributed, whose stubs do not define it
 
 
 def connect(
