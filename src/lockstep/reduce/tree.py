@@ -1,4 +1,8 @@
-"""The canonical tree over towers: its nodes are intervals [low, high) of towers, and its order fixes all additions."""
+"""The canonical tree over towers: its nodes are intervals [low, high) of towers, and its order fixes all additions.
+
+Floating-point addition is not associative, so the order must not depend on which process computes which tower. For 5
+towers the total is ((v0 + v1) + (v2 + v3)) + v4. A process whose towers are a whole node adds them alone.
+"""
 
 from collections.abc import Iterator
 
