@@ -23,6 +23,7 @@ def build(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_two_sleepers_do_twice_as_much_as_one(program, tmp_path):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     done = program(

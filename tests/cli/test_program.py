@@ -69,11 +69,11 @@ def test_json_is_the_last_line_and_nothing_else_on_stdout(program):
     assert ": step 0, loss" in done.stderr
 
 
-def test_model_file_carries_what_using_it_needs(program, tmp_path):
+def test_model_file_carries_what_using_it_needs(trained_once):
     from safetensors import safe_open
 
-    program("train", "--steps", 3, "--processes", 1)
-    with safe_open(tmp_path / "runs/digits-1/model.safetensors", "pt") as file:
+    run, _ = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    with safe_open(run / "model.safetensors", "pt") as file:
         facts = json.loads(file.metadata()["lockstep"])
         names = set(file.keys())
     assert facts["classes"] == list("0123456789")
@@ -139,7 +139,7 @@ def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
     assert json.loads((tmp_path / "runs/piped/result.json").read_text())["steps"] == 30
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(program, tmp_path, processes):
     assert program("train", "--steps", 3, "--processes", 1, "--name", "r").returncode == 0
     command = f"{sys.executable} -m lockstep eval runs/r --processes {processes} | true; echo ${{PIPESTATUS[0]}}"

@@ -68,7 +68,7 @@ def child(folder: str) -> None:
     first.close()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request, tmp_path_factory):
     """(number of processes, what each of them wrote)."""
     folder = tmp_path_factory.mktemp("paths")
@@ -174,6 +174,7 @@ def build(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_the_flag_chooses_the_way(program, tmp_path):
     """In the real program: a model's module counts what its process does."""
     counts = {}
