@@ -1,1 +1,1 @@
-"""Benchmarks: one command each; nothing here is a test."""
+"""Benchmarks, one program each: `python -m benchmarks.NAME`. None of them is a test."""

@@ -1,4 +1,4 @@
-"""What the benchmarks share: running the real program, and a record of where and with what it ran."""
+"""Shared by the benchmarks: run the real program, and save a record with the machine and the versions."""
 
 import json
 import os
@@ -17,10 +17,19 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def train(*args: object, data: Path | None) -> dict[str, Any]:
-    """Run `lockstep train ... --json` in a folder that is thrown away; returns its result record."""
-    place = ["--data", str(data.absolute())] if data else []
+    """Run `lockstep train ... --json` in a temporary folder. Return its result record."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "lockstep", "train", *map(str, args), *place, "--json", "--runs", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "lockstep",
+            "train",
+            *map(str, args),
+            *data_option(data),
+            "--json",
+            "--runs",
+            folder,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -29,14 +38,19 @@ def train(*args: object, data: Path | None) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Number, median, least and most."""
+    """Return number, median, minimum and maximum."""
     return {"n": len(values), "median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+def data_option(data: Path | None) -> list[str]:
+    """Return the option --data for the folder `data`, or nothing."""
+    return ["--data", str(data.absolute())] if data else []
+
+
 def bench(*args: object, data: Path | None) -> dict[str, Any]:
-    """Run `lockstep bench ... --only --table --json`: the loop of training alone; returns the one record."""
-    place = ["--data", str(data.absolute())] if data else []
-    command = [sys.executable, "-m", "lockstep", "bench", *map(str, args), *place, "--only", "--table", "--json"]
+    """Run `lockstep bench ... --only --table --json`, which runs only the training loop. Return its one record."""
+    command = [sys.executable, "-m", "lockstep", "bench", *map(str, args), *data_option(data)]
+    command += ["--only", "--table", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -45,25 +59,24 @@ def bench(*args: object, data: Path | None) -> dict[str, Any]:
 
 
 def bare(data: Path | None, processes: int, steps: int) -> float:
-    """Run benchmarks/bare_loop.py; returns its images/s over all processes."""
-    place = ["--data", str(data)] if data else []
+    """Run benchmarks/bare_loop.py. Return its images/s over all processes."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        "-m", "benchmarks.bare_loop", "--steps", str(steps), *place,
+        "-m", "benchmarks.bare_loop", "--steps", str(steps), *data_option(data),
     ]  # fmt: skip
     environment = {**os.environ, **numerics.environment(1)}
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
 def figure(name: str, unit: str, values: list[float], target: float, *, at_least: bool) -> dict[str, Any]:
-    """A row of the table of `benchmarks.suite`: the median of `values` against its target."""
+    """Return a row of the table of `benchmarks.suite`, which compares the median of `values` with a target."""
     met = statistics.median(values) >= target if at_least else statistics.median(values) <= target
     sign = ">=" if at_least else "<="
     return {"figure": name, "unit": unit, **spread(values), "target": f"{sign} {target:g}", "met": met}
 
 
 def line(row: dict[str, Any]) -> str:
-    """The row as text."""
+    """Return the row as text."""
     values = f"{row['median']:>8.4g}  {row['target']:>9}  {'yes' if row['met'] else 'NO':>3}"
     return f"{row['figure']:<58} {row['unit']:<5} {values}  {row['n']:>2}  {row['min']:.4g} to {row['max']:.4g}"
 

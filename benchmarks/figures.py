@@ -1,4 +1,4 @@
-"""From a record in benchmarks/results/ to a row of text: what `benchmarks.tables` is made of."""
+"""Rows of docs/results.md, made from the records in benchmarks/results/. `benchmarks.tables` puts them together."""
 
 import hashlib
 import json
@@ -26,22 +26,25 @@ COLUMNS = ("what", "result", "n", "range", "precision")
 
 
 class Unit(NamedTuple):
-    """How a number is written: its format, the factor before it is formatted, and the unit behind it."""
+    """The notation of a number.
+
+    form: format specification. factor: multiplies the number before it is formatted. name: the unit behind it.
+    """
 
     form: str
     factor: float
     name: str
 
     def bare(self, value: float) -> str:
-        """The number alone."""
+        """Return the number without its unit."""
         return format(value * self.factor, self.form)
 
     def of(self, value: float) -> str:
-        """The number with its unit."""
+        """Return the number with its unit."""
         return f"{self.bare(value)} {self.name}"
 
     def span(self, values: Iterable[float]) -> str:
-        """The least and the most of `values`."""
+        """Return the range of `values`, without unit."""
         several = list(values)
         return f"{self.bare(min(several))} to {self.bare(max(several))}"
 
@@ -54,7 +57,7 @@ MILLISECONDS, SHARE = Unit(".1f", 1, "ms"), Unit(".3f", 1, "%")
 
 @dataclass(frozen=True)
 class Figure:
-    """A measurement as a row of docs/results.md; its machine, command and recipe stand in the caption above it."""
+    """A measurement as a row of docs/results.md. The caption above the table has its command, machine and recipe."""
 
     what: str
     value: str
@@ -64,25 +67,25 @@ class Figure:
     record: str
 
     def row(self) -> str:
-        """The row, as Markdown."""
+        """Return the row as Markdown."""
         return f"| {self.what} | {self.value} | {self.n} | {self.span} | {self.precision} |"
 
 
 def over(
-    what: str, found: dict[str, Any], unit: Unit, precision: str, record: str, statistic: str = "median"
+    what: str, spread: dict[str, Any], unit: Unit, precision: str, record: str, statistic: str = "median"
 ) -> Figure:
-    """A figure of several measurements: `statistic` of `found`, which has n, min and max as well."""
-    value = unit.of(found[statistic]) + (" (mean)" if statistic == "mean" else "")
-    return Figure(what, value, found["n"], unit.span((found["min"], found["max"])), precision, record)
+    """Return a figure of several measurements: the `statistic` of `spread`, which also has n, min and max."""
+    value = unit.of(spread[statistic]) + (" (mean)" if statistic == "mean" else "")
+    return Figure(what, value, spread["n"], unit.span((spread["min"], spread["max"])), precision, record)
 
 
 def single(what: str, value: str, precision: str, record: str) -> Figure:
-    """A figure of one run."""
+    """Return a figure of a single run."""
     return Figure(what, value, 1, "one run", precision, record)
 
 
 def tables(*figures: Figure) -> str:
-    """A table for each record the figures are from, under its `caption`; as Markdown."""
+    """Return a Markdown table for each record of the figures, with the record's `caption` above it."""
     parts = []
     for record, rows in groupby(figures, key=lambda figure: figure.record):
         head = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
@@ -91,55 +94,55 @@ def tables(*figures: Figure) -> str:
 
 
 def caption(record: str) -> str:
-    """Where the figures below it come from: command, machine, record, and whether the recipe is still the same."""
+    """Return the line above a table: command, machine, record, and whether the recipe is still the same."""
     return f"{command(record)} on {machine(record)} ({link(record)}; {recipe_state(record)}):"
 
 
 def load(record: str) -> Any:
-    """The content of benchmarks/results/`record`.json."""
+    """Return the content of benchmarks/results/`record`.json."""
     return json.loads((RESULTS / f"{record}.json").read_text())
 
 
 def rows_of(record: str) -> dict[str, dict[str, Any]]:
-    """The rows of a record of the suite, by what they measure."""
+    """Return the rows of a record of the suite, keyed by what they measure."""
     return {row["figure"]: row for row in load(record)["rows"]}
 
 
 def evaluations(record: str) -> dict[int, dict[str, float]]:
-    """Of a record of one run: step -> {"ema": accuracy, "raw": accuracy}."""
-    found: dict[int, dict[str, float]] = {}
+    """Return the evaluations in the record of a run: step -> {"ema": accuracy, "raw": accuracy}."""
+    by_step: dict[int, dict[str, float]] = {}
     for row in load(record)["evaluations"]:
-        found.setdefault(row["step"], {})[row["weights"]] = row["accuracy"]
-    return found
+        by_step.setdefault(row["step"], {})[row["weights"]] = row["accuracy"]
+    return by_step
 
 
 def machine(record: str) -> str:
-    """The CPU of a record and its number of cores."""
-    found = load(record)["machine"]
-    return f"{found['cpu'].replace('(R)', '').removesuffix(' Processor')}, {found['cores']} cores"
+    """Return the CPU of a record and its number of cores."""
+    host = load(record)["machine"]
+    return f"{host['cpu'].replace('(R)', '').removesuffix(' Processor')}, {host['cores']} cores"
 
 
 def command(record: str) -> str:
-    """The command that reproduces a record."""
-    found = load(record)
-    return f"`{found['command']}`" if "command" in found else "No command (the port is not part of this repository)"
+    """Return the command that reproduces a record."""
+    content = load(record)
+    return f"`{content['command']}`" if "command" in content else "No command (the port is not part of this repository)"
 
 
 def link(record: str, root: str = "../") -> str:
-    """A link to a record, from a folder from which `root` is the repository."""
+    """Return a link to a record. `root` is the path from the linking file's folder to the repository."""
     return f"[{record}]({root}benchmarks/results/{record}.json)"
 
 
 def recipe_state(record: str) -> str:
-    """Whether the recipe that the record's command trains today has the digest in the record."""
-    found = load(record)
-    then = found.get("result", found).get("digest")
+    """Return, in words, whether today's recipe of the record's command has the digest in the record."""
+    content = load(record)
+    then = content.get("result", content).get("digest")
     if then is None:
         return "the record has no digest of its recipe"
-    recipe = recipe_of(found["command"])
+    recipe = recipe_of(content["command"])
     if then == recipe.digest():
         return "same recipe as today"
-    if recipe.precision == "auto":  # a run's digest is of the precision that was chosen
+    if recipe.precision == "auto":  # a run's digest covers the precision that was chosen for it
         for precision in ("bfloat16", "float32"):
             if then == make(recipe.model_dump(mode="json"), {"precision": precision}).digest():
                 return f"same recipe as today, in {precision}"
@@ -149,9 +152,9 @@ def recipe_state(record: str) -> str:
 
 
 def first_digest(recipe: Recipe) -> str | None:
-    """The digest as the oldest records have it: of all settings there were, also those at their default.
+    """Return the digest of `recipe` as the oldest records computed it: over all settings, including defaults.
 
-    None if the recipe uses a setting that is newer.
+    None if the recipe uses a setting that is newer than these records.
     """
     newer = [name for name in Recipe.model_fields if name not in FIRST_SETTINGS]
     if any(getattr(recipe, name) != Recipe.model_fields[name].default for name in newer):
@@ -163,7 +166,7 @@ def first_digest(recipe: Recipe) -> str | None:
 
 
 def recipe_of(command: str) -> Recipe:
-    """The recipe that the `command` of a record trains (with the first seed, if it trains several)."""
+    """Return the recipe that the `command` of a record trains, with the first seed if it trains several."""
     words = shlex.split(command)
     if words[:3] == ["python", "-m", "benchmarks.seeds"]:
         return make(named(words[3]).model_dump(mode="json"), {"seed": 0})
@@ -171,6 +174,6 @@ def recipe_of(command: str) -> Recipe:
         return named("mnist")
     assert words[:2] == ["lockstep", "train"], command
     train = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
-    given = train.make_context("train", words[2:]).params
-    changes = parse(given["settings"] or [], {name: given[name] for name in RECIPE_FLAGS})
-    return make(named(given["what"]).model_dump(mode="json"), changes)
+    options = train.make_context("train", words[2:]).params
+    changes = parse(options["settings"] or [], {name: options[name] for name in RECIPE_FLAGS})
+    return make(named(options["what"]).model_dump(mode="json"), changes)

@@ -1,8 +1,8 @@
-"""Whether input could hold training up: `python -m benchmarks.input_pipeline [RECIPE] [--quick] [--data DIR]`.
+"""Speed of input compared with training: `python -m benchmarks.input_pipeline [RECIPE] [--quick] [--data DIR]`.
 
-Images per second of CPU time of the input pipeline alone (which examples, gathering, augmentation) and of training on
-input that is there already, both on one thread of one process, in turn. On several processes each makes its own input:
-the ratio stays.
+Measures, in turn, images per second of CPU time of the input pipeline alone (choice of examples, gathering,
+augmentation) and of training on input that is already made. Both use one thread of one process. With several processes
+each makes its own input, so the ratio is the same.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from pathlib import Path
 from benchmarks.common import HEAD, figure, line, save, spread
 from lockstep import numerics
 
-ROUND_S = 2.0  # each of the two, a round
+ROUND_S = 2.0  # of input, and as much of training
 
 
 def rate(work: Callable[[int], None], images: int, seconds: float) -> float:
-    """Images per second of CPU time of `work`, called with 0, 1, ... for so long."""
+    """Return images per CPU second of `work`, called with 0, 1, ... for `seconds`. A call computes `images`."""
     done, began = 0, time.process_time()
     while (took := time.process_time() - began) < seconds:
         work(done)
@@ -28,12 +28,12 @@ def rate(work: Callable[[int], None], images: int, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", nargs="?", default="cifar10-tutorial")
-    parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
+    parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="2 rounds")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, for a first look")
     args = parser.parse_args()
-    numerics.prepare(1)  # before anything imports torch
+    numerics.prepare(1)  # must precede the import of torch
     import torch
 
     from lockstep.config.overrides import make
@@ -76,8 +76,8 @@ def main() -> None:
     row = figure(f"input / what training consumes, {args.recipe}", "x", ratios, 20.0, at_least=True)
     print(HEAD, line(row), sep="\n")
     figures = {"input": spread(made), "training": spread(consumed)}
-    for name, found in figures.items():
-        print(f"{name:9} {found['median']:8.0f} images/s a core ({found['min']:.0f} to {found['max']:.0f})")
+    for name, f in figures.items():
+        print(f"{name:9} {f['median']:8.0f} images/s per core ({f['min']:.0f} to {f['max']:.0f})")
     save(f"input-{args.recipe}-{args.precision}{'-quick' * args.quick}", {"rows": [row], "images_per_s": figures})
 
 

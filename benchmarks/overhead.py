@@ -1,8 +1,8 @@
-"""What the loop, exactness and a second process cost: `python -m benchmarks.overhead [--quick] [--data DIR]`.
+"""Cost of the loop, of exactness and of a second process: `python -m benchmarks.overhead [--quick] [--data DIR]`.
 
-cifar10-tutorial in bfloat16, towers of 128 images, one thread a process, distortions included, with the loop of
-training as `lockstep bench` runs it: on one process and as a bare PyTorch loop, on two with the exact tree and with the
-backend's all-reduce. All take turns; a figure is the median, over the rounds, of ratios of one round.
+`cifar10-tutorial` in bfloat16, with towers of 128 images, one thread per process and distortions. On one process:
+`lockstep bench`, and a bare PyTorch loop. On two: `lockstep bench` with the exact tree, and with the backend's
+all-reduce. The four take turns. A figure is the median over the rounds of the ratio of two throughputs of one round.
 """
 
 import argparse
@@ -11,11 +11,11 @@ from pathlib import Path
 from benchmarks.common import HEAD, bare, bench, figure, line, save, spread
 
 BASE = ["cifar10-tutorial", "--precision", "bfloat16"]
-WARMUP = 5  # as bare_loop.py
+WARMUP = 5  # as in bare_loop.py
 
 
 def rates(data: Path | None, steps: int) -> dict[str, float]:
-    """One round: images/s of each."""
+    """Run one round. Return the images/s of each variant."""
 
     def lockstep(processes: int, *more: str) -> float:
         timed = ["--steps", steps, "--warmup", WARMUP, "--processes", processes]
@@ -37,10 +37,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 rounds of 20 steps, for a first look")
     args = parser.parse_args()
     rounds, steps = args.rounds or (2 if args.quick else 5), args.steps or (20 if args.quick else 60)
-    every = [rates(args.data, steps) for _ in range(rounds)]
+    rounds_made = [rates(args.data, steps) for _ in range(rounds)]
 
     def ratios(one: str, other: str) -> list[float]:
-        return [found[one] / found[other] for found in every]
+        return [each[one] / each[other] for each in rounds_made]
 
     rows = [
         figure(
@@ -55,9 +55,9 @@ def main() -> None:
         ),
     ]  # fmt: skip
     print(HEAD, *map(line, rows), sep="\n")
-    figures = {name: spread([found[name] for found in every]) for name in every[0]}
-    for name, found in figures.items():
-        print(f"{name:25} {found['median']:6.0f} images/s ({found['min']:.0f} to {found['max']:.0f}, n {found['n']})")
+    figures = {name: spread([each[name] for each in rounds_made]) for name in rounds_made[0]}
+    for name, f in figures.items():
+        print(f"{name:25} {f['median']:6.0f} images/s ({f['min']:.0f} to {f['max']:.0f}, n {f['n']})")
     save(f"overhead{'-quick' * args.quick}", {"rows": rows, "images_per_s": figures, "steps": steps})
 
 

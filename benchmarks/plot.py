@@ -1,4 +1,4 @@
-"""Accuracy and loss of runs, as an SVG: `python -m benchmarks.plot OUT.svg LABEL=METRICS.jsonl ...`."""
+"""Diagram of accuracy and loss of runs: `python -m benchmarks.plot OUT.svg LABEL=METRICS.jsonl ...`."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def rows(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def smoothed(points: Points, most: int = 200) -> Points:
-    """At most so many points, each the mean of as many neighbours."""
+    """Return at most `most` points, each the mean of equally many neighbours."""
     size = max(1, -(-len(points) // most))
     groups = [points[i : i + size] for i in range(0, len(points), size)]
     return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
@@ -30,16 +30,16 @@ def main() -> None:
     losses_at = [(value, f"{value:g}") for value in (0.4, 0.8, 1.2, 1.6, 2.0)]
     accuracy = Panel(0, "test accuracy, %", (0, right), (70, 88), steps, percents)
     loss = Panel(1, "total loss in training", (0, right), (0.4, 2.0), steps, losses_at)
-    keys, losses = [], []
+    accuracy_keys, loss_keys = [], []
     for (label, path), colour in zip(runs, COLOURS, strict=False):
         for weights, dashed in (("ema", False), ("raw", True)):
-            found = [row for row in rows(path, "evaluation") if row["weights"] == weights]
-            accuracy.line([(row["step"], 100 * row["accuracy"]) for row in found], colour, dashed)
-            keys.append(Key(f"{label}, {'averaged' if weights == 'ema' else 'raw'} weights", colour, dashed))
+            evaluations = [row for row in rows(path, "evaluation") if row["weights"] == weights]
+            accuracy.line([(row["step"], 100 * row["accuracy"]) for row in evaluations], colour, dashed)
+            accuracy_keys.append(Key(f"{label}, {'averaged' if weights == 'ema' else 'raw'} weights", colour, dashed))
         loss.line(smoothed([(row["step"], row["loss"]) for row in rows(path, "step")]), colour)
-        losses.append(Key(label, colour))
-    accuracy.legend(keys, 0.68)
-    loss.legend(losses, 0.1)
+        loss_keys.append(Key(label, colour))
+    accuracy.legend(accuracy_keys, 0.68)
+    loss.legend(loss_keys, 0.1)
     Path(out).write_text(document([accuracy, loss]))
 
 

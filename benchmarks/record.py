@@ -1,8 +1,8 @@
-"""Seconds to train, by the speed records' rules: `python -m benchmarks.record RECIPE [--runs N] [--data DIR]`.
+"""Seconds to train, by the rules of speed records: `python -m benchmarks.record RECIPE [--runs N] [--data DIR]`.
 
-One process on one device. The clock runs from the training set on the device to the accuracy on the test set: first
-weights, training, evaluation. It does not run while the program starts, reads its data and, in a first run that is not
-counted, compiles and warms up; how long those took is in the record, too.
+One process on one device. The measured time begins with the training set on the device, covers initial weights,
+training and evaluation, and ends with the accuracy on the test set. The start of the program, reading the data, and a
+first run that compiles and warms up are not part of it. The record states the time of that first run.
 """
 
 import argparse
@@ -34,11 +34,11 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
+    parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
     args = parser.parse_args()
     recipe = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {}))
-    numerics.prepare(recipe.threads_per_tower)  # cuBLAS asks for its part of it before its first product
+    numerics.prepare(recipe.threads_per_tower)  # cuBLAS reads its workspace setting at its first product
     device, placement = torch.device(args.device), Placement(data=args.data.absolute() if args.data else None)
     ensure(recipe.dataset, placement.data)
     numerics.configure(recipe.threads_per_tower, exact=recipe.exact)
@@ -51,15 +51,15 @@ def main() -> None:
     for seed in range(args.runs):
         runs.append(run(recipe.replace(seed=seed), session))
         print(f"seed {seed}: {runs[-1]['accuracy']:.2%} in {runs[-1]['seconds']:.3f} s", flush=True)
-    figures = {name: spread([one[name] for one in runs]) for name in runs[0]}
-    mean = sum(one["accuracy"] for one in runs) / len(runs)
+    figures = {name: spread([run[name] for run in runs]) for name in runs[0]}
+    mean = sum(run["accuracy"] for run in runs) / len(runs)
     print(f"mean accuracy {mean:.3%}, median {figures['seconds']['median']:.3f} s, n {len(runs)}")
     facts = {"device": fingerprint(device)["device"], "digest": recipe.digest(), "warm_up_s": first_s}
     save(f"record-{recipe.name}-{device.type}", {**facts, "mean_accuracy": mean, "figures": figures, "runs": runs})
 
 
 def run(recipe: Recipe, session: Session) -> dict[str, Any]:
-    """Train and evaluate once, from new first weights in the network that `session` has compiled."""
+    """Train and evaluate once, from new initial weights in the network that `session` has compiled."""
     train_set, test_set = session.split("train"), session.split(recipe.evaluated_split)
     _wait(session.device)
     started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What the checks and the checkpoints of a run cost: `python -m benchmarks.safety [--quick]`.
+"""Cost of the checks and the checkpoints of a run: `python -m benchmarks.safety [--quick]`.
 
-On random images in the shape of each data set, so no files are needed, with one process of one thread: the arithmetic
-probe of every recipe; then for `mnist`, whose state is the largest (242 MB with Adam), the digest of the state as a
-share of 100 steps, and how long the training loop waits for each checkpoint that is written beside it.
+Uses random images in the shape of each dataset, so it needs no files, and one process of one thread. Measures the
+arithmetic probe of every recipe. Then, for `mnist`, whose state is the largest (242 MB with Adam's slots), it measures
+the digest of the state as a share of 100 steps, and how long the training loop waits for each checkpoint.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.common import HEAD, figure, line, save
 from lockstep import numerics
 
-numerics.prepare(1)  # before torch is imported
+numerics.prepare(1)  # must precede the import of torch
 
 import torch  # noqa: E402
 
@@ -33,8 +33,8 @@ from lockstep.training.tower import Tower  # noqa: E402
 CPU = torch.device("cpu")
 
 
-class Waited:
-    """In the place of a state's lock: keeps how long an update waited for it."""
+class TimedLock:
+    """Stand-in for a state's lock that adds up how long updates waited for it."""
 
     def __init__(self, lock: Any) -> None:
         self._lock, self.seconds = lock, 0.0
@@ -54,7 +54,7 @@ class Waited:
 
 
 def session(name: str, **changes: object) -> Session:
-    """The recipe `name` on random images."""
+    """Return a session of the recipe `name` on random images."""
     recipe = make(named(name).model_dump(mode="json"), changes)
     recipe, _ = resolve(recipe, on_gpu=False)
     numerics.configure(recipe.threads_per_tower, recipe.exact)
@@ -63,7 +63,7 @@ def session(name: str, **changes: object) -> Session:
 
 
 def probes(name: str, rounds: int) -> tuple[list[float], str]:
-    """Seconds the probe of the recipe `name` takes, each in a session of its own; and the precision."""
+    """Return the seconds of the recipe's arithmetic probe, each in a new session, and the precision."""
     times = []
     for _ in range(rounds):
         made = session(name)
@@ -74,42 +74,45 @@ def probes(name: str, rounds: int) -> tuple[list[float], str]:
     return times, made.recipe.precision
 
 
-def of_mnist(steps: int, every: int) -> dict[str, list[float]]:
-    """Seconds of steps, digests and waits for a checkpoint, which is begun after each `every`-th step."""
+def mnist_times(steps: int, every: int) -> dict[str, list[float]]:
+    """Return the seconds of steps, digests, waits for a checkpoint, and a write of `mnist`.
+
+    A checkpoint begins after each `every`-th step.
+    """
     made = session("mnist", steps=steps, precision="bfloat16")
     state, dataset = made.state, made.split("train")
-    found: dict[str, list[float]] = {"step": [], "digest": [], "wait": [], "write": []}
-    waited = Waited(state.update_lock)
-    state.update_lock = waited  # type: ignore[assignment]
+    times: dict[str, list[float]] = {"step": [], "digest": [], "wait": [], "write": []}
+    lock = TimedLock(state.update_lock)
+    state.update_lock = lock  # type: ignore[assignment]
     began = time.perf_counter()
 
     def after_step() -> None:
         nonlocal began
-        found["step"].append(time.perf_counter() - began)
+        times["step"].append(time.perf_counter() - began)
         if state.step % every == 0:
-            saver.wait()  # of the one before, which would otherwise be counted
+            saver.wait()  # for the previous checkpoint, which would otherwise count as a wait
             mark = time.perf_counter()
             state.digest()
-            found["digest"].append(time.perf_counter() - mark)
-            waited.seconds, mark = 0.0, time.perf_counter()
+            times["digest"].append(time.perf_counter() - mark)
+            lock.seconds, mark = 0.0, time.perf_counter()
             saver.save(state, {})
-            found["wait"].append(time.perf_counter() - mark)
+            times["wait"].append(time.perf_counter() - mark)
         elif state.step % every == 1 and state.step > 1:
-            found["wait"][-1] += waited.seconds
+            times["wait"][-1] += lock.seconds
         began = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(Path(folder), keep=2, every_s=0)
-        saver.save(state, {})  # as every run does before its first step: it makes room for the copies
+        saver.save(state, {})  # every run does so before its first step, and it allocates the memory for copies
         saver.wait()
         course = made.recipe.over(len(dataset))
         log = Log(course, made.placement, [])
         for _ in train(course, dataset, Tower(course, made.network), made.reduction, state, log):
             after_step()
         saver.wait()
-        found["write"].append(saver._write_s)
-    found["wait"] = found["wait"][1:]  # the first has to make room for the optimizer's slots, once in a run
-    return found
+        times["write"].append(saver._write_s)
+    times["wait"] = times["wait"][1:]  # leave out the first, which allocates memory for the optimizer's slots
+    return times
 
 
 def main() -> None:
@@ -122,7 +125,7 @@ def main() -> None:
         times, precision = probes(name, rounds)
         row = figure(f"arithmetic probe, {name}", "s", times, 0.3, at_least=False)
         rows.append({**row, "precision": precision})
-    mnist = of_mnist(steps, every=2)
+    mnist = mnist_times(steps, every=2)
     step = sorted(mnist["step"])[len(mnist["step"]) // 2]
     shares, waits = [d / step for d in mnist["digest"]], [1e3 * w for w in mnist["wait"]]
     for row in (

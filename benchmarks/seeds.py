@@ -1,6 +1,6 @@
 """Accuracy and time of a recipe over seeds: `python -m benchmarks.seeds RECIPE [--data DIR] [--seeds N]`.
 
-With --more the seeds that the record lacks are added to it, so that a series can be made in parts.
+--more adds only the seeds that the record lacks, so that a series can be made in parts.
 """
 
 import argparse
@@ -21,7 +21,7 @@ TIMES = ("train_s", "total_s", "images_per_s")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
-    parser.add_argument("--data", type=Path, help="folder of the data set (default: LOCKSTEP_DATA)")
+    parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
     parser.add_argument("--more", action="store_true", help="add the seeds that the record lacks")
@@ -37,44 +37,46 @@ def main() -> None:
         views = {name: record[name] for name in ("accuracy_one_view",) if name in record}
         runs.append({"seed": seed, "accuracy": accuracy, **views, **{name: record[name] for name in TIMES}})
         print(f"seed {seed}: {accuracy:.2%}, {record['train_s']:.1f} s, {record['total_s']:.1f} s in all", flush=True)
-        figures = save_all(args.recipe, digest, runs, record)  # after each, as a long series may be cut off
+        figures = save_all(
+            args.recipe, digest, runs, record
+        )  # save after each run, as a long series may be interrupted
     for name, f in figures.items():
         values = f"mean {f['mean']:.4g}, median {f['median']:.4g} ({f['min']:.4g} to {f['max']:.4g}, n {f['n']})"
         print(f"{name:18} {values}")
 
 
 def recorded(recipe: str, digest: str, *, more: bool) -> list[dict[str, float]]:
-    """The runs in the record, if `more` are to be added to it. Raises: SystemExit if they would be of two kinds.
+    """Return the runs in the record if `more` are to be added to it, else none.
 
-    Nor is a record replaced by one of another recipe, as --set makes it.
+    Raises: SystemExit if the record is of another recipe, or with `more` of another machine or torch.
     """
     file = RESULTS / f"seeds-{recipe}.json"
     if not file.exists():
         return []
-    found = json.loads(file.read_text())
-    if found.get("digest") != digest:
+    record = json.loads(file.read_text())
+    if record.get("digest") != digest:
         raise SystemExit(f"{file} holds runs of another recipe: move it away")
     if not more:
         return []
-    theirs = found["machine"]["cpu"], found["machine"]["cores"], found["versions"]["torch"]
-    if theirs != (hardware.processor(), hardware.cores(), version("torch")):
+    environment = record["machine"]["cpu"], record["machine"]["cores"], record["versions"]["torch"]
+    if environment != (hardware.processor(), hardware.cores(), version("torch")):
         raise SystemExit(f"{file} holds runs of another machine or torch: move it away, or leave out --more")
-    runs: list[dict[str, float]] = found["runs"]
+    runs: list[dict[str, float]] = record["runs"]
     return runs
 
 
 def save_all(
     recipe: str, digest: str, runs: list[dict[str, float]], last: dict[str, object]
 ) -> dict[str, dict[str, float]]:
-    """Write the record of what there is by now; returns its figures."""
+    """Write the record of the runs so far. Return its figures."""
     figures = {}
     for name in runs[0]:
         if name != "seed":
             values = [run[name] for run in runs]
             deviation = {"deviation": statistics.stdev(values)} if len(values) > 1 else {}
             figures[name] = {**spread(values), "mean": statistics.mean(values), **deviation}
-    places = {name: last[name] for name in ("processes", "device")}
-    save(f"seeds-{recipe}", {"digest": digest, **places, "figures": figures, "runs": runs})
+    hardware = {name: last[name] for name in ("processes", "device")}
+    save(f"seeds-{recipe}", {"digest": digest, **hardware, "figures": figures, "runs": runs})
     return figures
 
 

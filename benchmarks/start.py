@@ -1,7 +1,8 @@
-"""From the start of the program to its first step: `python -m benchmarks.start [--quick] [--data DIR]`.
+"""Time from the start of the program to its first step: `python -m benchmarks.start [--quick] [--data DIR]`.
 
-`lockstep train cifar10-tutorial` until it prints the line of step 0, on one and on two processes, files in the page
-cache; beside it `import torch` alone, below which no program on torch can be. The run is then stopped and thrown away.
+Runs `lockstep train cifar10-tutorial` until it prints the line of step 0, on one and on two processes, with all files
+in the page cache. Then it stops the run and deletes it. `import torch` alone is measured for comparison: it is the
+least time of any program with torch.
 """
 
 import argparse
@@ -12,15 +13,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.common import HEAD, figure, line, save, spread
+from benchmarks.common import HEAD, data_option, figure, line, save, spread
 
 
 def first_step_s(processes: int, data: Path | None) -> float:
-    place = ["--data", str(data.absolute())] if data else []
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "lockstep", "train", "cifar10-tutorial", "--precision", "bfloat16", *place,
-            "--towers", str(processes), "--processes", str(processes), "--log-every", "1", "--runs", folder,
+            sys.executable, "-m", "lockstep", "train", "cifar10-tutorial", "--precision", "bfloat16",
+            *data_option(data), "--towers", str(processes), "--processes", str(processes),
+            "--log-every", "1", "--runs", folder,
         ]  # fmt: skip
         began = time.perf_counter()
         program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -43,10 +44,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="2 rounds")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, for a first look")
     args = parser.parse_args()
     times: dict[str, list[float]] = {"one process": [], "two processes": [], "import torch": []}
-    first_step_s(1, args.data)  # files into the page cache
+    first_step_s(1, args.data)  # reads the files into the page cache
     for _ in range(args.rounds or (2 if args.quick else 5)):
         times["one process"].append(first_step_s(1, args.data))
         times["two processes"].append(first_step_s(2, args.data))

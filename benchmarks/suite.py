@@ -1,7 +1,7 @@
-"""All short benchmarks, one after the other, and one table: `make bench`, or `python -m benchmarks.suite [--quick]`.
+"""All short benchmarks in one table: `make bench`, or `python -m benchmarks.suite [--quick]`.
 
-Each is a program of its own (`python -m benchmarks.NAME`), which leaves its record in benchmarks/results/. Figures that
-miss their target are printed as they are; the exit code is 1 only if a benchmark fails.
+Each benchmark is a program (`python -m benchmarks.NAME`) that writes its record to benchmarks/results/. The table shows
+figures that miss their target as well. The exit code is 1 only if a benchmark fails.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import HEAD, RESULTS, line
+from benchmarks.common import HEAD, RESULTS, data_option, line
 
-# command -> the record it leaves; with --quick both have a `-quick` of their own
+# command -> its record; --quick is added to the command, and -quick to the record's name
 BENCHMARKS = {
     "exactness digits": "exactness-digits-float32",
     "start": "start",
@@ -30,8 +30,7 @@ def main() -> None:
     rows, failed = [], []
     for command, record in BENCHMARKS.items():
         name, *words = command.split()
-        place = ["--data", str(args.data.absolute())] if args.data and name in NEEDS_DATA else []
-        more = [*words, *place, *["--quick"] * args.quick]
+        more = [*words, *data_option(args.data if name in NEEDS_DATA else None), *["--quick"] * args.quick]
         print(f"python -m benchmarks.{' '.join([name, *more])}", file=sys.stderr, flush=True)
         if subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", *more], stdout=sys.stderr, check=False

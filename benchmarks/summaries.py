@@ -1,7 +1,8 @@
-"""What TensorBoard summaries cost: `python -m benchmarks.summaries --data DIR`.
+"""Cost of TensorBoard summaries: `python -m benchmarks.summaries --data DIR`.
 
-cifar10-tutorial, one tower, bfloat16, with the default interval of 100 steps and with none, in turn. The rate leaves
-out the first steps, and with them the first summary; so 201 steps have one summary for each 98.
+Trains `cifar10-tutorial` with one tower in bfloat16, in turn with a summary every 100 steps (the default) and with
+none. The throughput leaves out the first five steps, and the first summary with them. So 201 steps have one summary per
+98 steps.
 """
 
 import argparse
@@ -27,7 +28,7 @@ def main() -> None:
             f"{name:9} {figure['median']:6.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']})"
         )
     cost = 1 - figures["every 100"]["median"] / figures["none"]["median"]
-    print(f"summaries cost {cost:.1%} of the rate")
+    print(f"summaries cost {cost:.1%} of the throughput")
     save("summaries", {"images_per_s": figures, "cost": cost})
 
 

@@ -1,8 +1,8 @@
-"""What training costs, and what exactness adds to it: `python -m benchmarks.throughput --data DIR`.
+"""Throughput of training, and the cost of exactness: `python -m benchmarks.throughput --data DIR`.
 
-cifar10-tutorial on two towers and two processes of one thread, in bfloat16, distortions included: with the exact
-reductions (tree, central), with the backend's all-reduce, and as a bare PyTorch loop. The four take turns, several
-rounds; the ratios are of medians.
+Trains `cifar10-tutorial` with two towers on two processes of one thread, in bfloat16 and with distortions: with the
+exact reductions (tree, central), with the backend's all-reduce, and as a bare PyTorch loop. The four take turns for
+several rounds. Ratios are those of the medians.
 """
 
 import argparse
@@ -39,8 +39,8 @@ def main() -> None:
         )
     costs = {other: 1 - figures["tree"]["median"] / figures[other]["median"] for other in ("allreduce", "bare loop")}
     for other, cost in costs.items():
-        print(f"exactness costs {cost:+.1%} of the rate of {other}")
-    print(f"peak memory {memory / 2**20:.0f} MiB a process")
+        print(f"exactness costs {cost:+.1%} of the throughput of {other}")
+    print(f"peak memory {memory / 2**20:.0f} MiB per process")
     save("throughput", {"images_per_s": figures, "cost": costs, "peak_memory_bytes": memory})
 
 

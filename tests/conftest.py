@@ -99,8 +99,8 @@ def refused_here(tmp_path, monkeypatch, capfd):
     """As `program`, in this process, which has torch already. For commands that are refused: refused_here(*args)."""
     from lockstep.cli import main
 
-    def run(*args: object) -> subprocess.CompletedProcess:
-        monkeypatch.chdir(tmp_path)
+    def run(*args: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess:
+        monkeypatch.chdir(cwd)
         for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
             monkeypatch.delenv(name, raising=False)
         for name, value in {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():

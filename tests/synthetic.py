@@ -1,7 +1,7 @@
-"""Data sets that can be learnt, in the official formats and sizes of CIFAR-10, CIFAR-100 and MNIST.
+"""Learnable datasets in the official formats and sizes of CIFAR-10, CIFAR-100 and MNIST.
 
-A class is a fixed picture, and an image is its class's picture under noise. So a network has something to learn, and
-every file has the size, the header and the labels that the readers insist on.
+Each class has a fixed picture, and an image is the picture of its class with noise added. So a network can learn the
+classes, and every file has the size, the header and the labels that the readers require.
 """
 
 import gzip

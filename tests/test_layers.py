@@ -117,5 +117,8 @@ def test_settings_and_commands_can_be_read_without_torch(path):
 
 @pytest.mark.parametrize("path", [path for path in modules() if room(path) in ("models", "optim", "kernels")], ids=str)
 def test_models_optimizers_and_kernels_know_nothing_of_processes(path):
-    code = "\n".join(ast.unparse(node) for node in ast.parse((ROOT / path).read_text()).body[1:])
-    assert not any(word in code for word in ("process", "rank", "world_size", "distributed"))
+    tree = ast.parse((ROOT / path).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()  # docstrings may mention processes
+    assert not any(word in ast.unparse(tree) for word in ("process", "rank", "world_size", "distributed"))

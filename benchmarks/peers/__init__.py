@@ -1,1 +1,1 @@
-"""The same training, as other programs do it: what Lockstep is measured against. Each file runs on its own."""
+"""Programs that train the same networks without Lockstep, for comparison. Each file is a program."""

@@ -1,11 +1,13 @@
-"""Lockstep beside its peers, in turn: `python -m benchmarks.peers.compare MODEL --tensorflow PYTHON`.
+"""Throughput of Lockstep and its peers, in turn: `python -m benchmarks.peers.compare MODEL --tensorflow PYTHON`.
 
-MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and the DDP script as
-two processes of one thread, TensorFlow with two towers in one process with the threads it chooses. The settings are
-the best of those tried once for each peer, and are in the record; XLA was slower than none.
-A program's figure is its median over the rounds; a round's is the median of its intervals, for Lockstep the mean rate
-of the run without its first five steps. Only equal precisions are divided. With --more the rounds are added to those
-of the record, so that they can be spread over times when the machine is quiet.
+MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and the DDP script as two
+processes with one thread each, TensorFlow with two towers in one process and its default number of threads. The
+settings of a peer are the fastest of those that were tried, once each. The record lists them. XLA was slower than no
+XLA.
+
+The throughput of a program is the median over the rounds. In a round it is the median over intervals, or for Lockstep
+the mean without the first five steps. Only programs of equal precision are compared. --more adds rounds to those in the
+record, so that a series can be made while the machine is quiet.
 """
 
 import argparse
@@ -32,7 +34,7 @@ def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
     return run
 
 
-def other(command: list[str], args: argparse.Namespace) -> Callable[[], Record]:
+def peer(command: list[str], args: argparse.Namespace) -> Callable[[], Record]:
     def run() -> Record:
         intervals = ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
         whole = [*command, "--data", str(args.data), *intervals]
@@ -48,32 +50,32 @@ def other(command: list[str], args: argparse.Namespace) -> Callable[[], Record]:
 
 def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
     module = {"mnist": "mnist", "cifar10-tutorial": "tutorial"}[args.model]
-    peer = [args.tensorflow, "-m", f"benchmarks.peers.tensorflow_{module}", "--towers", "2"]
+    tensorflow = [args.tensorflow, "-m", f"benchmarks.peers.tensorflow_{module}", "--towers", "2"]
     ddp = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     ddp += ["benchmarks.peers.pytorch_ddp"]
-    found: dict[str, Callable[[], Record]] = {}
+    runs: dict[str, Callable[[], Record]] = {}
     for precision in ("bfloat16", "float32"):
-        found[f"lockstep {precision}"] = lockstep(args, precision)
-        found[f"tensorflow {precision}"] = other([*peer, "--precision", precision], args)
+        runs[f"lockstep {precision}"] = lockstep(args, precision)
+        runs[f"tensorflow {precision}"] = peer([*tensorflow, "--precision", precision], args)
     if args.model == "cifar10-tutorial":
-        found["pytorch ddp float32"] = other(ddp, args)
-        found["pytorch ddp bfloat16"] = other([*ddp, "--channels-last", "--precision", "bfloat16"], args)
-    return found
+        runs["pytorch ddp float32"] = peer(ddp, args)
+        runs["pytorch ddp bfloat16"] = peer([*ddp, "--channels-last", "--precision", "bfloat16"], args)
+    return runs
 
 
 def earlier(args: argparse.Namespace, names: list[str]) -> list[dict[str, float]]:
-    """The rounds in the record, with --more and if they are of the same programs."""
+    """Return the rounds in the record with --more, else none. Raises: SystemExit if they are of other programs."""
     file = RESULTS / f"peers-{args.model}.json"
     if not args.more or not file.exists():
         return []
     rounds: list[dict[str, float]] = json.loads(file.read_text())["rounds"]
-    if any(sorted(one) != sorted(names) for one in rounds):
+    if any(sorted(each) != sorted(names) for each in rounds):
         raise SystemExit(f"{file} holds rounds of other programs: remove it, or leave out --more")
     return rounds
 
 
 def refuse_without(python: str) -> None:
-    """End with what to do if `python` cannot import tensorflow."""
+    """Raise a SystemExit that says what to do, if `python` cannot import tensorflow."""
     try:
         done = subprocess.run([python, "-c", "import tensorflow"], capture_output=True, text=True, check=False)
         fault = done.stderr.strip().splitlines()[-1:] if done.returncode else []
@@ -87,19 +89,19 @@ def refuse_without(python: str) -> None:
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Each program's images/s over the `rounds`, and how many times as fast Lockstep is, for each other program.
+    """Return the images/s of each program over the `rounds`, and the ratios of Lockstep to each other program.
 
-    A program is called "NAME PRECISION". Lockstep in a precision is divided by the others in that precision only:
-    the ratio of the medians, with n and the range of the ratios of single rounds.
+    A program is called "NAME PRECISION". Lockstep is compared only with programs of its precision: by the ratio of the
+    medians, with n and the range of the ratios of single rounds.
     """
-    figures = {name: spread([one[name] for one in rounds]) for name in rounds[0]}
+    figures = {name: spread([each[name] for each in rounds]) for name in rounds[0]}
     ratios = {}
     for name in figures:
         program, _, precision = name.rpartition(" ")
-        ours = f"lockstep {precision}"
-        if program != "lockstep" and ours in figures:
-            by_round = spread([one[ours] / one[name] for one in rounds])
-            of_medians = figures[ours]["median"] / figures[name]["median"]
+        lockstep_name = f"lockstep {precision}"
+        if program != "lockstep" and lockstep_name in figures:
+            by_round = spread([each[lockstep_name] / each[name] for each in rounds])
+            of_medians = figures[lockstep_name]["median"] / figures[name]["median"]
             ratios[name] = {"of_medians": of_medians, **{key: by_round[key] for key in ("n", "min", "max")}}
     return {"images_per_s": figures, "lockstep_over": ratios}
 
@@ -107,13 +109,18 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
-    parser.add_argument("--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA")
-    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="one that has tensorflow")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("LOCKSTEP_DATA"),
+        help="folder of the dataset (default: LOCKSTEP_DATA)",
+    )
+    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--more", action="store_true", help="add to the rounds in the record")
+    parser.add_argument("--more", action="store_true", help="add rounds to those in the record")
     args = parser.parse_args()
     if args.data is None:
-        parser.error("where is the data set? Give --data FOLDER, or set LOCKSTEP_DATA")
+        parser.error("no folder of the dataset: give --data FOLDER, or set LOCKSTEP_DATA")
     refuse_without(args.tensorflow)
     runs = programs(args)
     rounds, programs_run = earlier(args, list(runs)), {}

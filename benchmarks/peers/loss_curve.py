@@ -1,11 +1,12 @@
-"""MNIST's loss over the first steps, Lockstep beside TensorFlow: `python -m benchmarks.peers.loss_curve`.
+"""MNIST's loss over the first steps, in Lockstep and in TensorFlow: `python -m benchmarks.peers.loss_curve`.
 
-`lockstep train mnist` and benchmarks/peers/tensorflow_mnist.py, both in float32 with 2 towers of 1 024 images. The loss
-of step n (1, 2, ...) is the mean cross-entropy over the 2 048 images of that step, under dropout, before its update: by
-weights that have been updated n - 1 times. Weights, order and dropout follow the seed, in each program in its own way.
-The learning rate is constant, so these are also the first steps of a longer run.
+Runs `lockstep train mnist` and benchmarks/peers/tensorflow_mnist.py, both in float32 with 2 towers of 1,024 images. The
+loss of step n (1, 2, ...) is the mean cross-entropy over the 2,048 images of that step, under dropout and before its
+update: the weights have had n - 1 updates. The seed decides initial weights, order and dropout, differently in each
+program. The learning rate is constant, so the steps are also the first steps of a longer run.
 
-The record is written after every run, and a call makes only the runs that it lacks: a series can be made in parts.
+The record is written after every run. A call makes only the runs that the record lacks, so that a series can be made in
+parts.
 """
 
 import argparse
@@ -28,7 +29,7 @@ Run = dict[str, Any]
 
 
 def lockstep(seed: int, data: Path) -> Run:
-    """One run of Lockstep: {"seed": ..., "losses": STEPS numbers}."""
+    """Run Lockstep. Return {"seed": ..., "losses": STEPS numbers}."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "lockstep", "train", "mnist", *OPTIONS, str(seed), "--steps", str(STEPS)]
         command += ["--log-every", "1", "--data", str(data.absolute()), "--runs", folder, "--name", "run"]
@@ -41,7 +42,7 @@ def lockstep(seed: int, data: Path) -> Run:
 
 
 def tensorflow(seed: int, data: Path, python: str) -> Run:
-    """One run of TensorFlow's program: as `lockstep`."""
+    """Run TensorFlow's program. Return the same as `lockstep`, and the version of TensorFlow."""
     command = [python, "-m", "benchmarks.peers.tensorflow_mnist", *OPTIONS, str(seed), "--losses", str(STEPS)]
     done = subprocess.run([*command, "--data", str(data)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -51,26 +52,31 @@ def tensorflow(seed: int, data: Path, python: str) -> Run:
 
 
 def recorded(digest: str) -> dict[str, list[Run]]:
-    """The runs in the record. Raises: SystemExit if they are of another recipe."""
+    """Return the runs in the record. Raises: SystemExit if they are of another recipe."""
     file = RESULTS / f"{NAME}.json"
     if not file.exists():
         return {"lockstep float32": [], "tensorflow float32": []}
-    found = json.loads(file.read_text())
-    if found["digest"] != digest:
+    record = json.loads(file.read_text())
+    if record["digest"] != digest:
         raise SystemExit(f"{file} holds runs of another recipe: move it away")
-    runs: dict[str, list[Run]] = found["runs"]
+    runs: dict[str, list[Run]] = record["runs"]
     return runs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA")
-    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="one that has tensorflow")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("LOCKSTEP_DATA"),
+        help="folder of the dataset (default: LOCKSTEP_DATA)",
+    )
+    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--at-most", type=int, metavar="N", help="runs in this call; the next call goes on")
+    parser.add_argument("--at-most", type=int, metavar="N", help="greatest number of runs in this call")
     args = parser.parse_args()
     if args.data is None:
-        parser.error("where is the dataset? Give --data FOLDER, or set LOCKSTEP_DATA")
+        parser.error("no folder of the dataset: give --data FOLDER, or set LOCKSTEP_DATA")
     refuse_without(args.tensorflow)
     digest = make(named("mnist").model_dump(mode="json"), {"towers": 2, "precision": "float32"}).digest()
     runs = recorded(digest)
@@ -81,8 +87,8 @@ def main() -> None:
         if seed not in {run["seed"] for run in runs[program]}
     ]
     for program, seed in lacking[: args.at_most]:
-        ours = program.startswith("lockstep")
-        run = lockstep(seed, args.data) if ours else tensorflow(seed, args.data, args.tensorflow)
+        is_lockstep = program.startswith("lockstep")
+        run = lockstep(seed, args.data) if is_lockstep else tensorflow(seed, args.data, args.tensorflow)
         runs[program].append(run)
         print(f"{program} seed {seed}: {' '.join(f'{loss:.3f}' for loss in run['losses'])}", flush=True)
         command = f"python -m benchmarks.peers.loss_curve --tensorflow PYTHON --seeds {args.seeds}"

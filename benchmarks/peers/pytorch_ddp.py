@@ -1,8 +1,8 @@
-"""The tutorial's network with DistributedDataParallel, as an ordinary PyTorch user writes it: two processes, Gloo.
+"""The tutorial's network with DistributedDataParallel over Gloo, in the usual style of PyTorch.
 
-`torchrun --standalone --nproc-per-node 2 -m benchmarks.peers.pytorch_ddp --data FOLDER`, with cifar-10-batches-bin in
-FOLDER. A Dataset that distorts one image at a time, a DataLoader, nn.Module, SGD, AveragedModel; float32 by default.
-Process 0 prints one line of JSON. Needs torch and numpy, nothing of Lockstep.
+Run `torchrun --standalone --nproc-per-node 2 -m benchmarks.peers.pytorch_ddp --data FOLDER`, with cifar-10-batches-bin
+in FOLDER. The script uses a Dataset that distorts one image at a time, a DataLoader, an nn.Module, SGD and an
+AveragedModel, in float32 by default. Process 0 prints one line of JSON. It needs torch and numpy, but not Lockstep.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ BATCH = 128
 
 
 class Cifar(Dataset[tuple[Tensor, int]]):
-    """The 50 000 images, each distorted on its own when it is asked for."""
+    """The 50,000 training images. Each is distorted when it is read."""
 
     def __init__(self, folder: Path) -> None:
         files = sorted(folder.rglob("data_batch_?.bin"))
@@ -72,8 +73,8 @@ class Network(nn.Module):
         return self.logits(x)  # type: ignore[no-any-return]
 
 
-def batches(args: argparse.Namespace, channels_last: bool) -> Any:
-    """An endless stream of this process's batches."""
+def batches(args: argparse.Namespace, channels_last: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield this process's batches without end."""
     dataset = Cifar(args.data)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset)
     loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=args.workers, drop_last=True)
@@ -86,11 +87,13 @@ def batches(args: argparse.Namespace, channels_last: bool) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--intervals", type=int, default=5, help="timed, after one that is not")
-    parser.add_argument("--steps", type=int, default=20, help="of an interval")
-    parser.add_argument("--workers", type=int, default=0, help="of the DataLoader, for each process")
+    parser.add_argument("--intervals", type=int, default=5, help="number of timed intervals, after one untimed")
+    parser.add_argument("--steps", type=int, default=20, help="steps per interval")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes of each DataLoader")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast")
+    parser.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="float32", help="bfloat16 uses autocast"
+    )
     args = parser.parse_args()
     dist.init_process_group("gloo")
     network = Network().to(memory_format=torch.channels_last if args.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
@@ -118,7 +121,7 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, rates: list[float], loss: float) -> None:
-    """One line of JSON."""
+    """Print the record as one line of JSON."""
     settings = {key: value for key, value in vars(args).items() if key != "data"}
     settings |= {"processes": dist.get_world_size(), "threads": torch.get_num_threads()}
     figures = {"n": len(rates), "median": statistics.median(rates), "min": min(rates), "max": max(rates)}

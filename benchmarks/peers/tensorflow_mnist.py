@@ -1,22 +1,31 @@
-"""TensorFlow-Examples' multi-GPU MNIST on TensorFlow 2: the program `mnist` is measured against.
+"""The multi-GPU MNIST program of TensorFlow-Examples on TensorFlow 2, for comparison with `mnist`.
 
-Written from its specification: batches of 1 024 a tower from the 55 000 training images, three convolutions, dense
-layers without activation, 0.75 of their units dropped, Adam at 0.001 on the mean of the towers' gradients.
-With --losses N it prints the loss of the first N steps instead of the throughput.
+Written from its specification: batches of 1,024 per tower from the 55,000 training images, three convolutions, dense
+layers without activation, dropout of 0.75 after these, Adam at 0.001 on the mean of the towers' gradients.
+With --losses N the program prints the loss of the first N steps instead of the throughput.
 
-`DIR/bin/python -m benchmarks.peers.tensorflow_mnist --data FOLDER --towers 2`, where FOLDER holds the idx files and
-DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`).
+Run `DIR/bin/python -m benchmarks.peers.tensorflow_mnist --data FOLDER --towers 2`. FOLDER has the idx files. DIR is an
+environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`).
 """
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report, settings
+from benchmarks.peers.tensorflow_towers import (
+    Batch,
+    Loss,
+    cast,
+    configure,
+    mean_gradients,
+    measure,
+    options,
+    report,
+    settings,
+)
 
 BATCH = 1024
 LAYERS = {
@@ -30,32 +39,32 @@ LAYERS = {
 
 
 def idx(folder: str, name: str, header: int) -> np.ndarray:
-    """The bytes of one idx file, packed or not."""
-    found = [path for path in sorted(Path(folder).rglob(f"{name}*")) if path.is_file()]
-    if not found:
+    """Return the bytes of an idx file, compressed or not."""
+    files = [path for path in sorted(Path(folder).rglob(f"{name}*")) if path.is_file()]
+    if not files:
         raise SystemExit(f"{folder}: no file {name} found")
-    content = found[0].read_bytes()
-    return np.frombuffer(gzip.decompress(content) if found[0].suffix == ".gz" else content, np.uint8, offset=header)
+    content = files[0].read_bytes()
+    return np.frombuffer(gzip.decompress(content) if files[0].suffix == ".gz" else content, np.uint8, offset=header)
 
 
-def batches(folder: str) -> Any:
-    """An endless iterator of batches: float32 [1024, 28, 28, 1] in [0, 1] and labels."""
+def batches(folder: str) -> Iterator[Batch]:
+    """Return an endless iterator of batches: float32 [1024, 28, 28, 1] in [0, 1] and labels."""
     images = idx(folder, "train-images", 16).reshape(-1, 28, 28, 1)[5000:].astype(np.float32) / 255
     labels = idx(folder, "train-labels", 8)[5000:].astype(np.int32)
     examples = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels)).repeat()
     return iter(examples.batch(BATCH, drop_remainder=True).prefetch(4))
 
 
-def tower_loss(weights: dict[str, Any], precision: str) -> Any:
-    """The function of (images, labels) that a tower computes."""
+def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
+    """Return the function of (images, labels) that a tower computes."""
     to = cast(precision)
 
-    def layer(x: Any, name: str) -> Any:
+    def layer(x: tf.Tensor, name: str) -> tf.Tensor:
         kernel = to(weights[name])
         product = tf.nn.conv2d(x, kernel, 1, "VALID") if name.startswith("conv") else tf.matmul(x, kernel)
         return tf.nn.bias_add(product, to(weights[f"{name} bias"]))
 
-    def loss(images: Any, labels: Any) -> Any:
+    def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         x = tf.nn.max_pool2d(tf.nn.relu(layer(to(images), "conv1")), 2, 2, "VALID")
         x = tf.nn.relu(layer(tf.nn.relu(layer(x, "conv2")), "conv3"))
         x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), [BATCH, -1])
@@ -67,15 +76,15 @@ def tower_loss(weights: dict[str, Any], precision: str) -> Any:
     return loss
 
 
-def losses(step: Callable[[], list[Any]], count: int) -> list[float]:
-    """The loss of the first `count` steps, before each update: the mean over the towers' equal batches."""
+def losses(step: Callable[[], list[tf.Tensor]], count: int) -> list[float]:
+    """Return the loss of the first `count` steps before each update: the mean over the towers' equal batches."""
     return [float(tf.reduce_mean(tf.stack(step()))) for _ in range(count)]
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--seed", type=int, help="of weights, order and dropout (default: another in each run)")
-    parser.add_argument("--losses", type=int, metavar="N", help="print the loss of the first N steps, and nothing else")
+    parser.add_argument("--seed", type=int, help="seed of weights, order and dropout (default: a new one in each run)")
+    parser.add_argument("--losses", type=int, metavar="N", help="print only the loss of the first N steps")
     args = parser.parse_args()
     configure(args)
     if args.seed is not None:
@@ -87,7 +96,7 @@ def main() -> None:
     slots = [(tf.Variable(tf.zeros_like(w)), tf.Variable(tf.zeros_like(w))) for w in parameters]
     powers, loss = (tf.Variable(0.9), tf.Variable(0.999)), tower_loss(weights, args.precision)
 
-    def update(*inputs: Any) -> Any:
+    def update(*inputs: Batch) -> list[tf.Tensor]:
         towers, gradients = mean_gradients(loss, list(inputs), parameters)
         for weight, gradient, (first, second) in zip(parameters, gradients, slots, strict=True):
             tf.raw_ops.ResourceApplyAdam(
@@ -101,8 +110,8 @@ def main() -> None:
     compiled = tf.function(update, jit_compile=args.xla or None)
     everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))
     if args.losses:
-        found = {"losses": losses(everything, args.losses), "settings": settings(args)}
-        report({"program": "tensorflow", "model": "mnist", **found, "versions": {"tensorflow": tf.__version__}})
+        curve = {"losses": losses(everything, args.losses), "settings": settings(args)}
+        report({"program": "tensorflow", "model": "mnist", **curve, "versions": {"tensorflow": tf.__version__}})
     else:
         report({"program": "tensorflow", "model": "mnist", **measure(args, everything, BATCH)})
 

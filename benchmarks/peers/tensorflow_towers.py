@@ -1,6 +1,6 @@
-"""What the TensorFlow peers share: N towers in one graph, averaged gradients, timing. Needs tensorflow-cpu.
+"""Shared by the TensorFlow programs: N towers in one graph, averaged gradients, timing.
 
-Install: `python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`. Neither Lockstep nor PyTorch is imported.
+Needs tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`), but neither Lockstep nor PyTorch.
 """
 
 import argparse
@@ -15,36 +15,42 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 
-Loss = Callable[[Any, Any], Any]  # (images, labels) of one tower -> its loss
+Batch = tuple[tf.Tensor, tf.Tensor]  # (images, labels) of one tower
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (images, labels) of one tower -> its loss
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The command line of a peer."""
+    """Return the parser of a program's command line."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--data", required=True, help="folder of the data set")
+    parser.add_argument("--data", required=True, help="folder of the dataset")
     parser.add_argument("--towers", type=int, default=2)
-    parser.add_argument("--intervals", type=int, default=5, help="timed, after one that is not")
-    parser.add_argument("--steps", type=int, default=20, help="of an interval")
+    parser.add_argument("--intervals", type=int, default=5, help="number of timed intervals, after one untimed")
+    parser.add_argument("--steps", type=int, default=20, help="steps per interval")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--xla", action="store_true", help="compile the step with XLA")
-    parser.add_argument("--threads", type=int, default=0, help="of one operation; 0: as TensorFlow chooses")
-    parser.add_argument("--parallel", type=int, default=0, help="operations at a time; 0: as TensorFlow chooses")
+    parser.add_argument("--threads", type=int, default=0, help="threads of one operation; 0: TensorFlow's default")
+    parser.add_argument("--parallel", type=int, default=0, help="operations at a time; 0: TensorFlow's default")
     return parser
 
 
 def configure(args: argparse.Namespace) -> None:
-    """Set the thread pools; before any operation."""
+    """Set the thread pools. Call it before any operation."""
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
     tf.config.threading.set_inter_op_parallelism_threads(args.parallel)
 
 
-def cast(precision: str) -> Callable[[Any], Any]:
-    """To the dtype towers compute in; variables stay float32."""
+def cast(precision: str) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a cast to the dtype in which towers compute. Variables stay float32."""
     return (lambda x: x) if precision == "float32" else (lambda x: tf.cast(x, tf.bfloat16))
 
 
-def mean_gradients(loss: Loss, batches: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
-    """(each tower's loss, gradients averaged over the towers): towers do not depend on one another in the graph."""
+def mean_gradients(
+    loss: Loss, batches: list[Batch], variables: list[tf.Variable]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Return the loss of each tower, and the gradients averaged over the towers.
+
+    The towers do not depend on one another in the graph.
+    """
     losses, gradients = [], []
     for images, labels in batches:
         with tf.GradientTape() as tape:
@@ -54,14 +60,15 @@ def mean_gradients(loss: Loss, batches: list[Any], variables: list[Any]) -> tupl
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the program was told, less where its data is."""
+    """Return the options of the program, except the folder of the data."""
     return {name: value for name, value in vars(args).items() if name != "data"}
 
 
-def measure(args: argparse.Namespace, step: Callable[[], Any], batch: int) -> dict[str, Any]:
-    """Images per second over `args.intervals` of `args.steps`; `batch` images a tower and step.
+def measure(args: argparse.Namespace, step: Callable[[], list[tf.Tensor]], batch: int) -> dict[str, Any]:
+    """Measure images per second over `args.intervals` intervals of `args.steps` steps.
 
-    `step` returns each tower's loss; `last_loss` is the last tower's, as the originals print it.
+    batch: images per tower and step. step: returns the loss of each tower. last_loss in the record is that of the last
+    tower, which the originals print.
     """
     for _ in range(args.steps):
         loss = step()[-1]
@@ -83,5 +90,5 @@ def measure(args: argparse.Namespace, step: Callable[[], Any], batch: int) -> di
 
 
 def report(record: dict[str, Any]) -> None:
-    """One line of JSON."""
+    """Print the record as one line of JSON."""
     print(json.dumps(record), flush=True)

@@ -1,28 +1,27 @@
-"""TensorFlow's CIFAR-10 tutorial on TensorFlow 2: the program `cifar10-tutorial` is measured against.
+"""TensorFlow's CIFAR-10 tutorial on TensorFlow 2, for comparison with `cifar10-tutorial`.
 
-Written from its specification: records read from the binary files, shuffled in a buffer of 20 000, each image
-distorted on its own in parallel map calls, batches of 128 prefetched, 2 for each tower; towers in one graph; plain
-gradient descent on the mean of their gradients, and the average of the weights. In bfloat16, tf.nn's normalisation
-computes in float32, as TensorFlow has no other on a CPU.
+Written from its specification: records are read from the binary files and shuffled in a buffer of 20,000. Parallel map
+calls distort each image. Batches of 128 are prefetched, two per tower. The towers are in one graph. The update is plain
+gradient descent on the mean of their gradients, followed by the average of the weights. In bfloat16 the local response
+norm computes in float32, because TensorFlow has no other one on a CPU.
 
-`DIR/bin/python -m benchmarks.peers.tensorflow_tutorial --data FOLDER --towers 2`, where FOLDER holds
-cifar-10-batches-bin and DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install
-tensorflow-cpu`).
+Run `DIR/bin/python -m benchmarks.peers.tensorflow_tutorial --data FOLDER --towers 2`. FOLDER has cifar-10-batches-bin.
+DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`).
 """
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.peers.tensorflow_towers import cast, configure, mean_gradients, measure, options, report
+from benchmarks.peers.tensorflow_towers import Batch, Loss, cast, configure, mean_gradients, measure, options, report
 
 BATCH, SIZE = 128, 24
 DECAYED = {"local3/weights": 0.004, "local4/weights": 0.004}
 
 
-def distort(record: Any) -> tuple[Any, Any]:
-    """One record of 3073 bytes -> float32 [24, 24, 3] and its label."""
+def distort(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the distorted image, float32 [24, 24, 3], and the label of a record of 3073 bytes."""
     values = tf.io.decode_raw(record, tf.uint8)
     image = tf.cast(tf.transpose(tf.reshape(values[1:], [3, 32, 32]), [1, 2, 0]), tf.float32)
     image = tf.image.random_crop(image, [SIZE, SIZE, 3])
@@ -32,8 +31,8 @@ def distort(record: Any) -> tuple[Any, Any]:
     return tf.image.per_image_standardization(image), tf.cast(values[0], tf.int32)
 
 
-def batches(folder: str, towers: int) -> Any:
-    """An endless iterator of batches."""
+def batches(folder: str, towers: int) -> Iterator[Batch]:
+    """Return an endless iterator of batches."""
     files = sorted(str(path) for path in Path(folder).rglob("data_batch_?.bin"))
     if len(files) != 5:
         raise SystemExit(f"{folder}: {len(files)} files data_batch_N.bin found, 5 are needed")
@@ -42,8 +41,8 @@ def batches(folder: str, towers: int) -> Any:
     return iter(images.batch(BATCH, drop_remainder=True).prefetch(2 * towers))
 
 
-def variables() -> dict[str, Any]:
-    """The ten variables, by the tutorial's names."""
+def variables() -> dict[str, tf.Variable]:
+    """Return the ten variables, keyed by the tutorial's names."""
     table = {
         "conv1": ([5, 5, 3, 64], 0.05, 0.0),
         "conv2": ([5, 5, 64, 64], 0.05, 0.1),
@@ -58,19 +57,19 @@ def variables() -> dict[str, Any]:
     return made
 
 
-def tower_loss(weights: dict[str, Any], precision: str) -> Any:
-    """The function of (images, labels) that a tower computes."""
+def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
+    """Return the function of (images, labels) that a tower computes."""
     to = cast(precision)
 
-    def norm(x: Any) -> Any:
+    def norm(x: tf.Tensor) -> tf.Tensor:
         return to(tf.nn.local_response_normalization(tf.cast(x, tf.float32), 4, 1.0, 0.001 / 9.0, 0.75))
 
-    def layer(x: Any, name: str) -> Any:
+    def layer(x: tf.Tensor, name: str) -> tf.Tensor:
         kernel = to(weights[f"{name}/weights"])
         product = tf.nn.conv2d(x, kernel, 1, "SAME") if name.startswith("conv") else tf.matmul(x, kernel)
         return tf.nn.bias_add(product, to(weights[f"{name}/biases"]))
 
-    def loss(images: Any, labels: Any) -> Any:
+    def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         x = tf.nn.relu(layer(to(images), "conv1"))
         x = norm(tf.nn.max_pool2d(x, 3, 2, "SAME"))
         x = norm(tf.nn.relu(layer(x, "conv2")))
@@ -91,7 +90,7 @@ def main() -> None:
     average = [tf.Variable(w) for w in parameters]
     count, loss = tf.Variable(0.0), tower_loss(weights, args.precision)
 
-    def update(*inputs: Any) -> Any:
+    def update(*inputs: Batch) -> list[tf.Tensor]:
         losses, gradients = mean_gradients(loss, list(inputs), parameters)
         decay = tf.minimum(0.9999, (1.0 + count) / (10.0 + count))
         for weight, gradient, shadow in zip(parameters, gradients, average, strict=True):

@@ -1,4 +1,4 @@
-"""Lockstep trains image classifiers synchronously on one or many devices, with one result.
+"""Lockstep trains image classifiers on one or many devices, with the same result on all of them.
 
 The recipe decides the bits; the placement decides only the speed.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstep.training.state import State as State
     from lockstep.training.tower import Tower as Tower
 
-# name -> the module it is in. Imported on first use: the program's --help must not wait for torch.
+# name -> its module. Modules are imported on first use, so that --help does not wait for torch.
 _PUBLIC = {
     "Dataset": "lockstep.data.dataset",
     "LockstepError": "lockstep.errors",
@@ -46,7 +46,15 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lockstep")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -1,9 +1,9 @@
-"""`python -m lockstep` is `lockstep`."""
+"""Run the `lockstep` program as `python -m lockstep`."""
 
 import os
 import sys
 
-# `python -m` puts the current folder first: a torch.py there would be imported in torch's place.
+# `python -m` searches the current folder first, so a torch.py there would replace torch.
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]
 

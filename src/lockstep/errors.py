@@ -1,4 +1,4 @@
-"""What a user can get wrong, and the exit codes that say which kind it was."""
+"""Errors that a user can fix, and the exit codes of the program."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,14 +7,14 @@ CRASH = 1
 USAGE = 2
 DATA = 3
 ENVIRONMENT = 4
-SIGNAL_BASE = 128  # 129 after SIGHUP, 130 after Ctrl-C, 143 after SIGTERM, as shells count
+SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 
 
 class LockstepError(Exception):
-    """A condition the user can mend. The message says what we got, what is allowed and what to do.
+    """An error that the user can fix. The message says what we got, what is allowed and what to do.
 
     Attributes:
-        code: the exit code of the program: 1 crash, 2 usage or recipe, 3 data, 4 environment or processes.
+        code: the program's exit code: 1 crash, 2 usage or recipe, 3 data, 4 environment or processes.
     """
 
     def __init__(self, message: str, code: int = USAGE) -> None:
@@ -23,22 +23,22 @@ class LockstepError(Exception):
 
 
 class PeerLostError(LockstepError):
-    """Another process of this run went away. Never the first cause, so it is reported only if nothing else is."""
+    """The connection to another process broke. It is never the first cause, so other errors are reported first."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ENVIRONMENT)
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape, as Python does, the characters of `text` that do not print, except those in `keep`.
+    """Return `text` with characters that do not print escaped, as Python escapes them, except those in `keep`.
 
-    Names, notes and errors may come from other people's files, and a terminal obeys the control codes in them.
+    Names and messages may come from other people's files, and a terminal executes the control codes in them.
     """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
-    """The sentence for a name that is not one of `allowed`, with the nearest names first."""
+    """Return the error message for a name that is not in `allowed`. The nearest names come first."""
     allowed = sorted(allowed)
     near = get_close_matches(got, allowed, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

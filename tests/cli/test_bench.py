@@ -38,7 +38,7 @@ def test_no_step_of_the_warm_up_is_timed(device, warmup, counts):
     assert sum(counts) == 23 - warmup
 
 
-def test_a_table_for_one_to_n_processes(program):
+def test_the_table_has_a_row_for_each_number_of_processes(program):
     done = program("bench", "digits", "--processes", 2, *QUICK, "--synthetic", "--set", "held_out=1000")
     assert done.returncode == 0, done.stderr
     head, columns, *rows = done.stdout.splitlines()
@@ -91,7 +91,7 @@ def test_a_wrong_option_is_refused_before_anything_is_measured(options, words, m
         typer.main.get_command(app)(["bench", "digits", *map(str, options)], standalone_mode=False)
 
 
-def test_a_mode_takes_a_part_away(monkeypatch):
+def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     """synthetic makes input once, independent exchanges nothing, forward-only neither exchanges nor updates."""
     made, exchanged = [], []
     shard = Dataset.shard
@@ -130,7 +130,7 @@ def test_synthetic_input_needs_no_files(program):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_synthetic_images_have_the_shape_of_the_real(name, request):
+def test_synthetic_images_have_the_shape_of_real_ones(name, request):
     height, width, channels, classes = synthetic.SHAPES[name]
     if name == "digits":
         real = load_object(DATASETS[name])(None)["train"]
@@ -146,7 +146,7 @@ def test_synthetic_images_have_the_shape_of_the_real(name, request):
     assert len(real.classes) == classes
 
 
-def test_nothing_is_written(program, tmp_path):
+def test_a_bench_writes_no_file(program, tmp_path):
     done = program("bench", "digits", "--processes", 1, *QUICK, "--json", *(f"--{mode}" for mode in MODES))
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ def build(shape, classes):
 
 
 @pytest.mark.slow
-def test_two_sleepers_do_twice_as_much_as_one(program, tmp_path):
+def test_two_processes_that_sleep_have_twice_the_throughput_of_one(program, tmp_path):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     done = program(
         "bench", "digits", "--set", "model=sleeper:build", "--set", "weight_decay={}", "--processes", 2,
@@ -32,14 +32,14 @@ def test_two_sleepers_do_twice_as_much_as_one(program, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout)["records"]
-    for found, processes in ((one, 1), (two, 2)):
-        assert (found["processes"], found["batch"]) == (processes, 32 * processes)
-        assert STEP_S <= found["s_per_step"] < 1.5 * STEP_S  # without the slow steps
-        assert found["images_per_s"] == pytest.approx(found["batch"] / found["s_per_step"])
-        assert STEP_S <= found["split"]["compute"] < 1.5 * STEP_S  # in the forward pass
-        assert found["split"]["data"] < 0.1 * STEP_S
-        assert 0 < found["images_per_s_error"] < 0.1 * found["images_per_s"]
-        assert 0 < found["images_per_s_jitter"] < 0.3 * found["images_per_s"]
+    for record, processes in ((one, 1), (two, 2)):
+        assert (record["processes"], record["batch"]) == (processes, 32 * processes)
+        assert STEP_S <= record["s_per_step"] < 1.5 * STEP_S  # without the slow steps
+        assert record["images_per_s"] == pytest.approx(record["batch"] / record["s_per_step"])
+        assert STEP_S <= record["split"]["compute"] < 1.5 * STEP_S  # in the forward pass
+        assert record["split"]["data"] < 0.1 * STEP_S
+        assert 0 < record["images_per_s_error"] < 0.1 * record["images_per_s"]
+        assert 0 < record["images_per_s_jitter"] < 0.3 * record["images_per_s"]
     assert (one["speed_up"], one["efficiency"]) == (1.0, 1.0)
     assert two["speed_up"] == pytest.approx(two["images_per_s"] / one["images_per_s"])
     assert 1.5 < two["speed_up"] < 2.2

@@ -143,7 +143,7 @@ def test_an_unknown_data_set(program):
     for command in ("fetch", "check"):
         done = program("data", command, "mnits")
         assert done.returncode == 2
-        assert "unknown data set 'mnits': did you mean mnist" in done.stderr
+        assert "unknown dataset 'mnits': did you mean mnist" in done.stderr
 
 
 def test_a_named_folder_is_not_filled(done, server, tmp_path):
@@ -162,7 +162,12 @@ def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
     assert failed.returncode == DATA
     assert failed.stdout == ""
     message = failed.stderr.splitlines()[-1]
-    for word in ("says 404", "connection refused", f"put it into {tmp_path}/cache/lockstep/mnist", "recipe 'digits'"):
+    for word in (
+        "says 404",
+        "connection refused",
+        f"put the files into {tmp_path}/cache/lockstep/mnist",
+        "recipe 'digits'",
+    ):
         assert word in message
     assert "Traceback" not in failed.stderr
     assert left(tmp_path) == []

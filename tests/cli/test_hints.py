@@ -1,4 +1,4 @@
-"""Options of the programs we succeed, and our own written otherwise: one line that says what to write."""
+"""Unknown options: those of TensorFlow's programs, and Lockstep's with underscores, get the right one in one line."""
 
 import json
 import os
@@ -50,14 +50,14 @@ TRAIN += ["--precision"]
         ("--eval_dir e", [], "--eval_dir e", "lockstep eval RUN --watch ("),
     ],
 )
-def test_an_option_of_tensorflows_is_answered_with_ours(given, own, shown, words):
+def test_an_option_of_tensorflow_is_answered_with_its_equivalent(given, own, shown, words):
     args = given.split()
     said = hint(args[0].partition("=")[0], ["digits", *args], own)
     assert said.startswith(f"{shown} is TensorFlow's: use {words}")
     assert words.endswith("(") or said.endswith(words) or words in said
 
 
-def test_of_what_nobody_knows_nothing_is_said():
+def test_an_unknown_name_gets_no_hint():
     assert hint("--bacth", ["--bacth", "3"], TRAIN) is None
     assert hint("--log_everything", [], TRAIN) is None
 
@@ -74,19 +74,18 @@ def test_of_what_nobody_knows_nothing_is_said():
         (["eval", "r", "--save_model=x"], "no such option: --save_model: write --save-model"),
     ],
 )
-def test_in_one_line(program, args, words):
+def test_the_program_answers_in_one_line(program, args, words):
     done = program(*args)
     refused(done, USAGE, words)
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("lockstep: ")
 
 
-def test_our_own_options_are_ours():
-    """None of the names in the table is an option there is, in any command."""
+def test_the_table_has_no_option_of_lockstep_and_names_only_options_that_exist():
     from typer.main import get_command
 
     from lockstep.cli import app
-    from lockstep.cli.hints import _ANSWERS
+    from lockstep.cli.hints import _EQUIVALENTS
 
     commands = [get_command(app)]
     own = set()
@@ -94,15 +93,17 @@ def test_our_own_options_are_ours():
         commands += getattr(command, "commands", {}).values()
         own |= {name for parameter in command.params for name in parameter.opts}
     assert {"--towers", "--checkpoint", "--synthetic", "--version"} <= own
-    assert own.isdisjoint(f"--{name.replace('_', '-')}" for name in _ANSWERS)
-    answers = [one for answer in _ANSWERS.values() for one in (answer if isinstance(answer, tuple) else (answer,))]
-    named_there = {option for answer in answers for option in re.findall(r"--[a-z-]+", answer)}
-    assert len(named_there) > 10
-    assert named_there <= own
+    assert own.isdisjoint(f"--{name.replace('_', '-')}" for name in _EQUIVALENTS)
+    answers = [
+        text for answer in _EQUIVALENTS.values() for text in (answer if isinstance(answer, tuple) else (answer,))
+    ]
+    named_options = {option for answer in answers for option in re.findall(r"--[a-z-]+", answer)}
+    assert len(named_options) > 10
+    assert named_options <= own
 
 
 @pytest.mark.parametrize(("short", "full"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
-def test_short_names_of_a_precision(tmp_path, short, full):
+def test_a_short_name_of_a_precision_is_the_full_one(tmp_path, short, full):
     from lockstep.cli.resolve import recipe_of
 
     start = named("digits").model_dump(mode="json")
@@ -118,7 +119,7 @@ def test_short_names_of_a_precision(tmp_path, short, full):
         assert recipe == make(start, {"precision": full})
 
 
-def test_a_short_name_through_the_program(program, tmp_path):
+def test_the_program_accepts_a_short_name_of_a_precision(program, tmp_path):
     done = program("train", "--precision", "bf16", "--steps", 1, "--name", "a", "--processes", 1)
     assert done.returncode == 0, done.stderr
     assert "computed in bfloat16" in done.stdout
@@ -126,17 +127,17 @@ def test_a_short_name_through_the_program(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [("lockstep tra", ["train"]), ("lockstep train --summ", ["--summary-every"]), ("lockstep data f", ["fetch"])],
 )
-def test_a_shell_completes_commands_and_options(words, found):
+def test_a_shell_completes_commands_and_options(words, completions):
     place = {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     command = [sys.executable, "-m", "lockstep"]
     done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == found
+    assert done.stdout.splitlines() == completions
 
 
-def test_completion_is_offered(program):
+def test_help_offers_completion(program):
     shown = program("--help").stdout
     assert "--install-completion" in shown
     assert "Usage: lockstep " in shown

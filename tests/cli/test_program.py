@@ -99,6 +99,7 @@ def test_a_recipe_file_may_state_only_what_differs(program, tmp_path):
     assert (recipe["seed"], recipe["optimizer"]["momentum"], recipe["optimizer"]["nesterov"]) == (5, 0.5, True)
 
 
+@pytest.mark.slow
 def test_idle_cores_are_pointed_out(program):
     out = program("train", "--towers", 1, "--steps", 1).stdout
     cores = hardware.cores()
@@ -139,7 +140,8 @@ def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
     assert json.loads((tmp_path / "runs/piped/result.json").read_text())["steps"] == 30
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(program, tmp_path, processes):
     assert program("train", "--steps", 3, "--processes", 1, "--name", "r").returncode == 0
     command = f"{sys.executable} -m lockstep eval runs/r --processes {processes} | true; echo ${{PIPESTATUS[0]}}"

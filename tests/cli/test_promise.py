@@ -144,6 +144,7 @@ def stopped(trained_once, tmp_path):
     return copied
 
 
+@pytest.mark.slow
 def test_an_environment_of_an_older_release_is_no_error(program, stopped):
     run = stopped()
     old = [{"step": 0, "processes": 1, "device": "another", "cpu_capability": "AVX9", "environment": {}}]
@@ -267,7 +268,7 @@ def test_a_model_that_was_edited_is_said(program, edited):
     assert set(result["model_source"]) == {"mine.py", "helper.py"}
 
 
-def test_a_run_folder_runs_no_code(program, own):
+def test_a_run_folder_runs_no_code(program, refused_here, own):
     """Neither of a module beside the run, nor of one inside it, unless the user names it again."""
     done = program("train", *OWN, "--steps", 2, "--processes", 1, "--name", "b")
     assert done.returncode == 0, done.stderr
@@ -276,7 +277,7 @@ def test_a_run_folder_runs_no_code(program, own):
     commands = (["eval", "."], ["eval", ".", "--watch", "--once"], ["train", ".", "--resume"], ["bench", "."])
     for cwd, path in ((own, "runs/b"), (own / "runs/b", str(own / "runs/b"))):
         for command, _, *options in commands:
-            refused = program(command, path, *options, cwd=cwd)
+            refused = refused_here(command, path, *options, cwd=cwd)
             assert refused.returncode == USAGE, (command, refused.stdout, refused.stderr)
             assert "--model mine:build" in refused.stderr
         assert program("show", path, cwd=cwd).returncode == 0
@@ -365,6 +366,7 @@ def test_every_split_that_training_uses_is_checked_at_resume(program, stopped):
     assert "the test data is not what" in refused.stderr
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
     run = stopped("--eval-every", 4)
     path = run / "checkpoints/step-000000004/manifest.json"
@@ -429,6 +431,7 @@ def test_a_terminal_that_is_closed_saves(started, tmp_path, processes):
     assert checkpoint.steps(tmp_path / "runs/x/checkpoints")[0] == step
 
 
+@pytest.mark.slow
 def test_nohup_stays_deaf_to_a_closed_terminal(started):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -59,7 +59,7 @@ def test_it_can_be_resumed_all_the_same(program, never_began):
 CLEAR = "\x1b[2J"  # what clears the screen
 
 
-def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes(program, tmp_path):
+def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes(program, refused_here, tmp_path):
     done = program("train", "--steps", 2, "--processes", 1, "--name", "a")
     assert done.returncode == 0, done.stderr
     record = tmp_path / "runs/a/recipe.json"
@@ -67,11 +67,11 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
     named = json.loads(whole) | {"name": f"digits{CLEAR}"}
     record.write_text(json.dumps(named))
     for command in (("eval", "runs/a"), ("show", "runs/a"), ("train", "runs/a", "--resume")):
-        done = program(*command)
+        done = refused_here(*command)
         refused(done, USAGE, "recipe setting name: got 'digits\\x1b[2J'")
         assert CLEAR not in done.stderr
     record.write_text(whole[:9] + CLEAR)
-    assert CLEAR not in program("eval", "runs/a").stderr
+    assert CLEAR not in refused_here("eval", "runs/a").stderr
     record.write_text(json.dumps(json.loads(whole) | {"model_options": {"\x9b2J": CLEAR}}))
     shown = program("show", "runs/a").stdout
     assert {"\x1b", "\x9b"}.isdisjoint(shown)

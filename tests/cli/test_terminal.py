@@ -1,4 +1,4 @@
-"""The program on a terminal: a pseudo-terminal of 80 and one of 60 columns."""
+"""The program on a pseudo-terminal of 80 or 60 columns."""
 
 import fcntl
 import json
@@ -15,9 +15,12 @@ from tests.conftest import _outside
 
 
 def on_terminal(cwd, columns, *args, result_on_terminal=True):
-    """Run the program with stderr, and stdout too if asked, on a terminal: (exit code, its text, stdout elsewhere)."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    """Run the program with stderr, and by default stdout, on a terminal.
+
+    Return the exit code, the text of the terminal, and the text of stdout if that is not on the terminal.
+    """
+    own_end, program_end = pty.openpty()
+    fcntl.ioctl(program_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     hints = ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE")
     environment = {name: value for name, value in _outside().items() if name not in hints}
     process = subprocess.Popen(
@@ -25,31 +28,31 @@ def on_terminal(cwd, columns, *args, result_on_terminal=True):
         cwd=cwd,
         env={**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
         stdin=subprocess.DEVNULL,
-        stdout=theirs if result_on_terminal else subprocess.PIPE,
-        stderr=theirs,
+        stdout=program_end if result_on_terminal else subprocess.PIPE,
+        stderr=program_end,
     )
-    os.close(theirs)
+    os.close(program_end)
     text = b""
     while True:
         try:
-            part = os.read(ours, 65536)
-        except OSError:  # how Linux says that nobody has the other end
+            part = os.read(own_end, 65536)
+        except OSError:  # Linux raises it when the program has closed its end
             break
         if not part:
             break
         text += part
-    os.close(ours)
+    os.close(own_end)
     out, _ = process.communicate(timeout=240)
     return process.returncode, text.decode(), (out or b"").decode()
 
 
 def states(text):
-    """What the line that is redrawn showed, in order: (percent, text)."""
+    """Return the successive (percent, text) of the redrawn line."""
     plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text)
     return [(int(m[1]), row) for row in re.split(r"[\r\n]+", plain) if (m := re.search(r"^[━─ ]*(\d+)%  ", row))]
 
 
-def assert_a_line_that_is_redrawn(shown, columns):
+def assert_redrawn_line_progresses(shown, columns):
     assert shown
     assert max(len(row) for _, row in shown) < columns
     percents = [percent for percent, _ in shown]
@@ -58,19 +61,19 @@ def assert_a_line_that_is_redrawn(shown, columns):
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(60, marks=pytest.mark.slow)])
-def test_training_and_its_evaluation(tmp_path, columns):
+def test_train_shows_the_progress_of_training_and_evaluation(tmp_path, columns):
     code, text, _ = on_terminal(tmp_path, columns, "train", "--steps", 30, "--processes", 1, "--name", "x")
     assert code == 0, text
     shown = states(text)
     evaluating = [state for state in shown if "evaluating on test" in state[1]]
     training = [state for state in shown if state not in evaluating]
-    assert_a_line_that_is_redrawn(training, columns)
-    assert_a_line_that_is_redrawn(evaluating, columns)
+    assert_redrawn_line_progresses(training, columns)
+    assert_redrawn_line_progresses(evaluating, columns)
     assert all(part in training[-1][1] for part in ("step 30/30", "loss", "acc", "ETA 0:00"))
     if columns == 80:
         assert all("━" in row or "─" in row for _, row in training)
         assert all("img/s" in row for _, row in training)
-    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is there again
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
     assert "\x1b" not in text[text.rindex("after 30 steps, accuracy") :]  # the line is gone before the results
 
 
@@ -86,12 +89,12 @@ def test_eval_shows_progress_on_stderr_and_results_on_stdout(tmp_path, program):
     assert code == 0, text
     assert out == silent.stdout
     assert json.loads(out)["examples"] == 1442
-    assert_a_line_that_is_redrawn(states(text), 60)
+    assert_redrawn_line_progresses(states(text), 60)
     assert "evaluating on train" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
     code, text, _ = on_terminal(tmp_path, 80, "eval", "runs/x", "--split", "train")
     assert code == 0, text
-    assert_a_line_that_is_redrawn(states(text), 80)
+    assert_redrawn_line_progresses(states(text), 80)
     results = text[text.index("runs/x after 2 steps") :]
     assert "evaluating" not in results
     assert "\x1b" not in results

@@ -26,6 +26,7 @@ def end(process):
     return out.splitlines(), err.splitlines()
 
 
+@pytest.mark.slow
 def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     train = started("train", "--steps", 60, "--save-every", 1, "--keep", 1, "--processes", 1, "--name", "x", "--json")
     run = tmp_path / "runs/x"

@@ -1,4 +1,4 @@
-"""Each reduction takes its own way between processes, with the messages and bytes that `lockstep bench` predicts."""
+"""The messages of each reduction between processes, and that their number and size are as `lockstep bench` predicts."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def world() -> dict:
 
 
 def child(folder: str) -> None:
-    """One of the processes: reduce in every way, and write down each message, [what, values, peer], and the sum."""
+    """Run in each process: reduce in every way, and write each message as [name, values, peer], and the sum."""
     import torch.distributed as dist
 
     from lockstep.reduce.process import Processes, connect
@@ -56,11 +56,11 @@ def child(folder: str) -> None:
     dist.batch_isend_irecv, dist.all_reduce, dist.broadcast = noted_exchange, noted_add, noted_send
     cpu = torch.device("cpu")
     first = connect("tree", 1, cpu, **world())
-    towers = 2 * first.processes  # aligned: a process's towers are one node of the tree
+    towers = 2 * first.processes  # so the towers of a process are one node of the tree
     found = {}
     for kind in REDUCTIONS:
         reduction = Processes(towers, kind, cpu)
-        for _ in range(ROUNDS):  # the first may make buffers
+        for _ in range(ROUNDS):  # the first round may allocate buffers
             messages.clear()
             total = reduction(vector(t) for t in reduction.owned)
         found[kind] = {"messages": messages.copy(), "total": total.numpy().tobytes().hex()}
@@ -70,14 +70,14 @@ def child(folder: str) -> None:
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request, tmp_path_factory):
-    """(number of processes, what each of them wrote)."""
+    """Return (number of processes, the results of each process)."""
     folder = tmp_path_factory.mktemp("paths")
     shared = {"WORLD_SIZE": str(request.param), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     code = f"import runpy; runpy.run_path({__file__!r})['child']({str(folder)!r})"
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code],
-            cwd=Path(__file__).parents[2],  # where the package of tests is
+            cwd=Path(__file__).parents[2],  # the folder of the package `tests`
             env={**os.environ, **shared, "RANK": str(rank)},
         )
         for rank in range(request.param)
@@ -87,7 +87,7 @@ def found(request, tmp_path_factory):
 
 
 def messages(found, kind, process, what):
-    """[values, peer] of the messages of one sort."""
+    """Return [values, peer] of the messages called `what`."""
     return [rest for name, *rest in found[process][kind]["messages"] if name == what]
 
 
@@ -95,7 +95,7 @@ def kinds(found, kind, process):
     return {name for name, *_ in found[process][kind]["messages"]}
 
 
-def test_tree_sends_every_other_process_a_slice_and_the_sum_of_its_own(found):
+def test_tree_sends_each_process_a_slice_and_its_sum(found):
     processes, written = found
     for process in range(processes):
         others = [p for p in range(processes) if p != process]
@@ -105,7 +105,7 @@ def test_tree_sends_every_other_process_a_slice_and_the_sum_of_its_own(found):
         assert sorted(messages(written, "tree", process, "receive")) == slices
 
 
-def test_central_sends_process_0_whole_vectors_and_broadcasts_their_sum(found):
+def test_central_sends_whole_vectors_to_process_0_and_broadcasts_their_sum(found):
     processes, written = found
     others = range(1, processes)
     assert kinds(written, "central", 0) == {"receive", "broadcast"}
@@ -117,13 +117,13 @@ def test_central_sends_process_0_whole_vectors_and_broadcasts_their_sum(found):
         assert messages(written, "central", process, "broadcast") == [[LENGTH, 0]]
 
 
-def test_allreduce_leaves_it_to_the_backend(found):
+def test_allreduce_calls_the_backend_once(found):
     processes, written = found
     for process in range(processes):
         assert written[process]["allreduce"]["messages"] == [["all_reduce", LENGTH, None]]
 
 
-def test_messages_and_bytes_are_those_that_are_predicted(found):
+def test_messages_and_bytes_are_as_predicted(found):
     processes, written = found
     a_message, a_byte = Link(1.0, float("inf")), Link(0.0, 1.0)
     for process in range(processes):
@@ -131,11 +131,11 @@ def test_messages_and_bytes_are_those_that_are_predicted(found):
         assert len(sent) == exchange_s("tree", processes, 4 * LENGTH, a_message)
         assert 4 * sum(sent) == exchange_s("tree", processes, 4 * LENGTH, a_byte)
     received = messages(written, "central", 0, "receive")
-    down = {2: 1, 4: 2}[processes]  # levels of the broadcast's tree, which the backend makes
+    down = {2: 1, 4: 2}[processes]  # levels of the backend's broadcast tree
     assert len(received) + down == exchange_s("central", processes, 4 * LENGTH, a_message)
 
 
-def test_all_sums_are_those_of_the_towers_in_every_process(found):
+def test_every_process_receives_the_sum_of_all_towers(found):
     processes, written = found
     vectors = [vector(t) for t in range(2 * processes)]
     exact = Local(len(vectors))(v.clone() for v in vectors).numpy().tobytes().hex()
@@ -145,7 +145,7 @@ def test_all_sums_are_those_of_the_towers_in_every_process(found):
             "tree": True, "central": True,
         }  # fmt: skip
         total = torch.frombuffer(bytearray.fromhex(written[process]["allreduce"]["total"]), dtype=torch.float32)
-        # Each of the additions rounds by at most half a unit of the 24th bit of what has been added so far.
+        # Each addition rounds by at most half a unit in the 24th bit of the sum so far.
         assert ((total.double() - wide.sum(0)).abs() <= len(vectors) * 2.0**-24 * wide.abs().sum(0)).all()
         assert written[process]["allreduce"]["total"] == written[0]["allreduce"]["total"]
 
@@ -175,8 +175,8 @@ def build(shape, classes):
 
 
 @pytest.mark.slow
-def test_the_flag_chooses_the_way(program, tmp_path):
-    """In the real program: a model's module counts what its process does."""
+def test_the_option_selects_the_reduction(program, tmp_path):
+    """In the real program, the module of the model counts the calls of its process."""
     counts = {}
     for kind in REDUCTIONS:
         folder = tmp_path / kind
@@ -198,4 +198,4 @@ def test_the_flag_chooses_the_way(program, tmp_path):
     assert exchanges["allreduce"] == [0, 0]
     assert min(additions["allreduce"]) >= 3  # one in each step
     assert min(exchanges["central"]) >= 3
-    assert exchanges["tree"] == [2 * count for count in exchanges["central"]]  # slices there, their sums back
+    assert exchanges["tree"] == [2 * count for count in exchanges["central"]]  # first the slices, then their sums

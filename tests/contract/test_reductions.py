@@ -1,6 +1,6 @@
 """Reductions across real processes: every number of towers and processes gives the bits of one process.
 
-One spawn for each number of processes; each computes all cases and process 0 writes what it got.
+The processes are started once for each number of processes. They compute all cases, and process 0 writes the results.
 """
 
 import json
@@ -36,7 +36,7 @@ def world() -> dict:
 
 
 def child(folder: str) -> None:
-    """One of the processes: reduce, gather and broadcast, then report."""
+    """Run in each process: reduce, gather and broadcast, then write the results."""
     import torch.distributed as dist
 
     from lockstep.reduce.process import Processes, connect
@@ -50,7 +50,7 @@ def child(folder: str) -> None:
             reduction = Processes(towers, kind.split()[0], cpu)
             if "beside" in kind:  # as if the default group were nccl's
                 reduction._group = gloo
-            for repeat in range(2):  # the second call meets the buffers of the first
+            for repeat in range(2):  # the second call reuses the buffers of the first
                 total = reduction(vector(t) for t in reduction.owned)
                 found[f"{kind} {towers} {repeat}"] = bits(total)
                 equal = reduction.gather(total)
@@ -102,7 +102,7 @@ def test_tree_and_central_have_the_bits_of_one_process(found):
                 assert totals[f"{kind} {towers} {repeat}"] == expected, (kind, towers, processes)
 
 
-def test_allreduce_adds_the_same_numbers_in_another_order(found):
+def test_allreduce_returns_the_same_sum_up_to_rounding(found):
     processes, totals = found
     for towers in range(processes, 10):
         expected = torch.stack([vector(t).double() for t in range(towers)]).sum(0)
@@ -111,13 +111,13 @@ def test_allreduce_adds_the_same_numbers_in_another_order(found):
 
 
 class Elsewhere(torch.Tensor):
-    """A stand-in for a vector on a GPU: it can be copied to the CPU, and not be added to anything."""
+    """A stand-in for a vector on a GPU. It can be copied to the CPU, but not added."""
 
     def cpu(self):
         return self.as_subclass(torch.Tensor).clone()
 
     def add_(self, other):
-        raise AssertionError("added where the vectors are")
+        raise AssertionError("added on the GPU")
 
 
 def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(monkeypatch):
@@ -136,12 +136,12 @@ def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(m
     assert bits(total) == bits(Local(5)(vector(t) for t in range(5)))
     assert events == ["computed", "copied"] * 5
     assert moved == [gpu]
-    with pytest.raises(AssertionError, match="added where"):
+    with pytest.raises(AssertionError, match="added on the GPU"):
         Local(5, "central", gpu)(computed())
 
 
-def test_the_processes_of_gpus_exchange_over_gloo_for_central_cpu(monkeypatch):
-    """With a stand-in for torch.distributed: no GPU is needed to see which group carries what."""
+def test_central_cpu_of_gpus_exchanges_over_gloo(monkeypatch):
+    """A stand-in for torch.distributed records the group of each message, so no GPU is needed."""
     from lockstep.reduce import process
 
     made, carried = [], []
@@ -155,7 +155,7 @@ def test_the_processes_of_gpus_exchange_over_gloo_for_central_cpu(monkeypatch):
     }
     for name, function in fake.items():
         monkeypatch.setattr(process.dist, name, function)
-    meta = torch.device("meta")  # a device that is not the CPU, and that every build of torch has
+    meta = torch.device("meta")  # a device other than the CPU that every build of torch has
     reduction = process.Processes(2, "central-cpu", meta)
     total = reduction([vector(0).as_subclass(Elsewhere)])
     assert total.device == meta
@@ -165,7 +165,7 @@ def test_the_processes_of_gpus_exchange_over_gloo_for_central_cpu(monkeypatch):
     assert made == ["gloo"]
 
 
-def test_gather_and_broadcast(found):
+def test_gather_and_broadcast_reach_every_process(found):
     processes, totals = found
     assert totals["gather"] == list(range(processes))
     assert totals["broadcast"] == ["from process 0", ""]

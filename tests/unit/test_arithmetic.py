@@ -120,13 +120,13 @@ def test_one_bit_of_arithmetic_changes_it(monkeypatch, change):
     else:
         from lockstep.training.state import State
 
-        apply = State._apply
+        apply = State.apply
 
-        def nudged(self, gradients, statistics, rate):
-            apply(self, gradients, statistics, rate)
+        def nudged(self, gradients, statistics, learning_rate):
+            apply(self, gradients, statistics, learning_rate)
             self._flat[3] = torch.nextafter(self._flat[3], torch.tensor(9.0))
 
-        monkeypatch.setattr(State, "_apply", nudged)
+        monkeypatch.setattr(State, "apply", nudged)
     assert probed("right") != expected
 
 
@@ -136,7 +136,7 @@ def test_one_bit_of_arithmetic_changes_it(monkeypatch, change):
         ("seven_classes", r"returned \[2, 7\], expected \[2, 10\]"),
         ("dictionary", r"returned a dict, expected \[2, 10\]"),
         ("numbers", r"returned int32, expected \[2, 10\]"),
-        ("remembers", "gives other bits when it is computed a second time"),
+        ("remembers", "computes other bits when it is run again"),
         ("one_argument", "too many positional arguments"),
         ("two_inputs", "forward takes one tensor of images .*missing a required argument: 'more'"),
         ("nothing_to_train", "has no parameters to train"),

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lockstep import rng
-from lockstep.config.recipe import Recipe, validated
+from lockstep.config.recipe import Recipe
 from lockstep.data import Distort, FlipTranslate, Shift
 from lockstep.data.transforms import (
     Keys,
@@ -20,6 +20,7 @@ from lockstep.data.transforms import (
 )
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
+from lockstep.settings import validated
 
 
 def keys(count: int, seed: int = 0) -> Keys:
@@ -171,8 +172,8 @@ def test_translation_moves_the_reflected_image():
     for i in range(300):
         found = moved[i].flip(1) if flips[i] else moved[i]
         windows = {(y, x): padded[i, :, y : y + 32, x : x + 32].permute(1, 2, 0) for y in range(5) for x in range(5)}
-        (place,) = [place for place, window in windows.items() if torch.equal(window, found.float())]
-        seen.add(place)
+        (offset,) = [offset for offset, window in windows.items() if torch.equal(window, found.float())]
+        seen.add(offset)
     assert len(seen) == 25
     assert torch.equal(translate(images, keys(300), 0, np.zeros(300, bool)), images)
 

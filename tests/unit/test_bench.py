@@ -156,10 +156,10 @@ def test_chart_is_valid_svg_with_a_dot_for_each_measurement(counts):
 
 @pytest.mark.parametrize("high", [0.03, 1, 7.3, 100, 3_789, 12_000])
 def test_ticks_are_round_and_reach_the_top(high):
-    found = ticks(high)
-    assert 2 <= len(found) <= 7
-    assert found[0] == 0
-    assert found[-2] < high <= found[-1] * (1 + 1e-9)
+    levels = ticks(high)
+    assert 2 <= len(levels) <= 7
+    assert levels[0] == 0
+    assert levels[-2] < high <= levels[-1] * (1 + 1e-9)
 
 
 def test_flops_of_forward_and_backward_passes_are_counted_also_in_own_functions():

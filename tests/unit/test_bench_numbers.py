@@ -1,6 +1,7 @@
 """The numbers of `lockstep bench`, compared with those computed by hand from known step times."""
 
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.test_times import Clock
 from lockstep.bench.analysis import with_ratios
 from lockstep.bench.measure import TimedSteps, _speed, bench
 from lockstep.bench.table import row
+from lockstep.config.jobs import BenchJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.recipes import named
@@ -34,8 +36,8 @@ def timed(*seconds, counts=None):
 
 def test_rate_error_and_jitter_of_known_steps():
     """100 images in 0.1, 0.2, 0.1 and 0.4 s: 1 000, 500, 1 000 and 250 images/s, of mean 687.5 and median 750."""
-    found = _speed(100, timed(0.1, 0.2, 0.1, 0.4), OfTwo())
-    assert found == {
+    speed = _speed(100, timed(0.1, 0.2, 0.1, 0.4), OfTwo())
+    assert speed == {
         "images_per_s": pytest.approx(100 / 0.4),  # the slower process: twice 0.2 s
         "images_per_s_error": pytest.approx(375 / 4**0.5),  # squares of 312.5, 187.5, 312.5, 437.5: 3 x 375^2
         "images_per_s_jitter": pytest.approx(1.4826 * 250),  # the median of 250, 250, 250, 500
@@ -46,13 +48,13 @@ def test_rate_error_and_jitter_of_known_steps():
 
 
 def test_an_event_of_ten_steps_counts_ten_times():
-    found = _speed(100, timed(0.1, 0.4, counts=[10, 2]), OfTwo())
-    assert found["s_per_step"] == pytest.approx(2 * (10 * 0.1 + 2 * 0.4) / 12)
+    speed = _speed(100, timed(0.1, 0.4, counts=[10, 2]), OfTwo())
+    assert speed["s_per_step"] == pytest.approx(2 * (10 * 0.1 + 2 * 0.4) / 12)
 
 
 def test_one_event_has_no_error():
-    found = _speed(100, timed(0.1), OfTwo())
-    assert (found["images_per_s_error"], found["images_per_s_jitter"]) == (0.0, 0.0)
+    speed = _speed(100, timed(0.1), OfTwo())
+    assert (speed["images_per_s_error"], speed["images_per_s_jitter"]) == (0.0, 0.0)
 
 
 def test_speed_up_and_efficiency_are_against_one_process():
@@ -66,20 +68,22 @@ def test_speed_up_and_efficiency_are_against_one_process():
     assert (ratios["speed_up"], ratios["efficiency"]) == (None, None)
 
 
-def test_a_bench_of_steps_of_known_length(monkeypatch):
+def test_a_bench_times_exactly_the_steps_after_the_warm_up(monkeypatch):
     """The real loop: three warm-up steps of a minute, then six timed steps."""
     clock = Clock(monkeypatch)
     seconds = [60.0] * 3 + [0.1, 0.2, 0.1, 0.4, 0.2, 0.5]
-    monkeypatch.setattr(
-        "lockstep.bench.ceiling.peak", lambda *_: 1e12
-    )  # the real one would wait for this clock for ever
+    # The real measurement of the peak would wait for this clock for ever.
+    monkeypatch.setattr("lockstep.bench.ceiling.peak", lambda *_: 1e12)
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: seconds[step] if step < 9 else 0.0)
     recipe = make(named("digits").model_dump(mode="json"), {"towers": 1})
-    found = bench(recipe, Placement(), Local(1), torch.device("cpu"), steps=6, warmup=3, modes=())
+    job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=6, warmup=3)
+    measured = bench(job, Local(1), torch.device("cpu"))
     rates = [32 / s for s in seconds[3:]]  # 320, 160, 320, 80, 160 and 64: the median is 160
-    assert (found["batch"], found["steps"]) == (32, 6)
-    assert found["s_per_step"] == pytest.approx(1.5 / 6)
-    assert found["images_per_s"] == pytest.approx(32 * 6 / 1.5)
-    assert found["images_per_s_error"] == pytest.approx(statistics.stdev(rates) / 6**0.5)
-    assert found["images_per_s_jitter"] == pytest.approx(1.4826 * (80 + 96) / 2)  # the median of 0, 0, 80, 96, 160, 160
-    assert found["split"] == pytest.approx(dict.fromkeys(PARTS, 0.0) | {"compute": 1.5 / 6})
+    assert (measured["batch"], measured["steps"]) == (32, 6)
+    assert measured["s_per_step"] == pytest.approx(1.5 / 6)
+    assert measured["images_per_s"] == pytest.approx(32 * 6 / 1.5)
+    assert measured["images_per_s_error"] == pytest.approx(statistics.stdev(rates) / 6**0.5)
+    assert measured["images_per_s_jitter"] == pytest.approx(
+        1.4826 * (80 + 96) / 2
+    )  # the median of 0, 0, 80, 96, 160, 160
+    assert measured["split"] == pytest.approx(dict.fromkeys(PARTS, 0.0) | {"compute": 1.5 / 6})

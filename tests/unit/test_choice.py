@@ -70,7 +70,10 @@ def test_the_best_a_step_and_the_newest(training, evaluated):
 
 def test_one_that_is_not_there_is_an_error_that_lists_those_that_are(evaluated):
     refused(
-        evaluated, 5, USAGE, "--checkpoint 5: runs/x has no such checkpoint: there are those after 2, 4, 6, 8 steps"
+        evaluated,
+        5,
+        USAGE,
+        "--checkpoint 5: runs/x has no such checkpoint: its checkpoints are those after 2, 4, 6, 8 steps",
     )
 
 

@@ -1,3 +1,5 @@
+"""Lines, table and record of the evaluation of a checkpoint."""
+
 import json
 import re
 from pathlib import Path
@@ -18,7 +20,7 @@ SMALL = evaluation(
 )
 
 
-def test_lines():
+def test_summary_and_precision_lines():
     assert summary_line(SMALL) == (
         "runs/x after 1000 steps, ema weights, test: accuracy 88.57% (93 of 105), loss 0.5000"
     )
@@ -28,7 +30,7 @@ def test_lines():
     )
 
 
-def test_a_row_of_the_confusion_matrix_for_each_class():
+def test_each_class_has_its_row_of_the_confusion_matrix():
     assert table_lines(SMALL) == [
         "  class                     examples  accuracy  cat  a name of more than twe…  dog",
         "  cat                              5     60.0%    3                         1    0",
@@ -37,7 +39,7 @@ def test_a_row_of_the_confusion_matrix_for_each_class():
     ]
 
 
-def test_with_many_classes_the_most_frequent_mistakes():
+def test_many_classes_have_their_most_frequent_mistakes():
     confusion = [[10 if row == column else 0 for column in range(21)] for row in range(21)]
     confusion[4][7], confusion[4][1], confusion[4][9], confusion[4][20] = 2, 3, 2, 1
     lines = table_lines(evaluation(tuple(f"c{i}" for i in range(21)), confusion))
@@ -55,5 +57,5 @@ def test_the_record_is_json_with_exact_counts():
     assert (record["run"], record["examples"], record["correct"]) == ("runs/x", 105, 93)
 
 
-def test_a_row_of_a_metrics_file_has_no_tables():
+def test_a_row_of_metrics_has_no_tables():
     assert SMALL.result.summary() == {"accuracy": 93 / 105, "examples": 105, "correct": 93, "loss": 0.5}

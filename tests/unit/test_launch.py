@@ -26,7 +26,7 @@ from lockstep.settings import validated
     ],
 )
 def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, processes):
-    monkeypatch.setattr(launch, "_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
     assert launch._count(named("digits"), Placement(**placement)) == processes
 
@@ -42,7 +42,7 @@ def test_processes_by_what_there_is(monkeypatch, gpus, cores, placement, process
     ],
 )
 def test_more_gpus_than_exist(monkeypatch, gpus, placement, words):
-    monkeypatch.setattr(launch, "_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     with pytest.raises(LockstepError, match=words) as error:
         launch._count(named("digits"), Placement(**placement))
     assert error.value.code == ENVIRONMENT
@@ -70,12 +70,12 @@ def test_where_no_driver_is_torch_is_not_asked_for_gpus(monkeypatch):
     monkeypatch.setattr(hardware, "_GPU_DEVICES", ("no such device",))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert launch._gpus() == 0
+    assert hardware.gpus() == 0
 
 
 def test_the_first_to_fail_is_told_and_the_others_are_ended():
     codes = ["pass", "import sys; sys.exit(3)", "import time; time.sleep(60)"]
     started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
-    assert launch._first_failures(started) == {1: 3}
+    assert launch._wait_for_failure(started) == {1: 3}
     launch._end(started)
     assert [process.returncode for process in started[1:]] == [3, -15]

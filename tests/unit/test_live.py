@@ -1,4 +1,4 @@
-"""The line that is redrawn on a terminal: what it shows, and that it never is wider than the terminal."""
+"""The redrawn line of a terminal: its parts, and that it is never wider than the terminal."""
 
 import io
 import re
@@ -27,7 +27,7 @@ def event(step=190, steps=451, **changes):
 
 
 class Terminal(io.StringIO):
-    """A terminal's screen file."""
+    """Stand-in for the file of a terminal."""
 
     encoding = "utf-8"
 
@@ -36,22 +36,22 @@ class Terminal(io.StringIO):
 
 
 def frames(text):
-    """The states of the line, in order."""
+    """Return the successive texts of the line."""
     return [frame for frame in re.split(r"\r\n|\r|\n", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text)) if "%  " in frame]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("steps", [20, 451, 100_000])
-def test_a_step_fits_and_the_least_important_goes_first(width, steps):
+def test_a_step_fits_and_leaves_out_the_least_important_parts(width, steps):
     line = lines.live_line(event(steps // 2, steps, gpu_utilisation=[97.0, 91.0]), width)
     assert len(line) <= width
     by_importance = ("%", "step", "ETA", "loss", "acc", "img/s", "─", "gpu 94%", "epoch", "lr")
-    there = [part in line for part in by_importance]
-    assert there == sorted(there, reverse=True), line
-    assert there[0]
+    shown = [part in line for part in by_importance]
+    assert shown == sorted(shown, reverse=True), line
+    assert shown[0]
 
 
-def test_eighty_columns_hold_a_bar_and_all_that_matters():
+def test_eighty_columns_show_bar_loss_accuracy_throughput_and_eta():
     assert lines.live_line(event(), 79) == (
         "━━━━━───────   42%  step 191/451  loss 0.512  acc 98.4%  13,456 img/s  ETA 0:02"
     )
@@ -59,33 +59,33 @@ def test_eighty_columns_hold_a_bar_and_all_that_matters():
     assert long == "━━───   50%  step  50000/100000  loss 0.512  acc 98.4%  12,852 img/s  ETA 1h23m"
 
 
-def test_a_stream_without_line_drawing_characters_gets_others():
+def test_ascii_only_draws_the_bar_in_ascii():
     assert lines.live_line(event(), 79, ascii_only=True).encode("ascii").startswith(b"#####-------  ")
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3599.6, "1h00m"), (3722, "1h02m")]
 )
-def test_the_time_that_is_left(seconds, text):
+def test_the_eta_is_in_minutes_or_hours(seconds, text):
     assert lines.live_line(event(0, 2, s_per_step=seconds), 79).endswith(f"ETA {text}")
 
 
-def test_a_hundred_percent_is_the_end():
+def test_only_the_last_step_shows_100_percent():
     shares = [line.split("%")[0][-3:].strip() for line in (lines.live_line(event(s, 100), 40) for s in range(100))]
     assert shares == [str(s + 1) for s in range(100)]
     assert "99%" in lines.live_line(event(99_998, 100_000), 79)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_an_evaluation_fits(width):
+def test_an_evaluation_fits_and_leaves_out_the_least_important_parts(width):
     line = lines.evaluating_line(EvaluatingEvent(1200, "held-out", 0.5), 7.0, width)
     assert len(line) <= width
-    there = [part in line for part in (" 50%", "evaluating on held-out", "ETA 0:07", "━", "after 1200 steps")]
-    assert there == sorted(there, reverse=True), line
+    shown = [part in line for part in (" 50%", "evaluating on held-out", "ETA 0:07", "━", "after 1200 steps")]
+    assert shown == sorted(shown, reverse=True), line
     assert "ETA" not in lines.evaluating_line(EvaluatingEvent(1200, "test", 0.0), None, width)
 
 
-def test_the_line_shows_the_evaluation_while_there_is_one(monkeypatch):
+def test_the_line_shows_the_progress_of_an_evaluation(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     stream = Terminal()
@@ -108,9 +108,9 @@ def test_the_line_shows_the_evaluation_while_there_is_one(monkeypatch):
     assert percents == sorted(percents)
     assert percents[0] == 0
     assert percents[-1] == 100
-    assert 10 < len(set(percents)) < 50  # not each of 101: a drawing every 0.1 s
+    assert 10 < len(set(percents)) < 50  # fewer than the 101 events: one drawing every 0.1 s
     halfway = next(frame for frame in evaluating if " 48%" in frame)
-    assert halfway.endswith("ETA 0:02")  # 48 x 0.03 s for 48 %, so 1.56 s for the rest
+    assert halfway.endswith("ETA 0:02")  # 48 % took 48 x 0.03 s, so the rest takes 1.56 s
     assert (
         [frame for frame in shown if "step" in frame.replace("steps", "")][-1]
         .lstrip("━")
@@ -122,7 +122,9 @@ def test_the_cursor_is_never_left_hidden():
     stream = Terminal()
     live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=80))
     live.step(event(), None)
-    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # as if killed here
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex(
+        "\x1b[?25l"
+    )  # as if the program were killed here
     live.close()
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
 
@@ -133,17 +135,17 @@ def test_progress_is_for_terminals_only():
 
 
 @pytest.mark.parametrize(("process", "expected"), [(0, [0.0, 0.5, 1.0]), (1, [])])
-def test_evaluation_tells_its_progress_in_process_0(process, expected):
+def test_only_process_0_reports_the_progress_of_an_evaluation(process, expected):
     recipe, network, parameters, model = setting(10)
-    told = []
+    shares = []
 
     class Half(Local):
-        """One of two processes; the other counts the same."""
+        """Stand-in for a reduction of two processes, whose other process counts the same."""
 
         def gather(self, table):
             return torch.stack([table, table])
 
     reduction = Half(4)
     reduction.process, reduction.processes = process, 2
-    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), reduction, told.append)
-    assert told == expected
+    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), reduction, shares.append)
+    assert shares == expected

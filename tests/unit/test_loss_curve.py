@@ -1,4 +1,4 @@
-"""The record of MNIST's loss beside TensorFlow's: made in parts, and of one recipe."""
+"""The record that compares MNIST's loss with TensorFlow's: made in parts, with a single recipe."""
 
 import json
 
@@ -9,7 +9,7 @@ from benchmarks.peers import loss_curve
 
 @pytest.fixture
 def made(monkeypatch, tmp_path):
-    """The (program, seed) of each run, with both programs replaced: they would take minutes."""
+    """The (program, seed) of each run. Stand-ins replace both programs, which would take minutes."""
     calls = []
 
     def run(program):

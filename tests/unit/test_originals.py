@@ -1,4 +1,4 @@
-"""The recipes of the originals, by what their input and their network do: the constants are written out here."""
+"""The input and the networks of the originals' recipes, with the constants of the originals written out here."""
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ COUNT = 8_000
 
 @pytest.fixture(scope="module")
 def distorted() -> torch.Tensor:
-    """Training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation, which would hide brightness.
+    """Return training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation hides brightness.
 
-    Each is made of the same image: its pixels hold their row, their column and 7, so the draws can be read off it.
+    All come from the same image, whose pixels hold their row, their column and 7. So each result shows its distortions.
     """
     rows, columns = np.mgrid[:32, :32].astype(np.uint8)
     image = np.stack([rows, columns, np.full((32, 32), 7, np.uint8)], axis=-1)
@@ -35,7 +35,7 @@ def distorted() -> torch.Tensor:
 
 
 def assert_uniform(values: torch.Tensor, low: float, high: float) -> None:
-    """All of COUNT values are in [low, high], as many in each twentieth of it."""
+    """Assert that all COUNT values are in [low, high], and equally many in each twentieth of it."""
     assert low - 1e-3 <= values.min()
     assert values.max() <= high + 1e-3
     counts = torch.histc(values, 20, low, high)
@@ -64,11 +64,11 @@ def test_the_tutorials_own_crop_and_flip(distorted):
 def test_the_tutorials_own_brightness_and_contrast(distorted):
     assert_uniform(distorted[:, 2].mean((1, 2)) - 7, -63, 63)
     assert_uniform((distorted[:, 0, -1] - distorted[:, 0, 0]).mean(1) / 23, 0.2, 1.8)
-    assert distorted[:, 2].min() < -55  # 7 less some 63: not clipped at 0
+    assert distorted[:, 2].min() < -55  # 7 - 63: values are not clipped at 0
 
 
 def test_the_tutorials_evaluation_sees_the_central_crop_alone():
-    """Standardised, and the same for every image that is the same."""
+    """The crop is standardised, and equal images give equal results."""
     images = torch.randint(256, (1, 32, 32, 3), dtype=torch.uint8).expand(2, 32, 32, 3)
     seen = named("cifar10-tutorial").augmentation.test(images).double()
     centre = images[:, 4:28, 4:28].permute(0, 3, 1, 2).double()
@@ -85,7 +85,7 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
     images = torch.rand(32, 1, 28, 28)
 
     def passed(train: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What each dense layer makes [32, units], and what the next one takes of it."""
+        """Return each dense layer's output [32, units], with the input of the next layer."""
         network.train(train)
         with torch.no_grad():
             network(images)
@@ -98,7 +98,7 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
             assert kept.double().mean() == pytest.approx(0.25, abs=0.01)  # of 32 768 units or more: 4 deviations
             assert torch.equal(taken[kept], 4 * made[kept])
             assert not torch.equal(kept[0], kept[1])  # every image has a mask of its own
-            assert kept.any(0).double().mean() > 0.99  # and no unit is dropped for all
+            assert kept.any(0).double().mean() > 0.99  # no unit is dropped for all images
             masks.append(kept)
     assert [mask.shape[1] for mask in masks] == [2048, 1024, 2048, 1024]
     assert not torch.equal(masks[0], masks[2])  # the next pass has other masks
@@ -107,8 +107,8 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
         assert torch.equal(made, taken)
 
 
-def test_mnists_dropout_is_in_the_step():
-    """The loss of the same images differs by tower and by step, as the masks do; it repeats for the same two."""
+def test_mnists_dropout_depends_on_tower_and_step():
+    """The loss of the same images differs between towers and steps, and repeats for the same tower and step."""
     recipe = named("mnist")
     dataset = Dataset.of(np.random.default_rng(0).integers(0, 256, (2048, 16, 16, 1), np.uint8), np.arange(2048) % 10,
                          tuple("0123456789"))  # fmt: skip
@@ -128,8 +128,8 @@ def test_mnists_dropout_is_in_the_step():
 @pytest.mark.parametrize(
     ("name", "shape", "convolutions"), [("mnist", (1, 28, 28), 2), ("cifar10-tutorial", (3, 24, 24), 0)]
 )
-def test_which_convolutions_go_through_winograds_scheme(monkeypatch, name, shape, convolutions, amx):
-    """MNIST's conv2 and conv3, unless a CPU with AMX computes them in bfloat16; the tutorial's are 5x5, so none."""
+def test_which_convolutions_use_winograds_scheme(monkeypatch, name, shape, convolutions, amx):
+    """MNIST's conv2 and conv3 use it, unless a CPU with AMX computes in bfloat16. The tutorial's filters are 5x5."""
     transformed = []
 
     class Noted(fused.Winograd):
@@ -139,7 +139,7 @@ def test_which_convolutions_go_through_winograds_scheme(monkeypatch, name, shape
 
     monkeypatch.setattr(fused, "Winograd", Noted)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
-    for precision in ("float32", "bfloat16", "float16"):  # of which a CPU computes the convolutions in float32
+    for precision in ("float32", "bfloat16", "float16"):  # for float16, a CPU computes convolutions in float32
         tower, _, _ = parts(make(named(name).model_dump(mode="json"), {"precision": precision}), shape)
         transformed.clear()
         tower._network(torch.rand(2, *shape))

@@ -1,3 +1,5 @@
+"""The log and its listeners: lines, rows of metrics, means and averages."""
+
 import io
 import json
 import re
@@ -74,7 +76,7 @@ def test_plain_lines_have_the_tutorials_shape_and_cadence():
     assert all(word in text for word in ("recipe", "a note", "accuracy"))
 
 
-def test_metrics_rows(tmp_path):
+def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     run([MetricsFile(tmp_path / "metrics.jsonl", 10)])
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 10, 20, 24]
@@ -94,7 +96,7 @@ def test_metrics_rows(tmp_path):
     }  # fmt: skip
 
 
-def test_rates_leave_out_untimed_work(monkeypatch):
+def test_throughput_leaves_out_untimed_work(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     log = a_log([console.Plain(io.StringIO(), 10)], steps=30)
@@ -111,8 +113,8 @@ def test_rates_leave_out_untimed_work(monkeypatch):
 @pytest.mark.parametrize(
     ("every", "seconds"), [(10, {0: 1.0, 10: 6.5, 20: 16.5, 24: 23.5}), (1, {step: step + 1.0 for step in range(25)})]
 )
-def test_a_line_states_the_mean_of_the_steps_since_the_one_before(monkeypatch, every, seconds):
-    """Also the first, which covers one step; with an interval of 1 every line is of a single step."""
+def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch, every, seconds):
+    """The first line covers one step. With an interval of 1 every line covers a single step."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     stream = io.StringIO()
@@ -121,13 +123,23 @@ def test_a_line_states_the_mean_of_the_steps_since_the_one_before(monkeypatch, e
     for step in range(25):
         now[0] += step + 1.0
         log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-    found = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
-    assert {int(step): (float(rate), float(s)) for step, rate, s in found} == {
+    stated = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
+    assert {int(step): (float(rate), float(s)) for step, rate, s in stated} == {
         step: (pytest.approx(128 / s, abs=0.05), s) for step, s in seconds.items()
     }
 
 
-def test_a_reader_that_went_away_does_not_end_training():
+def test_a_listener_that_overrides_nothing_ignores_every_event():
+    listener = Listener()
+    listener.every = 1
+    log = run([listener], steps=2)
+    log.digest(2, "0" * 18)
+    log.evaluating(2, "test", 0.5)
+    listener.close()
+    assert vars(listener) == {"every": 1}
+
+
+def test_a_closed_pipe_does_not_end_training():
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
@@ -151,8 +163,8 @@ def test_a_terminal_gets_one_live_line():
     assert text.rstrip().endswith("accuracy  90%")
 
 
-def test_without_listeners_nothing_is_read():
-    unreadable = Metrics(*[SimpleNamespace()] * 8)
+def test_without_listeners_no_metric_is_read_from_the_device():
+    unreadable = Metrics(*[SimpleNamespace()] * 9)
     log = a_log([])
     log.begin(0)
     log.lap("data")
@@ -164,11 +176,11 @@ def test_loss_may_be_the_last_towers_as_the_original_printed_it():
     a_log([mean]).step(0, sums(), STATE, 0.1, torch.zeros(0))
     a_log([last], log_loss="last").step(0, sums(), STATE, 0.1, torch.zeros(0))
     assert mean.events[0].logged_loss == 256 / 128 + 0.5
-    assert (last.events[0].loss, last.events[0].logged_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # a tower sees 32
+    assert (last.events[0].loss, last.events[0].logged_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # 32 images per tower
     assert "loss = 3.00 (" in lines.step_line(last.events[0])
 
 
-def test_running_averages_of_the_total_and_of_each_term_over_every_step():
+def test_running_averages_cover_every_step_and_each_term():
     recorder = Recorder(10)
     log = a_log([recorder], steps=41)
     expected, weight = np.zeros(4), 0.0
@@ -180,10 +192,10 @@ def test_running_averages_of_the_total_and_of_each_term_over_every_step():
         expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
         if step % 10 == 0:
             last = recorder.events[-1]
-            found = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
-            assert found == pytest.approx((expected / weight).tolist(), rel=1e-5)
+            averages = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
+            assert averages == pytest.approx((expected / weight).tolist(), rel=1e-5)
             assert list(last.decay_average) == ["a", "b"]
-    assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}  # corrected for the start
+    assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}  # the first average is the first value
 
 
 def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
@@ -197,7 +209,7 @@ def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     assert row["decay_average"] == {"w": None}
 
 
-def test_memory_and_utilisation_of_every_process(monkeypatch):
+def test_an_event_has_memory_and_cpu_use_of_every_process(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     recorder = Recorder(2)
@@ -212,7 +224,7 @@ def test_memory_and_utilisation_of_every_process(monkeypatch):
     assert last.cpu_utilisation == pytest.approx([0.5, 0.25])
 
 
-def test_split_of_a_step(monkeypatch):
+def test_the_split_has_the_time_of_each_part_of_a_step(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     recorder = Recorder(2)

@@ -1,4 +1,4 @@
-"""Every published number is its record's: docs/results.md, README's headlines, the recipes' docstrings."""
+"""Every published number comes from its record: docs/results.md, headlines of README, docstrings of recipes."""
 
 import inspect
 import json
@@ -20,7 +20,7 @@ RUN_RECORDS = [
 ]  # fmt: skip
 WITH_DIGEST = sorted({*RUN_RECORDS, "seeds-cifar10", "seeds-digits", "loss-mnist"})
 
-# What a measurement looks like. README may state defaults ("every 100 steps", "60 s"), but none of these by hand.
+# The pattern of a measurement. README may state defaults ("every 100 steps", "60 s"), but no measurement by hand.
 MEASUREMENT = re.compile(
     r"""\d\s?(?:images|examples)/s | \d\s?% | \d\.\d+\s?(?:s|ms|min|minutes|seconds|hours|h)\b | \d\s?MiB\b
     | \bin\s\d[\d,.]*\s?(?:s|ms|min|minutes|seconds|hours)\b | \d\s?(?:times|x)\s(?:as|the|its|that|faster|over)\b
@@ -31,7 +31,7 @@ MEASUREMENT = re.compile(
 
 @pytest.fixture
 def records(monkeypatch, tmp_path):
-    """A copy of the records that a test may change, from which everything is rendered."""
+    """A copy of the records, which a test may change and from which everything is rendered."""
     folder = tmp_path / "results"
     shutil.copytree(common.RESULTS, folder)
     for module in (figures, tables):
@@ -41,28 +41,28 @@ def records(monkeypatch, tmp_path):
 
 def change(folder, record, edit):
     file = folder / f"{record}.json"
-    found = json.loads(file.read_text())
-    edit(found)
-    file.write_text(json.dumps(found))
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
 
 
 def by_hand(readme):
-    """Measurements in `readme` outside the generated headlines."""
+    """Return the measurements in `readme` outside the generated headlines."""
     before, rest = readme.split(tables.BEGIN)
     return [text for part in (before, rest.split(tables.END)[1]) for text in MEASUREMENT.findall(part)]
 
 
-def test_the_page_is_what_the_records_give():
+def test_the_page_is_rendered_from_the_records():
     assert tables.DOCUMENT.read_text() == tables.document(), "run: python -m benchmarks.tables"
 
 
-def test_readmes_headlines_are_what_the_records_give():
+def test_the_headlines_of_readme_are_rendered_from_the_records():
     readme = tables.README.read_text()
     assert readme == tables.with_headlines(readme), "run: python -m benchmarks.tables"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipes_docstring_states_what_the_records_give(recipe):
+def test_the_docstring_of_a_recipe_states_its_records(recipe):
     stated = " ".join(inspect.getdoc(RECIPES[recipe]).split())
     assert tables.measured(recipe) in stated, f"its docstring should say: {tables.measured(recipe)}"
     before, after = stated.split(tables.measured(recipe))
@@ -75,10 +75,10 @@ def test_a_recipe_is_measured_if_and_only_if_there_is_a_record(recipe):
     assert (tables.measured(recipe) == "Measured: not yet") == (recipe not in recorded)
 
 
-def test_a_number_that_is_not_its_records_is_found(records):
+def test_a_changed_record_changes_page_headlines_and_docstring(records):
     page, headlines, digits = tables.document(), tables.headlines(), tables.measured("digits")
-    change(records, "seeds-cifar10", lambda found: found["figures"]["total_s"].update(median=518.0))
-    change(records, "seeds-digits", lambda found: found["figures"]["accuracy"].update(min=0.5))
+    change(records, "seeds-cifar10", lambda content: content["figures"]["total_s"].update(median=518.0))
+    change(records, "seeds-digits", lambda content: content["figures"]["accuracy"].update(min=0.5))
     assert "518.0 s" not in page + headlines
     assert "518.0 s" in tables.document()
     assert "518.0 s" in tables.headlines()
@@ -108,7 +108,7 @@ def test_a_default_is_no_measurement(text):
 
 
 def captioned(page):
-    """(caption, its rows) for each table of figures in `page`."""
+    """Return (caption, rows) for each table of figures in `page`."""
     parts = page.split(f"| {' | '.join(figures.COLUMNS)} |\n")
     captions = [part.rstrip().rsplit("\n", 1)[-1] for part in parts[:-1]]
     tables_below = [part.split("\n\n", 1)[0].splitlines()[1:] for part in parts[1:]]
@@ -119,18 +119,18 @@ def captioned(page):
 
 
 def incomplete(page):
-    """Figures of `page` that lack their command, machine, record, n, range or precision."""
-    found = []
+    """Return the figures of `page` that lack command, machine, record, n, range or precision."""
+    problems = []
     for caption, rows in captioned(page):
         head = re.fullmatch(r"(.+) on (.+, \d+ cores) \(\[(\S+)\]\(\.\./benchmarks/results/\3\.json\); .+\):", caption)
         commands = r"`(lockstep|python -m benchmarks\.)[^`]+`"
         known = head and (head[3] == "peers-cifar10" or re.fullmatch(commands, head[1]))
         if not known or not (tables.ROOT / f"benchmarks/results/{head[3]}.json").is_file():
-            found.append(caption)
+            problems.append(caption)
         for cells in rows:
             if len(cells) != 5 or not all(cells) or not re.fullmatch(r"[1-9]\d*", cells[2]):
-                found.append(cells)
-    return found
+                problems.append(cells)
+    return problems
 
 
 def test_every_figure_has_command_machine_n_and_record():
@@ -155,10 +155,10 @@ def test_a_figure_without_command_machine_n_or_record_is_found(old, new):
 
 
 @pytest.mark.parametrize("record", WITH_DIGEST)
-def test_the_page_says_whether_a_records_recipe_is_todays(record):
-    found = figures.load(record)
-    then = found.get("result", found)["digest"]
-    recipe = figures.recipe_of(found["command"])
+def test_the_page_states_whether_the_recipe_of_a_record_is_todays(record):
+    content = figures.load(record)
+    then = content.get("result", content)["digest"]
+    recipe = figures.recipe_of(content["command"])
     fields = recipe.model_dump(mode="json")
     chosen = {
         make(fields, {"precision": precision}).digest(): f"same recipe as today, in {precision}"
@@ -176,12 +176,12 @@ def test_the_page_says_whether_a_records_recipe_is_todays(record):
     ("name", "record", "changes"),
     [
         ("digits", "seeds-digits", {"lr": 0.3}),
-        ("cifar10-tutorial", tables.LONG, {"lr": 0.3}),  # a setting that the oldest digest covers, and one it does not
+        ("cifar10-tutorial", tables.LONG, {"lr": 0.3}),  # the oldest digest covers lr, and not label_smoothing
         ("cifar10-tutorial", tables.LONG, {"label_smoothing": 0.1}),
         ("cifar10-tutorial", tables.LONG, {"schedule": Staircase(decay=0.1, every_epochs=350.0, per_tower=True)}),
     ],
 )
-def test_a_recipe_that_changes_is_told_from_its_record(monkeypatch, name, record, changes):
+def test_a_changed_recipe_is_told_apart_from_its_record(monkeypatch, name, record, changes):
     assert figures.recipe_state(record).startswith("same ")
     changed = RECIPES[name]().model_copy(update=changes)
     monkeypatch.setitem(RECIPES, name, lambda: changed)
@@ -196,12 +196,14 @@ def test_the_recipe_of_a_command_is_what_the_program_would_train():
 
 @pytest.mark.parametrize("model", ["cifar10-tutorial", "mnist"])
 def test_only_equal_precisions_are_divided(model):
-    found = figures.load(f"peers-{model}")
-    assert compare.summary(found["rounds"]) == {key: found[key] for key in ("images_per_s", "lockstep_over")}
-    assert set(found["lockstep_over"]) == {name for name in found["images_per_s"] if not name.startswith("lockstep")}
-    for name, ratio in found["lockstep_over"].items():
-        ours = found["images_per_s"][f"lockstep {name.split()[-1]}"]["median"]
-        assert ratio["of_medians"] == ours / found["images_per_s"][name]["median"]
+    comparison = figures.load(f"peers-{model}")
+    assert compare.summary(comparison["rounds"]) == {key: comparison[key] for key in ("images_per_s", "lockstep_over")}
+    assert set(comparison["lockstep_over"]) == {
+        name for name in comparison["images_per_s"] if not name.startswith("lockstep")
+    }
+    for name, ratio in comparison["lockstep_over"].items():
+        own = comparison["images_per_s"][f"lockstep {name.split()[-1]}"]["median"]
+        assert ratio["of_medians"] == own / comparison["images_per_s"][name]["median"]
 
 
 def test_a_peer_without_lockstep_in_its_precision_is_not_divided():
@@ -212,24 +214,24 @@ def test_a_peer_without_lockstep_in_its_precision_is_not_divided():
 
 
 @pytest.mark.parametrize("recipe", ["cifar10", "digits"])
-def test_figures_over_seeds_are_those_of_the_runs(recipe):
-    found = figures.load(f"seeds-{recipe}")
-    for name, figure in found["figures"].items():
-        values = [run[name] for run in found["runs"]]
+def test_figures_over_seeds_follow_from_the_runs(recipe):
+    content = figures.load(f"seeds-{recipe}")
+    for name, figure in content["figures"].items():
+        values = [run[name] for run in content["runs"]]
         expected = {**common.spread(values), "mean": statistics.mean(values), "deviation": statistics.stdev(values)}
         assert figure == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("record", RUN_RECORDS)
 def test_a_run_counted_every_example(record):
-    found = figures.load(record)
-    result, recipe = found["result"], figures.recipe_of(found["command"])
+    content = figures.load(record)
+    result, recipe = content["result"], figures.recipe_of(content["command"])
     assert (result["steps"], result["examples"]) == (recipe.steps or result["steps"], result["steps"] * recipe.batch)
-    for row in found.get("evaluations", []):
+    for row in content.get("evaluations", []):
         assert (row["examples"], row["accuracy"]) == (10_000, row["correct"] / 10_000)
 
 
-def test_losses_of_mnist_are_of_as_many_seeds_of_each_program():
+def test_losses_of_mnist_have_the_same_seeds_for_each_program():
     runs = figures.load("loss-mnist")["runs"]
     for program in ("lockstep float32", "tensorflow float32"):
         assert sorted(run["seed"] for run in runs[program]) == [0, 1, 2]
@@ -237,12 +239,12 @@ def test_losses_of_mnist_are_of_as_many_seeds_of_each_program():
         assert all(len(run["losses"]) >= max(tables.CURVE_STEPS) for run in runs[program])
 
 
-def test_both_programs_losses_fall_faster_than_the_notebooks_log():
-    """The log's step n is after its update, so a step ahead of ours; and TensorFlow's program is not the slower one."""
-    found, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
+def test_the_losses_of_both_programs_fall_faster_than_the_log_of_the_notebook():
+    """The log states losses after the update, so one step ahead. TensorFlow's program is no slower than Lockstep."""
+    runs, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
     for step in (10, 30):
-        ours, theirs = (
-            [run["losses"][step - 1] for run in found[f"{name} float32"]] for name in ("lockstep", "tensorflow")
+        lockstep, tensorflow = (
+            [run["losses"][step - 1] for run in runs[f"{name} float32"]] for name in ("lockstep", "tensorflow")
         )
-        assert max(ours + theirs) < log[str(step)]
-        assert statistics.mean(theirs) <= statistics.mean(ours)
+        assert max(lockstep + tensorflow) < log[str(step)]
+        assert statistics.mean(tensorflow) <= statistics.mean(lockstep)

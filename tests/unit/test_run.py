@@ -13,7 +13,7 @@ from lockstep.recipes import named
 from lockstep.run.folder import Run, refuse_existing
 
 RECIPE = named("digits")
-NEVER_BEGAN = "was stopped before its first step: started anew"
+NEVER_BEGAN = "was stopped before its first step: starting again"
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, bad):
     assert run.evaluations(1) == [json.loads(evaluation(1))]
     notes = []
     run.forget_ahead(1, notes.append)
-    assert notes == [f"{run.metrics}: line 2 was damaged and dropped"]
+    assert notes == [f"{run.metrics}: line 2 was damaged and deleted"]
     assert run.metrics.read_bytes() == b"\n".join(good[:2]) + b"\n"
     run.forget_ahead(1, pytest.fail)
 
@@ -183,7 +183,7 @@ def test_several_damaged_lines_are_one_note(stopped):
     run, notes = Run(stopped), []
     run.metrics.write_bytes(b"{\n" + step(0) + b"\n\x80\n")
     run.forget_ahead(5, notes.append)
-    assert notes == [f"{run.metrics}: lines 1, 3 were damaged and dropped"]
+    assert notes == [f"{run.metrics}: lines 1, 3 were damaged and deleted"]
     assert run.metrics.read_bytes() == step(0) + b"\n"
 
 

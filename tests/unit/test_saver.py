@@ -193,4 +193,4 @@ def test_the_next_checkpoint_reuses_the_memory_of_the_one_before(tmp_path):
     saves.wait()
     assert saves._copies["parameter/w"].data_ptr() == held
     assert whole(tmp_path) == [0.0, 1.0]
-    assert time.monotonic() - saves._saved < 60
+    assert time.monotonic() - saves._state_time < 60

@@ -1,4 +1,4 @@
-"""float16: the dynamic loss scale, alone and in the loop."""
+"""The dynamic loss scale of float16, alone and in a run."""
 
 import json
 from signal import SIGTERM
@@ -22,7 +22,7 @@ def train(recipe, path, **options):
     return fit_here(recipe, path, place, **options).result
 
 
-def test_scale_halves_at_once_and_doubles_after_1000_clean_steps():
+def test_the_scale_halves_at_once_and_doubles_after_1000_applied_steps():
     assert LossScale(1).value == 2**15
     assert LossScale(100).value == LossScale(128).value == 2**8
     scale = LossScale(32)
@@ -39,11 +39,11 @@ def test_scale_halves_at_once_and_doubles_after_1000_clean_steps():
     assert scale.value == 2.0**24 / 32
     for _ in range(40):
         scale.skipped()
-    assert scale.value == scale.least == 1 / 32  # so 1 for the mean: towers of any size go down as far
+    assert scale.value == scale.least == 1 / 32  # so 1 for a loss that is a mean, for every tower batch
 
 
 def loud(shape, classes):
-    """Gradients that overflow float16 until the scale has come down."""
+    """A network whose gradients overflow float16 until the scale is low enough."""
     from torch import nn
 
     class Loud(nn.Linear):
@@ -65,10 +65,10 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     assert 0 < skipped < 8
     assert [row["skipped"] for row in steps] == [True] * skipped + [False] * (12 - skipped)
     assert [row["loss_scale"] for row in steps] == [2.0 ** (10 - min(i, skipped)) for i in range(12)]
-    assert steps[0]["loss_average"] is None  # of nothing yet; and JSON has no word for not a number
+    assert steps[0]["loss_average"] is None  # no step was applied yet, and JSON cannot express NaN
 
 
-def test_resumed_inside_the_search_for_a_scale(tmp_path):
+def test_a_run_resumes_while_the_scale_still_falls(tmp_path):
     recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-8)
     whole = train(recipe, tmp_path / "whole")
     calls = iter(range(1000))
@@ -78,7 +78,7 @@ def test_resumed_inside_the_search_for_a_scale(tmp_path):
 
 
 def nan(shape, classes):
-    """Not a number, whatever the scale."""
+    """A network whose loss is not a number at any scale."""
     from torch import nn
 
     class NaN(nn.Linear):
@@ -88,13 +88,13 @@ def nan(shape, classes):
     return NaN(shape[0] * shape[1] * shape[2], classes)
 
 
-def test_what_no_scale_can_mend_stops_the_run(tmp_path):
+def test_a_non_finite_loss_at_the_smallest_scale_stops_the_run(tmp_path):
     recipe = half(model="tests.unit.test_scale:nan", weight_decay={}, steps=40)
     with pytest.raises(Exception, match="towers 0, 1, 2, 3 is not finite at step 15"):
         train(recipe, tmp_path / "run")
 
 
-def test_master_weights_stay_float32_and_it_learns(tmp_path):
+def test_float16_learns_with_float32_master_weights(tmp_path):
     result = train(half(steps=135), tmp_path / "run")
     assert result["accuracy"]["ema"] > 0.95
     from lockstep.run import checkpoint

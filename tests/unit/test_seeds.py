@@ -1,4 +1,4 @@
-"""A series of seeds in parts: what a record holds, and what may be added to it."""
+"""A series of seeds made in parts: the content of a record, and the runs that may be added to it."""
 
 import json
 
@@ -21,7 +21,7 @@ def runs(*accuracies):
     ]
 
 
-def test_a_record_has_every_run_and_their_mean_and_deviation(results):
+def test_a_record_has_every_run_with_mean_and_deviation(results):
     figures = seeds.save_all("toy", "digest", runs(0.5, 0.7), {"processes": 2, "device": "cpu"})
     assert figures["accuracy"] == pytest.approx(
         {"n": 2, "median": 0.6, "min": 0.5, "max": 0.7, "mean": 0.6, "deviation": 0.02**0.5}
@@ -31,7 +31,7 @@ def test_a_record_has_every_run_and_their_mean_and_deviation(results):
     assert (record["runs"], record["processes"], record["digest"]) == (runs(0.5, 0.7), 2, "digest")
 
 
-def test_a_series_goes_on_where_it_was_left(results):
+def test_a_series_continues_after_the_recorded_seeds(results):
     assert seeds.recorded("toy", "digest", more=True) == []
     seeds.save_all("toy", "digest", runs(0.5), {"processes": 2, "device": "cpu"})
     assert seeds.recorded("toy", "digest", more=True) == runs(0.5)

@@ -1,4 +1,4 @@
-"""What a start does not wait for: torch's compiler, a second of imports."""
+"""A start does not import torch's compiler, which would take a second."""
 
 import sys
 
@@ -13,13 +13,13 @@ from lockstep.report.event_file import EventFile
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    """As if it were not installed."""
+    """Make every import of the compiler fail."""
     for name in ("torch._dynamo", "torch._inductor", "torch._inductor.config", "torch.distributed.tensor"):
         monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_do_not_import_it(no_compiler, name):
+def test_optimizers_do_not_import_the_compiler(no_compiler, name):
     weight = torch.ones(3)
     optimizer = OPTIMIZERS[name]().build([{"params": [weight], "weight_decay": 0.0}])
     weight.grad = torch.ones(3)
@@ -31,7 +31,7 @@ def test_optimizers_do_not_import_it(no_compiler, name):
     assert weight.max() < 1
 
 
-def test_an_eager_optimizer_makes_the_same_steps():
+def test_an_eager_optimizer_has_the_same_bits():
     kinds = (torch.optim.SGD, eager(torch.optim.SGD))
     weights = [torch.linspace(-1, 1, 7).requires_grad_() for _ in kinds]
     for kind, weight in zip(kinds, weights, strict=True):
@@ -44,7 +44,7 @@ def test_an_eager_optimizer_makes_the_same_steps():
     assert kinds[1].__name__ == "SGD"  # as profiles name it
 
 
-def test_deterministic_mode_does_not_import_it(no_compiler):
+def test_deterministic_mode_does_not_import_the_compiler(no_compiler):
     assert torch.are_deterministic_algorithms_enabled()
     numerics.configure(1, exact=False)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -53,7 +53,7 @@ def test_deterministic_mode_does_not_import_it(no_compiler):
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def test_nor_does_the_graph(no_compiler, tmp_path):
+def test_the_graph_does_not_import_the_compiler(no_compiler, tmp_path):
     events = EventFile(tmp_path)
     with torch.no_grad():
         events.graph(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).eval(), torch.zeros(1, 2))

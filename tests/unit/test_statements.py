@@ -12,7 +12,7 @@ from lockstep.config.placement import Placement
 from lockstep.data.catalog import SOURCES
 from lockstep.models import MODELS
 from lockstep.optim import Muon
-from lockstep.processes.worker import Job
+from lockstep.processes.worker import EvalJob
 from lockstep.recipes import RECIPES, named
 from lockstep.settings import load_object
 from lockstep.training.network import build_model
@@ -135,7 +135,7 @@ def page_statements() -> dict[int, list[str]]:
         30: [f"summaries every {place.summary_every} steps"],
         34: [f"after 0, {place.save_every}, ... updates", f"the latest {place.keep} and the best"],
         37: [f"the recipe has {spaced(TUTORIAL.steps)} steps"],
-        40: [f"`--watch --interval S` ({Job.model_fields['interval'].default:g} s)"],
+        40: [f"`--watch --interval S` ({EvalJob.model_fields['interval'].default:g} s)"],
         48: [
             f"{spaced(parameters(mnist))} parameters",
             f"{dropped:.0%} of the units dropped, the others times {1 / (1 - dropped):g}".replace("%", " %"),

@@ -1,12 +1,16 @@
-"""TensorBoard summaries, read back with TensorBoard's own reader."""
+"""TensorBoard summaries, read with TensorBoard's own reader."""
 
+import io
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.contract.test_registries import SHAPES
 from tests.runs import fit_here
 from tests.unit.test_tower import parts, plan
 from torch import nn
@@ -14,10 +18,12 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
+from lockstep.models import MODELS
 from lockstep.recipes import named
 from lockstep.reduce.local import Local
 from lockstep.report.event_file import EventFile, histogram, image, scalar
 from lockstep.report.tensorboard import ActivationRecorder, TensorBoard
+from lockstep.settings import load_object
 from lockstep.training.clock import PARTS
 from lockstep.training.evaluate import Evaluation
 
@@ -41,7 +47,7 @@ def trained(tmp_path_factory):
     return train(path), path
 
 
-def test_everything_is_there_at_the_steps_asked_for(trained):
+def test_every_summary_is_written_at_the_chosen_steps(trained):
     result, path = trained
     events = read(path / "tb")
     tags = events.Tags()
@@ -64,7 +70,7 @@ def test_everything_is_there_at_the_steps_asked_for(trained):
     assert tags["graph"]
     assert not any("tower" in tag for kind in ("scalars", "histograms", "images") for tag in tags[kind])
     (used, *_) = events.Scalars("processes/cpu_utilisation/0")
-    assert used.step == 5  # nothing was measured before the first
+    assert used.step == 5  # the first event of a session has no CPU use
     evaluated = {"accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw"}
     for tag in scalars - evaluated - {"processes/cpu_utilisation/0"}:
         assert [event.step for event in events.Scalars(tag)] == [0, 5, 10, 11], tag
@@ -73,7 +79,7 @@ def test_everything_is_there_at_the_steps_asked_for(trained):
     assert accuracy.value == pytest.approx(result["accuracy"]["ema"])
 
 
-def test_they_are_of_that_very_step(trained):
+def test_summaries_are_of_their_own_step(trained):
     _, path = trained
     events = read(path / "tb")
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -111,21 +117,21 @@ def test_summaries_change_no_bit_and_add_no_pass(tmp_path, trained, monkeypatch)
 
     monkeypatch.setattr(nn.Module, "__call__", counted)
     without = train(tmp_path / "without", placement={"summary_every": 0})
-    probed = 4  # the arithmetic probe's, before the first step
-    assert len(passes) == probed + 12 * 4
+    probe = 4  # passes of the arithmetic probe, before the first step
+    assert len(passes) == probe + 12 * 4
     again = train(tmp_path / "with", placement={"summary_every": 1})
-    assert len(passes) == 2 * (probed + 12 * 4)
+    assert len(passes) == 2 * (probe + 12 * 4)
     assert without["weights_sha256"] == again["weights_sha256"] == trained[0]["weights_sha256"]
     assert not (tmp_path / "without/tb").exists()
 
 
 @pytest.mark.parametrize("last", [0, 4, 8])
-def test_resume_purges_what_is_ahead_of_the_checkpoint(tmp_path, last):
-    """As after kill -9: events and checkpoints go on to where the run was, and the later ones are lost."""
+def test_resume_drops_events_after_the_checkpoint(tmp_path, last):
+    """As after kill -9: events go on to where the run was, and the checkpoints after `last` are lost."""
     path = tmp_path / "run"
     whole = train(path, placement={"eval_every": 4})
-    for done in ("result.json", "model.safetensors"):
-        (path / done).unlink()
+    for file in ("result.json", "model.safetensors"):
+        (path / file).unlink()
     for step in (4, 8, 12):
         if step > last:
             shutil.rmtree(path / f"checkpoints/step-{step:09d}")
@@ -142,17 +148,17 @@ def test_resume_purges_what_is_ahead_of_the_checkpoint(tmp_path, last):
 def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, trained):
     path = tmp_path / "run"
     shutil.copytree(trained[1], path)
-    for done in ("result.json", "model.safetensors"):
-        (path / done).unlink()
+    for file in ("result.json", "model.safetensors"):
+        (path / file).unlink()
     shutil.rmtree(path / "checkpoints/step-000000012")
     shutil.rmtree(path / "tb")
-    (path / "tb").write_text("in the way")
+    (path / "tb").write_text("a file where the folder should be")
     assert train(path, resume=True)["steps"] == 12
     assert "no TensorBoard summaries: cannot write in" in (path / "log.txt").read_text()
-    assert (path / "tb").read_text() == "in the way"
+    assert (path / "tb").read_text() == "a file where the folder should be"
 
 
-def test_a_disk_that_fills_up_is_told_once(tmp_path, monkeypatch):
+def test_a_full_disk_is_noted_once(tmp_path, monkeypatch):
     notes = []
     board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2), note=notes.append)
     board.start([])
@@ -161,8 +167,6 @@ def test_a_disk_that_fills_up_is_told_once(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(EventFile, "add", full)
-    from types import SimpleNamespace
-
     event = SimpleNamespace(step=1, time=0.0, split="test", results={"raw": Evaluation(2, 1, 0.5)})
     board.evaluation(event)
     board.evaluation(event)
@@ -172,9 +176,9 @@ def test_a_disk_that_fills_up_is_told_once(tmp_path, monkeypatch):
     ]
 
 
-def test_files_of_one_second_do_not_collide(tmp_path, monkeypatch):
+def test_event_files_of_the_same_second_sort_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000 * 10**9)
-    for step in range(11):  # readers take files in the order of their names
+    for step in range(11):  # readers read files in the order of their names
         events = EventFile(tmp_path)
         events.add(step, [scalar("x", step)])
         events.close()
@@ -194,7 +198,7 @@ def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path):
 
 
 @pytest.mark.parametrize("values", [torch.randn(1000), torch.zeros(7), torch.full((3, 3), 2.5), torch.rand(5).half()])
-def test_histogram_counts_everything(values):
+def test_a_histogram_counts_every_value(values):
     (value,) = histogram("x", values).value
     histo = value.histo
     assert histo.num == values.numel() == sum(histo.bucket)
@@ -202,21 +206,19 @@ def test_histogram_counts_everything(values):
     assert histo.max <= histo.bucket_limit[-1] + 1e-6
     if values.numel() == 1000:
         expected, _ = np.histogram(values.numpy(), bins=64)
-        assert np.abs(np.asarray(histo.bucket) - expected).sum() <= 4  # edges in float32 and float64
+        assert (
+            np.abs(np.asarray(histo.bucket) - expected).sum() <= 4
+        )  # the edges of bins are float32 here and float64 in numpy
 
 
-def test_histogram_leaves_out_what_is_not_finite():
+def test_a_histogram_leaves_out_values_that_are_not_finite():
     values = torch.tensor([1.0, float("nan"), 2.0, float("inf")])
     histo = histogram("x", values).value[0].histo
     assert (histo.num, histo.min, histo.max) == (2, 1.0, 2.0)
     assert histogram("x", values[1:2]).value[0].histo.num == 0
 
 
-def test_image_scaling():
-    import io
-
-    from PIL import Image
-
+def test_an_image_is_scaled_like_tf_summary_image():
     def pixels(tensor):
         return np.asarray(Image.open(io.BytesIO(image("x", tensor).value[0].image.encoded_image_string)))[..., 0]
 
@@ -225,17 +227,17 @@ def test_image_scaling():
     assert pixels(torch.rand(3, 5, 4)).shape == (5, 4)
 
 
-def test_a_compiled_network_is_looked_at_from_outside():
+def test_of_a_compiled_network_only_inputs_and_logits_are_recorded():
     module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
     recorder = ActivationRecorder(module, compiled=True)
     recorder.start()
     assert not any(part._forward_hooks for part in module)
     module(torch.ones(1, 1, 2, 2))
-    found = {value.tag for part in recorder.take() for value in part.value}
-    assert found == {"images/0", "activations/logits", "sparsity/logits"}
+    tags = {value.tag for part in recorder.take() for value in part.value}
+    assert tags == {"images/0", "activations/logits", "sparsity/logits"}
 
 
-def test_probe_looks_once_and_counts_zeros():
+def test_the_recorder_records_one_pass_and_counts_zeros():
     module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
     recorder = ActivationRecorder(module)
     x = torch.tensor([[[[-1.0, 2.0], [0.0, -3.0]]]])
@@ -243,8 +245,23 @@ def test_probe_looks_once_and_counts_zeros():
     assert recorder.take() == []
     recorder.start()
     module(x)
-    module(torch.ones(1, 1, 2, 2))  # the next tower's
-    found = {value.tag: value for part in recorder.take() for value in part.value}
-    assert found.keys() == {"images/0", "activations/0", "sparsity/0", "activations/logits", "sparsity/logits"}
-    assert found["sparsity/0"].simple_value == 0.75
-    assert found["activations/0"].histo.num == 4
+    module(torch.ones(1, 1, 2, 2))  # the pass of the next tower
+    values = {value.tag: value for part in recorder.take() for value in part.value}
+    assert values.keys() == {"images/0", "activations/0", "sparsity/0", "activations/logits", "sparsity/logits"}
+    assert values["sparsity/0"].simple_value == 0.75
+    assert values["activations/0"].histo.num == 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_built_in_model_has_a_graph(tmp_path, name, dtype):
+    """Tracing cannot record the kernels with hand-written gradients, so it runs their references."""
+    model, notes = load_object(MODELS[name])(SHAPES[name], 10).to(dtype), []
+    board = TensorBoard(tmp_path / "tb", 1, model, SHAPES[name], note=notes.append, dtype=dtype)
+    board.start([])
+    board.close()
+    assert notes == []
+    (node, *_) = (
+        node for node in EventAccumulator(str(tmp_path / "tb")).Reload().Graph().node if node.op == "aten::linear"
+    )
+    assert node.name.startswith(type(model).__name__)

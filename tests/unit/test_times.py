@@ -1,4 +1,4 @@
-"""Where the seconds of a run go: the real loop, by a clock that only the parts of a step move."""
+"""Times of a run: the real loop, with a clock that only the parts of a step advance."""
 
 import json
 import re
@@ -31,14 +31,14 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Stands still but when it is told to pass."""
+    """A clock that stands still until a call that costs time advances it."""
 
     def __init__(self, monkeypatch):
         self.now, self._monkeypatch = 0.0, monkeypatch
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
     def costs(self, owner, name, seconds, calls=None):
-        """Advance the clock at every call of `owner.name`, by `seconds` or by `seconds(*arguments)`."""
+        """Advance the clock at every call of `owner.name` by `seconds`, a number or a function of the arguments."""
         call = getattr(owner, name)
 
         def slow(*args, **kwargs):
@@ -57,8 +57,8 @@ def clock(monkeypatch):
 
 
 def rows(path):
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["step"]: row for row in found if row["kind"] == "step"}
+    all_rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["step"]: row for row in all_rows if row["kind"] == "step"}
 
 
 class Slow(Listener):
@@ -73,8 +73,8 @@ class Slow(Listener):
         self._clock.now += 0.5
 
 
-def test_the_inputs_share_of_a_step_is_the_time_of_the_augmentation_and_nothing_else(tmp_path, clock):
-    """And the input is computed in line: whole towers' batches, one after the other, by the thread that trains."""
+def test_the_data_part_of_a_step_is_the_time_of_the_augmentation(tmp_path, clock):
+    """The thread that trains also makes the input: a whole tower's batch at a time."""
     recipe = make(named("digits").model_dump(mode="json"), {"steps": 7})
     pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), dtype=np.uint8)
     dataset = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
@@ -94,10 +94,10 @@ def test_the_inputs_share_of_a_step_is_the_time_of_the_augmentation_and_nothing_
     board.close()
     whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 2.0, "report": 0.5, "update": 1.0}
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    found = rows(tmp_path / "metrics.jsonl")
-    assert list(found) == [0, 2, 4, 6]
-    for step, row in found.items():
-        # An event is made before its step's update: the first event has no time for report and update.
+    by_step = rows(tmp_path / "metrics.jsonl")
+    assert list(by_step) == [0, 2, 4, 6]
+    for step, row in by_step.items():
+        # The event of a step precedes its report and update, so the first event has no time for these.
         assert row["split"] == (whole if step else whole | {"report": 0.0, "update": 0.0})
         assert row["s_per_step"] == pytest.approx(sum(row["split"].values()))
     for part, seconds in whole.items():
@@ -106,8 +106,11 @@ def test_the_inputs_share_of_a_step_is_the_time_of_the_augmentation_and_nothing_
     assert threads == {threading.main_thread()}
 
 
-def test_no_rate_of_a_run_counts_saving_or_evaluating_and_the_results_not_the_first_steps(tmp_path, clock):
-    """A whole run of 5 steps of 10 s and 20 of half a second; an evaluation takes 1 000 s, a checkpoint 100 s."""
+def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
+    """A run of 5 steps of 10 s and 20 of 0.5 s. An evaluation takes 1,000 s, a checkpoint 100 s.
+
+    The result also leaves out the first five steps.
+    """
     recipe = make(named("digits").model_dump(mode="json"), {"steps": 25})
     saved, evaluated = [], []
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4)
@@ -120,9 +123,9 @@ def test_no_rate_of_a_run_counts_saving_or_evaluating_and_the_results_not_the_fi
     assert result["train_s"] == pytest.approx(5 * 10.0 + 20 * 0.5)
     assert result["images_per_s"] == pytest.approx(128 / 0.5)
     windows = {0: 10.0, 10: (4 * 10.0 + 6 * 0.5) / 10, 20: 0.5, 24: 0.5}
-    found = rows(tmp_path / "run/metrics.jsonl")
-    assert {step: row["s_per_step"] for step, row in found.items()} == pytest.approx(windows)
-    assert {step: row["images_per_s"] for step, row in found.items()} == pytest.approx(
+    by_step = rows(tmp_path / "run/metrics.jsonl")
+    assert {step: row["s_per_step"] for step, row in by_step.items()} == pytest.approx(windows)
+    assert {step: row["images_per_s"] for step, row in by_step.items()} == pytest.approx(
         {step: 128 / seconds for step, seconds in windows.items()}
     )
     line = re.compile(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch\)")

@@ -1,4 +1,4 @@
-"""How busy each process's GPU is, with a stand-in for the driver: from the query to metrics.jsonl and TensorBoard."""
+"""GPU use of each process, from the query of the driver (here a stand-in) to metrics.jsonl and TensorBoard."""
 
 import json
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from tests.unit.test_report import STATE, Recorder, sums
 from tests.unit.test_tower import parts, plan
 from torch import nn
 
-from lockstep import numerics
+from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
@@ -26,19 +26,19 @@ DIGITS = named("digits").model_dump(mode="json")
 
 @pytest.fixture
 def driver(monkeypatch):
-    """driver.answers: what the queries to come say; driver.asked: the devices they were about; driver.now: seconds."""
-    found = SimpleNamespace(answers=[], asked=[], now=100.0)
+    """answers: results of the next queries. asked: devices of the past queries. now: the clock, in seconds."""
+    stub = SimpleNamespace(answers=[], asked=[], now=100.0)
 
     def utilization(device):
-        found.asked.append(device)
-        answer = found.answers.pop(0)
+        stub.asked.append(device)
+        answer = stub.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    monkeypatch.setattr(numerics.time, "monotonic", lambda: found.now)
-    return found
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: stub.now)
+    return stub
 
 
 def test_the_driver_is_asked_once_a_second(driver):
@@ -61,8 +61,8 @@ def test_a_driver_that_does_not_answer_is_not_asked_again(driver):
     assert len(driver.asked) == 1
 
 
-@pytest.mark.parametrize(("answer", "told"), [(73, 73.0), (RuntimeError("no driver"), -1.0)])
-def test_it_rides_in_the_vector_of_a_process_first_tower(driver, answer, told):
+@pytest.mark.parametrize(("answer", "sent"), [(73, 73.0), (RuntimeError("no driver"), -1.0)])
+def test_gpu_use_is_in_the_vector_of_the_first_tower_of_a_process(driver, answer, sent):
     driver.answers = [answer]
     recipe = make(DIGITS, {"steps": 2})
     tower, state, _ = parts(recipe, (1, 8, 8))
@@ -70,9 +70,9 @@ def test_it_rides_in_the_vector_of_a_process_first_tower(driver, answer, told):
     tower._utilisation = GpuUtilisation(GPU)
     dataset = load(None)["train"]
     shards = [dataset.shard(plan(recipe, 0, len(dataset)), t) for t in (2, 3)]
-    found = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
-    assert [metrics.gpu_percent.tolist() for metrics in found] == [[0, 0, told, 0], [0, 0, 0, 0]]
-    assert not any(metrics.non_finite.any() for metrics in found)
+    by_tower = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
+    assert [metrics.gpu_percent.tolist() for metrics in by_tower] == [[0, 0, sent, 0], [0, 0, 0, 0]]
+    assert not any(metrics.non_finite.any() for metrics in by_tower)
 
 
 def log_on(device, listeners):
@@ -80,7 +80,7 @@ def log_on(device, listeners):
     return Log(course, Placement(), listeners, processes=2, device=torch.device(device))
 
 
-def test_metrics_and_tensorboard_have_it_for_each_process(tmp_path, monkeypatch):
+def test_metrics_and_tensorboard_have_the_gpu_use_of_each_process(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2), note=pytest.fail)
     recorder = Recorder(1)
@@ -95,7 +95,7 @@ def test_metrics_and_tensorboard_have_it_for_each_process(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("device", "notes"), [("cuda", 1), ("cpu", 0)])
-def test_where_it_is_not_known_one_note_says_so(monkeypatch, device, notes):
+def test_unknown_gpu_use_is_noted_once(monkeypatch, device, notes):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     recorder = Recorder(1)
     log = log_on(device, [recorder])

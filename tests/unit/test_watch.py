@@ -206,7 +206,7 @@ def test_a_damaged_one_is_named_once_and_not_what_it_hides(training, evaluate, a
     code, out, err = evaluate()
     assert code == 0
     assert [json.loads(line)["step"] for line in out] == [2]
-    assert [line.endswith("passed over") for line in err] == [True, False]
+    assert [line.endswith("skipped") for line in err] == [True, False]
 
 
 @pytest.mark.parametrize("fields", [{"once": True}, {"watch": False}])
@@ -224,7 +224,7 @@ def test_a_run_that_ended_without_checkpoints_is_not_waited_for(training, evalua
 
 def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
     asleep(lambda: shutil.rmtree(training.run.path))
-    with pytest.raises(LockstepError, match="runs/x is no folder"):
+    with pytest.raises(LockstepError, match="runs/x is not a folder"):
         evaluate()
 
 
@@ -232,9 +232,9 @@ def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"examples": 0}, "--examples: got 0: split test of data set digits has 355, so give 1 to 355"),
+        ({"examples": 0}, "--examples: got 0: split test of dataset digits has 355, so give 1 to 355"),
         ({"examples": 1443, "split": "train"}, "got 1443.*1 to 1442"),
-        ({"split": "validation"}, "no split 'validation': it has train, test"),
+        ({"split": "validation"}, "no split 'validation': its splits are train, test"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused_before_waiting(evaluate, fields, words, watch):

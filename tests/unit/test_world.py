@@ -1,5 +1,7 @@
 """Who started this process, read from the variables that launchers set."""
 
+from pathlib import Path
+
 import pytest
 
 from lockstep.errors import ENVIRONMENT, LockstepError
@@ -14,21 +16,26 @@ RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
     [
         ({}, World()),
         ({"RANK": "0", "WORLD_SIZE": "1", **MASTER}, World()),
-        ({RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
-        ({"TORCHELASTIC_RUN_ID": "x", **RANKS, **MASTER}, World("torchrun", 3, 8, 1, ("a1", 29500))),
-        ({**RANKS, **MASTER}, World("RANK and WORLD_SIZE", 3, 8, 1, ("a1", 29500))),
+        ({RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1, 8, Path("/tmp/x"))),
+        ({"TORCHELASTIC_RUN_ID": "x", **RANKS, **MASTER}, World("torchrun", 3, 8, 1, 8, ("a1", 29500))),
+        ({**RANKS, **MASTER}, World("RANK and WORLD_SIZE", 3, 8, 1, 8, ("a1", 29500))),
         (
             {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", **MASTER},
-            World("Slurm", 2, 4, 0, ("a1", 29500)),
+            World("Slurm", 2, 4, 0, 4, ("a1", 29500)),
         ),
         (
             {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", **MASTER},
-            World("Open MPI", 1, 2, 1, ("a1", 29500)),
+            World("Open MPI", 1, 2, 1, 2, ("a1", 29500)),
+        ),
+        # torchrun says how many of its processes are on this host.
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", **RANKS, **MASTER},
+            World("torchrun", 3, 8, 1, 2, ("a1", 29500)),
         ),
         # A batch script is one process, though Slurm numbers it and says for how many the job has room.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, World()),
         # What a launcher starts inside another one's process is its own.
-        ({"SLURM_STEP_NUM_TASKS": "4", RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "4", RENDEZVOUS: "/tmp/x", **RANKS}, World("lockstep", 3, 8, 1, 8, Path("/tmp/x"))),
     ],
 )
 def test_each_launcher_is_known_by_its_variables(variables, expected):
@@ -41,10 +48,10 @@ def test_each_launcher_is_known_by_its_variables(variables, expected):
 def test_the_tasks_of_a_slurm_step_meet_at_its_first_host(hosts, first):
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "41"}
     one, other = (World.from_environment({**step, "SLURM_PROCID": task}) for task in "01")
-    assert one.meeting == other.meeting
-    assert one.meeting[0] == first
-    assert 1024 < one.meeting[1] < 65536
-    assert World.from_environment({**step, "SLURM_JOB_ID": "42"}).meeting != one.meeting
+    assert one.rendezvous == other.rendezvous
+    assert one.rendezvous[0] == first
+    assert 1024 < one.rendezvous[1] < 65536
+    assert World.from_environment({**step, "SLURM_JOB_ID": "42"}).rendezvous != one.rendezvous
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,10 @@ def predict(
 def assumptions(step_s: float, size: int, kind: str, link: Link) -> list[str]:
     """Return the assumptions of a prediction, in words."""
     messages = {
-        "tree": "2 (W - 1) messages and 2 (W - 1) / W of the vector per device, directly between all pairs",
+        "tree": "2 (W - 1) messages and 2 (W - 1) / W of the vector per device, between all pairs",
         "allreduce": "a ring: 2 (W - 1) messages and 2 (W - 1) / W of the vector per device",
         "central": "W - 1 whole vectors into one device, then log2 W down a binary tree",
-        "central-cpu": "W - 1 whole vectors into one CPU, then log2 W down a binary tree; copies to and from it free",
+        "central-cpu": "W - 1 whole vectors into one CPU, then log2 W down a binary tree; copies are free",
     }[kind]
     return [
         f"every device computes as fast as one process here: {step_s * 1e3:.1f} ms per step, with one tower each",

@@ -22,26 +22,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="""Train image classifiers on one or many processes or GPUs, with the same bits on any number.
+    help="""Train image classifiers on 1 to N processes or GPUs, with bit-identical weights for every N.
 
 The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides only the speed.
 
 \b
 Examples:
-  lockstep train                               train on handwritten digits: no download, done in seconds
-  lockstep eval runs/digits-1                  evaluate that run
-  lockstep train cifar10 --name mine           train on CIFAR-10, which is downloaded on first use
-  lockstep train runs/mine --resume            continue after Ctrl-C, on any number of processes
-  lockstep recipes                             list the recipes with their measured results
-  lockstep data list                           list the datasets
-  lockstep --install-completion                complete commands and options with the Tab key, in new shells
+  lockstep train                        train on handwritten digits, in seconds
+  lockstep eval runs/digits-1           evaluate that run
+  lockstep train cifar10 --name mine    train on CIFAR-10, downloaded once
+  lockstep train runs/mine --resume     continue after Ctrl-C
+  lockstep recipes                      list recipes with measured results
+  lockstep data list                    list datasets
+  lockstep --install-completion         complete commands with the Tab key
 
 \b
 Exit codes:
-  0  done                                      4    environment or processes
-  1  crash, or a loss that is not finite       129  stopped by SIGHUP, state saved
-  2  usage or recipe                           130  stopped by Ctrl-C, state saved
-  3  data                                      143  stopped by SIGTERM, state saved""",
+  0  done                               4    environment or processes
+  1  crash, or non-finite loss          129  stopped by SIGHUP, state saved
+  2  wrong usage or recipe              130  stopped by Ctrl-C, state saved
+  3  missing or damaged data            143  stopped by SIGTERM, state saved""",
 )
 
 app.command(cls=HintingCommand, short_help="Train a classifier, or continue a run.")(train)

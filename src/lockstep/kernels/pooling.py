@@ -1,7 +1,7 @@
-"""Max-pooling over 2x2 squares that touches less memory than torch's.
+"""Max-pooling over 2x2 squares that reads and writes less memory than torch's.
 
-On a CPU torch's keeps an int64 index for each output and scatters the gradient by it. This is a tournament, left
-against right in both rows, then the rows' winners, and keeps who won, in a fraction of the time.
+On a CPU, torch stores an int64 index for each output and scatters the gradient by it. This kernel compares left with
+right in both rows, then the larger values of the two rows, and stores the results of these comparisons.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def pool(x: Tensor, out: Tensor) -> tuple[Tensor, ...]:
-    """Write the largest value of each square of `x` [b, C, H, W] to `out` [b, C, H // 2, W // 2].
+    """Write the largest value of each 2x2 square of `x` [b, C, H, W] to `out` [b, C, H // 2, W // 2].
 
-    An odd last row or column is left out. Returns who won, for `unpooled`.
+    An odd last row or column is left out. Return the results of the comparisons, which `unpooled` needs.
     """
     upper_left, upper_right, lower_left, lower_right = _corners(x.permute(0, 2, 3, 1))
     upper, lower = torch.maximum(upper_left, upper_right), torch.maximum(lower_left, lower_right)
@@ -22,19 +22,19 @@ def pool(x: Tensor, out: Tensor) -> tuple[Tensor, ...]:
     return tuple(_at_least(*pair) for pair in pairs)
 
 
-def unpooled(gradient: Tensor, winners: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """The gradient of what was pooled, [b, C, H, W] = `shape`, from that of the result; channels last in memory.
+def unpooled(gradient: Tensor, comparisons: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Return the gradient of the pool's input, [b, C, H, W] = `shape`, channels last in memory, from its output's.
 
-    Among equals it goes to the first, row by row, as torch's `max_pool2d` sends it.
+    Among equal values the gradient goes to the first one, row by row, as in torch's `max_pool2d`.
     """
-    upper_is_left, lower_is_left, is_upper = winners
+    upper_is_left, lower_is_left, is_upper = comparisons
     batch, channels, height, width = shape
-    found = gradient.new_empty((batch, height, width, channels))
+    result = gradient.new_empty((batch, height, width, channels))
     if height % 2:
-        found[:, -1].zero_()
+        result[:, -1].zero_()
     if width % 2:
-        found[:, :, -1].zero_()
-    upper_left, upper_right, lower_left, lower_right = _corners(found)
+        result[:, :, -1].zero_()
+    upper_left, upper_right, lower_left, lower_right = _corners(result)
     gradient = gradient.permute(0, 2, 3, 1)
     upper = gradient * is_upper
     lower = gradient - upper
@@ -42,16 +42,16 @@ def unpooled(gradient: Tensor, winners: Sequence[Tensor], shape: Sequence[int]) 
     torch.sub(upper, upper_left, out=upper_right)
     torch.mul(lower, lower_is_left, out=lower_left)
     torch.sub(lower, lower_left, out=lower_right)
-    return found.permute(0, 3, 1, 2)
+    return result.permute(0, 3, 1, 2)
 
 
 def _corners(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four elements of every square of x [b, H, W, C], each [b, H // 2, W // 2, C]: views of it."""
+    """Return views of the four corners of all 2x2 squares of `x` [b, H, W, C], each [b, H // 2, W // 2, C]."""
     height, width = (extent // 2 * 2 for extent in x.shape[1:3])
     upper, lower = x[:, 0:height:2], x[:, 1:height:2]
     return upper[:, :, 0:width:2], upper[:, :, 1:width:2], lower[:, :, 0:width:2], lower[:, :, 1:width:2]
 
 
 def _at_least(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a >= b, else 0, in their dtype: on a CPU booleans, and products with them, take five times as long."""
+    """Return 1 where a >= b, else 0, in their dtype: on a CPU, booleans and their products take five times as long."""
     return torch.ge(a, b, out=torch.empty(a.shape, dtype=a.dtype, device=a.device))

@@ -1,11 +1,13 @@
-"""3x3 convolutions with a quarter to a half of the products.
+"""3x3 convolutions with a quarter to a half of the multiplications (Winograd's scheme).
 
-Winograd's F(m x m, 3x3) makes m x m outputs from t x t inputs, t = m + 2, that overlap by two: y = A'[(G w G') * (B' x
-B)]A takes t * t products where the plain way takes 9 * m * m. Over channels the products are t * t matrix products; the
-transforms are small matrix products too, with the Kronecker products of A, B and G with themselves. Worth it where
-channels are many, for the transforms are passes over memory. Source: Lavin and Gray (2016), Fast Algorithms for
-Convolutional Neural Networks; the points for m = 3 and 4 were searched for those that lose least to rounding in
-bfloat16 (an error of 0.4, 1.1 and 1.3 % of the result's norm for m = 2, 3 and 4). The gradients are the formula's.
+F(m x m, 3x3) computes m x m outputs from t x t inputs, where t = m + 2 and neighbouring tiles overlap by two:
+y = A'[(G w G') * (B' x B)]A needs t * t multiplications, a direct convolution 9 * m * m. Summed over channels, they
+become t * t matrix products. The transforms are small matrix products too, with the Kronecker products of A, B and G
+with themselves. The scheme pays off with many channels, because the transforms are passes over memory.
+
+Source: Lavin and Gray (2016), Fast Algorithms for Convolutional Neural Networks. The interpolation points for m = 3 and
+4 come from a search for the smallest rounding error in bfloat16: 0.4, 1.1 and 1.3 % of the result's norm for m = 2, 3
+and 4. The gradients are those of the formula.
 """
 
 from collections.abc import Iterator
@@ -15,19 +17,20 @@ from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-_POINTS = {2: (0.0, 1.0, -1.0), 3: (0.0, 0.5, -1.0, 1.75), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # and infinity
-_CHUNK_BYTES = 9 * 2**19  # of the larger of a layer's transformed tensors: about what a core's caches hold
+from lockstep.kernels.reference import Padding
 
-Padding = tuple[int, int, int, int]  # zeros to the left and right of each image, above and below it
+_POINTS = {2: (0.0, 1.0, -1.0), 3: (0.0, 0.5, -1.0, 1.75), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # infinity is implied
+_CHUNK_BYTES = 9 * 2**19  # of the larger of a layer's transformed tensors: about the size of a core's caches
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution of `x` [b, C, H, W] by `weight` is better done so.
+    """Return whether Winograd's scheme is faster for the convolution of `x` [b, C, H, W] by `weight`.
 
-    That is 3x3 and of 64 channels or more, on a CPU; not in bfloat16 where the CPU has units for such products (AMX),
-    which leave the transforms to be the larger part.
+    It is for 3x3 filters and 64 channels or more on a CPU. An exception is bfloat16 on a CPU with matrix units (AMX):
+    they make the products so fast that the transforms would take most of the time.
     """
     return (
         x.device.type == "cpu"
@@ -39,44 +42,46 @@ def applies(x: Tensor, weight: Tensor) -> bool:
 
 
 class Winograd:
-    """A convolution of stride 1, for images [b, C, H, W] of one size.
+    """A convolution with stride 1 of images of one `shape` [b, C, H, W].
 
-    tile: m. images: how many to give it at a time; a part of the recipe's arithmetic, for it decides how the weight's
-    gradient is added.
+    Attributes:
+        tile: m, the side of a tile of outputs.
+        images: the number of images to compute at a time. It is part of the arithmetic, because it decides the order in
+            which the weight's gradient is added.
     """
 
     def __init__(self, shape: torch.Size, weight: Tensor, padding: Padding) -> None:
         left, right, top, bottom = padding
         self._channels, self._dtype = weight.shape[1::-1], weight.dtype
-        self._wide = torch.promote_types(weight.dtype, torch.float32)
+        self._wide_dtype = torch.promote_types(weight.dtype, torch.float32)
         self._size, self._offset = shape[2:], (top, left)
         self._out = (shape[2] + top + bottom - 2, shape[3] + left + right - 2)
         self.tile = m = min(_POINTS, key=lambda m: prod(-(-n // m) for n in self._out) * (m + 2) ** 2)
         self._tiles = tuple(-(-n // m) for n in self._out)
         self._spans = list(product(*(_spans(extent, m) for extent in self._out)))
         self._t = m + 2
-        self._of_input, self._of_output = (_constant(m, i, weight.dtype) for i in (0, 1))
-        self._of_filters = _constant(m, 2, self._wide)
+        self._of_input, self._of_output = (_transform(m, i, weight.dtype) for i in (0, 1))
+        self._of_filters = _transform(m, 2, self._wide_dtype)
         per_image = 2 * self._t**2 * prod(self._tiles) * max(self._channels)
         self.images = max(1, _CHUNK_BYTES // per_image)
         flat = weight.permute(2, 3, 1, 0).reshape(9, -1)
-        self._filters = (self._of_filters @ flat.to(self._wide)).to(weight.dtype).view(-1, *self._channels)
+        self._filters = (self._of_filters @ flat.to(self._wide_dtype)).to(weight.dtype).view(-1, *self._channels)
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        """[b, C, H, W] -> [b, K, *out], written to `out`. Returns what `backward` needs of `x`."""
+        """Write the convolution of `x` [b, C, H, W] to `out` [b, K, *out]. Return the tensor that `backward` needs."""
         tiles = self._transformed(x)
         values = self._of_output @ torch.bmm(tiles, self._filters).view(self._t**2, -1)
-        for here, there in self._parts(out, values):
-            here.copy_(there)
+        for in_grid, in_values in self._parts(out, values):
+            in_grid.copy_(in_values)
         return tiles
 
     def backward(self, gradient: Tensor, tiles: Tensor, input_too: bool) -> tuple[Tensor | None, Tensor]:
-        """(the gradient of x, that of the weight as [9, C * K]), from that of the output."""
+        """Return (the gradient of x or None, the gradient of the weight as [9, C * K]), from the output's gradient."""
         b, k = gradient.shape[:2]
         whole = all(n % self.tile == 0 for n in self._out)
         values = (gradient.new_empty if whole else gradient.new_zeros)(self.tile**2, b * prod(self._tiles) * k)
-        for here, there in self._parts(gradient, values):
-            there.copy_(here)
+        for in_grid, in_values in self._parts(gradient, values):
+            in_values.copy_(in_grid)
         products = (self._of_output.t() @ values).view(self._t**2, -1, k)
         of_filters = torch.bmm(tiles.transpose(1, 2), products)
         of_weight = self._of_filters.t().to(self._dtype) @ of_filters.view(self._t**2, -1)
@@ -85,39 +90,39 @@ class Winograd:
         of_tiles = self._of_input.t() @ torch.bmm(products, self._filters.transpose(1, 2)).view(self._t**2, -1)
         return self._assembled(of_tiles), of_weight
 
-    def of_weight(self, flat: Tensor) -> Tensor:
-        """A sum of gradients as `backward` gives them -> the gradient of the weight, [K, C, 3, 3]."""
+    def weight_gradient(self, flat: Tensor) -> Tensor:
+        """Return the gradient of the weight, [K, C, 3, 3], from a sum of gradients that `backward` returned."""
         return flat.view(3, 3, *self._channels).permute(3, 2, 0, 1)
 
     def _parts(self, grid: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of equal shape, views of `grid` [b, K, *out] and of `values` [m * m, tiles * K], that cover `grid`.
+        """Yield pairs of views of `grid` [b, K, *out] and `values` [m * m, tiles * K], equal in shape, that cover both.
 
-        They are the whole tiles and those the last row and column cut.
+        There is one pair for the whole tiles, and one for each set of tiles that the last row or column cuts.
         """
         (n, m), side, (b, k) = self._tiles, self.tile, grid.shape[:2]
         image, channel, row, column = grid.stride()
         strides = image, side * row, row, side * column, column, channel
-        one = b * n * m * k  # from one of a tile's values to the next
+        next_value = b * n * m * k  # the distance in `values` between two values of one tile
         for (i, count_i, high), (j, count_j, wide) in self._spans:
             shape = b, count_i, high, count_j, wide, k
-            here = grid.as_strided(shape, strides, grid.storage_offset() + side * (i * row + j * column))
-            there = (n * m * k, m * k, side * one, k, one, 1), values.storage_offset() + (i * m + j) * k
-            yield here, values.as_strided(shape, *there)
+            in_grid = grid.as_strided(shape, strides, grid.storage_offset() + side * (i * row + j * column))
+            value_strides = n * m * k, m * k, side * next_value, k, next_value, 1
+            yield in_grid, values.as_strided(shape, value_strides, values.storage_offset() + (i * m + j) * k)
 
     def _padded(self, b: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Room for `b` images that whole tiles cover [b, n * m + 2, ...], and the part of it the images are in."""
+        """Return a new tensor [b, height, width, C] of whole tiles, and the view of it that holds the images."""
         whole = like.new_empty(b, *(count * self.tile + 2 for count in self._tiles), self._channels[0])
         (top, left), (height, width) = self._offset, self._size
         return whole, whole[:, top : top + height, left : left + width]
 
     def _cut(self, whole: Tensor, y: int, x: int, high: int, wide: int) -> Tensor:
-        """The `high` x `wide` values from (y, x) on of every tile of `whole`: a view [high, wide, b, n, m, C]."""
+        """Return a view [high, wide, b, n, m, C] of `high` x `wide` values from (y, x) of every tile of `whole`."""
         (n, m), side, (b, row, column, channel) = self._tiles, self.tile, whole.stride()
         shape, stride = (high, wide, len(whole), n, m, whole.shape[-1]), (row, column, b, side * row, side * column)
         return whole.as_strided(shape, (*stride, channel), whole.storage_offset() + y * row + x * column)
 
     def _transformed(self, x: Tensor) -> Tensor:
-        """B' x B of every tile: [t * t, tiles, C], tiles in the order image, row, column."""
+        """Return B' x B of every tile: [t * t, tiles, C], with tiles in the order image, row, column."""
         whole, inside = self._padded(len(x), x)
         (top, left), (height, width) = self._offset, self._size
         for border in whole[:, :top], whole[:, top + height :], whole[:, :, :left], whole[:, :, left + width :]:
@@ -127,7 +132,7 @@ class Winograd:
         return (self._of_input @ tiles).view(self._t**2, -1, self._channels[0])
 
     def _assembled(self, tiles: Tensor) -> Tensor:
-        """The transpose of cutting tiles: [t * t, tiles * C], added up where they overlap -> [b, C, H, W]."""
+        """Add up the overlapping `tiles` [t * t, tiles * C] to [b, C, H, W]: the transpose of cutting into tiles."""
         b = tiles.shape[1] // prod(self._tiles) // self._channels[0]
         whole, inside = self._padded(b, tiles)
         parts = tiles.view(self._t, self._t, b, *self._tiles, -1)
@@ -142,25 +147,25 @@ class Winograd:
 
 
 def _spans(extent: int, side: int) -> list[tuple[int, int, int]]:
-    """(first tile, number of tiles, values in each) of the whole tiles along `extent`, and of the last one if cut."""
+    """Return (first tile, number of tiles, values in each) of the whole tiles along `extent`, and of a cut last one."""
     whole, rest = divmod(extent, side)
     return [span for span in ((0, whole, side), (whole, 1, rest)) if span[1] and span[2]]
 
 
 @cache
-def _constant(m: int, which: int, dtype: torch.dtype) -> Tensor:
-    """The Kronecker product with itself of (B', A', G)[which]."""
+def _transform(m: int, which: int, dtype: torch.dtype) -> Tensor:
+    """Return the Kronecker product with itself of (B', A', G)[which]."""
     matrix = _matrices(_POINTS[m])[which]
     return torch.from_numpy(np.kron(matrix, matrix)).to(dtype)
 
 
-def _matrices(points: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """B' [t, t], A' [m, t] and G [t, 3] of Toom and Cook's scheme at the t - 1 points and infinity, float64."""
+def _matrices(points: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return B' [t, t], A' [m, t] and G [t, 3] of the Toom-Cook scheme for t - 1 `points` and infinity."""
     t = len(points) + 1
     others = [[q for q in points if q != p] for p in points]
     inputs = np.zeros((t, t))
     for i, rest in enumerate([*others, list(points)]):
-        inputs[i, : len(rest) + 1] = np.poly(rest)[::-1]  # of the polynomial that is 0 at the others
+        inputs[i, : len(rest) + 1] = np.poly(rest)[::-1]  # the polynomial whose roots are the other points
     outputs = np.array([[p**power for p in points] + [0.0] for power in range(t - 2)])
     outputs[-1, -1] = 1.0
     norms = [np.prod([p - q for q in rest]) for p, rest in zip(points, others, strict=True)]

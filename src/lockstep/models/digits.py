@@ -22,7 +22,7 @@ class Digits(nn.Module):
         self.logits = nn.Linear(64 * (shape[1] // 4) * (shape[2] // 4), classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[b, C, H, W] images in [0, 1] -> [b, classes] logits."""
+        """Return the logits [b, classes] of images [b, C, H, W] in [0, 1]."""
         relu = self.activations
         x = relu["conv1"](self.norm1(self.conv1(images)))
         x = functional.max_pool2d(relu["conv2"](self.norm2(self.conv2(x))), 2)
@@ -31,6 +31,6 @@ class Digits(nn.Module):
 
 
 def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The network for images [C, H, W] of at least 4 pixels a side."""
+    """Return the network for images [C, H, W] of at least 4 pixels a side."""
     at_least(shape, 4, "digits")
     return Digits(shape, classes)

@@ -3,15 +3,14 @@
 from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
-from lockstep.kernels.fused import conv_relu
-from lockstep.models.layers import at_least, flatten_hwc, glorot_uniform
+from lockstep.models.layers import at_least, conv_relu, flatten_hwc, glorot_uniform
 
 
 class Mnist(nn.Module):
     """Three convolutions, two dense layers and the logits.
 
-    The dense layers have no activation, and 0.75 is the share of units *dropped*: so the original computes, whatever
-    its comments say ("keep probability" in the English and Spanish ones, a dropout of 0.25).
+    The dense layers have no activation, and 0.75 is the share of units that are dropped. The original's code computes
+    so, although its comments differ ("keep probability" in the English and Spanish ones, a dropout of 0.25).
     Source: conv_net() of aymericdamien/TensorFlow-Examples, multigpu_cnn.py.
     """
 
@@ -31,7 +30,7 @@ class Mnist(nn.Module):
             self.activations[name] = nn.ReLU() if dense_activation == "relu" else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        """[b, C, H, W] images in [0, 1] -> [b, classes] logits."""
+        """Return the logits [b, classes] of images [b, C, H, W] in [0, 1]."""
         activation = self.activations
         x = conv_relu(images, self.conv1, activation["conv1"], pool=(2, 2))
         x = conv_relu(x, self.conv2, activation["conv2"])
@@ -44,16 +43,14 @@ class Mnist(nn.Module):
 def build(
     shape: tuple[int, int, int], classes: int, dropout: float = 0.75, dense_activation: str = "none"
 ) -> nn.Module:
-    """The network for images [C, H, W] of at least 16 pixels a side.
+    """Return the network for images [C, H, W] of at least 16 pixels a side.
 
-    dropout: the share of units dropped after each dense layer; 0.25 is how the original's comments read (0.75 kept).
-    dense_activation: "none", as the original computes, or "relu", as its text and figures suggest.
+    dropout: the share of units dropped after each dense layer; the original's comments mean 0.25 (0.75 kept).
+    dense_activation: "none" as in the original's code, or "relu" as in its text and figures.
     """
     at_least(shape, 16, "mnist")
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise LockstepError(
-            f"model_options.dropout: got {dropout!r}: a share from 0 up to, not including, 1 is allowed"
-        )
+        raise LockstepError(f"model_options.dropout: got {dropout!r}: give a share of at least 0 and below 1")
     if dense_activation not in ("none", "relu"):
-        raise LockstepError(f"model_options.dense_activation: got {dense_activation!r}: none or relu is allowed")
+        raise LockstepError(f"model_options.dense_activation: got {dense_activation!r}: give none or relu")
     return Mnist(shape, classes, dropout, dense_activation)

@@ -3,15 +3,14 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.kernels.fused import conv_relu
-from lockstep.models.layers import LocalResponseNorm, flatten_hwc, truncated_normal
+from lockstep.models.layers import LocalResponseNorm, conv_relu, flatten_hwc, truncated_normal
 
 
 class Tutorial(nn.Module):
     """conv5x5-pool-norm, conv5x5-norm-pool, two dense layers and the logits.
 
-    Source: inference() of TensorFlow's tutorials/image/cifar10/cifar10.py. The norm stands before the pool in the
-    second block, and the 3x3 pools of stride 2 pad below and right only, as TensorFlow's SAME does on even sizes.
+    In the second block the norm comes before the pool. The 3x3 pools with stride 2 pad below and right only, as
+    TensorFlow's SAME does for even sizes. Source: inference() of TensorFlow's tutorials/image/cifar10/cifar10.py.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
@@ -27,7 +26,7 @@ class Tutorial(nn.Module):
         self.norm = LocalResponseNorm(64, radius=4, alpha=0.001 / 9.0)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[b, C, H, W] standardised images -> [b, classes] logits."""
+        """Return the logits [b, classes] of standardised images [b, C, H, W]."""
         relu = self.activations
         x = self.norm(conv_relu(images, self.conv1, relu["conv1"], pool=(3, 2)))
         x = _pool(self.norm(relu["conv2"](self.conv2(x))))
@@ -37,7 +36,7 @@ class Tutorial(nn.Module):
 
 
 def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The network for images [C, H, W]; sides that are multiples of 4 keep its pooling as TensorFlow's."""
+    """Return the network for images [C, H, W]. If both sides are multiples of 4, pooling equals TensorFlow's."""
     return Tutorial(shape, classes)
 
 

@@ -11,28 +11,29 @@ from lockstep.kernels.fused import conv
 from lockstep.models.layers import at_least
 
 _PATCH_PX = 2
-_EPSILON = 5e-4  # added to the variance of a direction before it is divided by
-ACTIVATIONS = {"gelu": nn.GELU, "hardswish": nn.Hardswish, "relu": nn.ReLU, "silu": nn.SiLU}
+_EPSILON = 5e-4  # added to each variance, so that no filter is divided by almost 0
+ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}
 
 
 class Whitened(nn.Module):
-    """Whitening, three groups of convolutions that each halve the image, the maximum over what is left, the logits.
+    """Whitening, three groups of convolutions that each halve the image, a maximum over all positions, and the logits.
 
-    Any image of 16 pixels a side or more: one network can be trained on small images first and larger ones later.
+    The images may have any side of 16 pixels or more, so training can begin with small images and continue with larger
+    ones.
     Source: the architecture of Jordan 2024 (arXiv:2404.00498), which builds on Page's DAWNBench entry of 2018.
     """
 
     whitening: Tensor
     whitening_bias: Tensor
-    least_px = 16  # the side of the smallest images it takes
+    least_px = 16  # the side of the smallest images that the network takes
 
     def __init__(
         self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depths: Sequence[int], activation: str
     ) -> None:
         super().__init__()
         directions = shape[0] * _PATCH_PX**2
-        # Constants, and so no parameters; part of the state. `whiten` makes the filters of the training images, and the
-        # bias stays as it is drawn: each filter then meets the activation elsewhere, for no gradient at all.
+        # Constants: buffers, so part of the state, and not trained. `whiten` sets the filters from training images. The
+        # bias keeps its random initial values, so that each filter uses another part of the activation function.
         filters = torch.eye(directions).view(directions, shape[0], _PATCH_PX, _PATCH_PX)
         self.register_buffer("whitening", torch.cat((filters, -filters)))
         reach = directions**-0.5
@@ -48,10 +49,10 @@ class Whitened(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
-        """Set the first layer from training images, float32 [n, C, h, w]; called once, before the first step.
+        """Set the filters of the first layer from training images, float32 [n, C, h, w]. Call it once, before training.
 
-        It projects each 2x2 patch on the principal directions of all of them, divided by the deviation along each,
-        and on the opposite directions, as the activation lets one sign through.
+        The filters are the principal directions of all 2x2 patches, each divided by the deviation along it, and the
+        opposite directions, because the activation suppresses negative values.
         """
         patches = functional.unfold(images, _PATCH_PX).transpose(1, 2).reshape(-1, self.whitening[0].numel())
         variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
@@ -59,7 +60,7 @@ class Whitened(nn.Module):
         self.whitening.copy_(torch.cat((filters, -filters)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """[b, C, H, W] standardised images -> [b, classes] logits."""
+        """Return the logits [b, classes] of standardised images [b, C, H, W]."""
         filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
         x = self.activation(functional.conv2d(images, filters, self.whitening_bias.to(images.dtype)))
         for group in self.groups:
@@ -69,9 +70,9 @@ class Whitened(nn.Module):
 
 
 class _Group(nn.Module):
-    """A convolution, a 2x2 pool, and one or two more convolutions; norm and activation after each.
+    """A convolution with a 2x2 pool, and one or two more convolutions; norm and activation after each.
 
-    With a third convolution, what the second one gets is added to what the third one gives.
+    In a group of three convolutions, the input of the second one is added to the output of the third.
     """
 
     def __init__(self, inputs: int, width: int, depth: int, activation: type[nn.Module]) -> None:
@@ -82,7 +83,7 @@ class _Group(nn.Module):
         self.activations = nn.ModuleList(activation() for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, inputs, H, W] -> [b, width, H // 2, W // 2]."""
+        """Return [b, width, H // 2, W // 2] from x [b, inputs, H, W]."""
         first = x = self.activations[0](self.norms[0](self.convolutions[0](x)))
         for i in range(1, len(self.convolutions)):
             x = self.activations[i](self.norms[i](self.convolutions[i](x)))
@@ -90,10 +91,10 @@ class _Group(nn.Module):
 
 
 class _Convolution(nn.Conv2d):
-    """3x3; its first `inputs` filters start as the identity, so that what came before passes through.
+    """A 3x3 convolution whose first `inputs` filters start as the identity, so that their input passes unchanged.
 
-    pool: a 2x2 pool follows. Of an odd-sized output it drops the last row and column, so those are not computed: of 7x7
-    outputs they are a quarter, of the whole network's arithmetic a tenth.
+    pool: whether a 2x2 pool follows. The pool drops an odd last row and column, so these are not computed. They are a
+    quarter of 7x7 outputs, and a tenth of the whole network's arithmetic.
     """
 
     def __init__(self, inputs: int, width: int, pool: bool = False) -> None:
@@ -103,13 +104,13 @@ class _Convolution(nn.Conv2d):
             nn.init.dirac_(self.weight[: min(inputs, width)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, inputs, H, W] -> [b, width, H, W], or with the pool [b, width, H // 2, W // 2]."""
+        """Return [b, width, H, W] from x [b, inputs, H, W], or [b, width, H // 2, W // 2] with the pool."""
         below, right = (1 - extent % 2 if self.pool else 1 for extent in x.shape[2:])
         return conv(x, self.weight, (1, right, 1, below), self.pool)
 
 
 def _norm(width: int) -> nn.BatchNorm2d:
-    """Without a scale; the running averages follow the last few steps, for runs of a few hundred."""
+    """Return a batch norm without a scale. Its running averages follow the last few steps, which suits short runs."""
     layer = nn.BatchNorm2d(width, momentum=0.4)
     layer.weight.requires_grad_(False)
     return layer
@@ -122,16 +123,16 @@ def build(
     depths: Sequence[int] = (2, 2, 2),
     activation: str = "gelu",
 ) -> nn.Module:
-    """The network for images [C, H, W] of at least 16 pixels a side.
+    """Return the network for images [C, H, W] of at least 16 pixels a side.
 
-    widths, depths: the channels of the three groups, and the convolutions in each, 2 or 3. activation: gelu, hardswish,
-    relu or silu.
+    widths, depths: the number of channels in each of the three groups, and of convolutions, 2 or 3. activation: gelu or
+    silu.
     """
     at_least(shape, Whitened.least_px, "whitened")
     if len(widths) != 3 or not all(isinstance(w, int) and w >= 1 for w in widths):
-        raise LockstepError(f"model_options.widths: got {widths!r}: three whole numbers, 1 or more, are allowed")
+        raise LockstepError(f"model_options.widths: got {widths!r}: give three whole numbers of 1 or more")
     if len(depths) != 3 or any(depth not in (2, 3) for depth in depths):
-        raise LockstepError(f"model_options.depths: got {depths!r}: three times 2 or 3 is allowed")
+        raise LockstepError(f"model_options.depths: got {depths!r}: give three numbers, each 2 or 3")
     if activation not in ACTIVATIONS:
-        raise LockstepError(f"model_options.activation: got {activation!r}: {', '.join(ACTIVATIONS)} are allowed")
+        raise LockstepError(f"model_options.activation: got {activation!r}: give {' or '.join(ACTIVATIONS)}")
     return Whitened(shape, classes, widths, depths, activation)

@@ -142,8 +142,8 @@ def _by_hand(source: Source, folder: Path) -> str:
     files = ", ".join(archive.name for archive in source.archives)
     todo = "get and unpack" if source.archives[0].packed else "get"
     return (
-        f"By hand: {todo} {files} from {source.archives[0].bases[0]}, into {folder} or any folder that you then give "
-        f"as --data DIR. The recipe 'digits' needs no download"
+        f"By hand: {todo} {files} from {source.archives[0].bases[0]}, put the files into {folder} or any folder that "
+        f"you then give as --data DIR. The recipe 'digits' needs no download"
     )
 
 

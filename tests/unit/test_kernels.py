@@ -1,0 +1,252 @@
+"""Each kernel against its reference in plain torch operators: values and gradients; and its three ways to run."""
+
+import pytest
+import torch
+from tests.contract.test_registries import SHAPES
+from torch import nn
+from torch.nn import functional
+
+from lockstep.kernels import fused, reference, winograd
+from lockstep.kernels.fused import conv, conv_relu
+from lockstep.kernels.local_response import local_response
+from lockstep.kernels.pooling import pool, unpooled
+from lockstep.kernels.winograd import Winograd
+from lockstep.models import MODELS, layers
+from lockstep.models.layers import LocalResponseNorm
+from lockstep.report.tensorboard import ActivationRecorder
+from lockstep.settings import load_object
+
+# Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of up to 3000 products
+# and Winograd's transforms lose some of the 24 bits. In bfloat16 every value is rounded to 8 bits (0.4 %), more than
+# once, and Winograd's transforms lose up to 1.3 % of the norm.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 0.05}
+DTYPES = list(TOLERANCE)
+
+
+def channels_last(*shape, dtype):
+    return torch.randn(shape, dtype=torch.float64).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+
+
+def small_chunks(monkeypatch, side):
+    """Compute two images at a time, so that a few images make several chunks."""
+    monkeypatch.setattr(fused, "_CHUNK_BYTES", 2 * 2 * 8 * side * side)
+    monkeypatch.setattr(winograd, "_CHUNK_BYTES", 2 * 2 * 64 * 3 * side * side)
+
+
+def assert_close(found, expected, dtype):
+    assert found.shape == expected.shape
+    assert found.dtype == dtype
+    assert (found.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+
+
+def assert_equals_reference(kernel, plain, inputs):
+    """Values and gradients of `kernel` are those of `plain` on the same inputs in float64."""
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    found, expected = kernel(*inputs), plain(*exact)
+    assert_close(found, expected, inputs[0].dtype)
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(found, inputs, upstream.to(found.dtype))
+    for a, b in zip(gradients, torch.autograd.grad(expected, exact, upstream.to(found.dtype).double()), strict=True):
+        assert_close(a, b, inputs[0].dtype)
+
+
+# A pool chooses one of several values, and a ReLU cuts at 0. Rounding to a lower precision can change such a choice,
+# and then the gradient goes elsewhere. So these are compared with the reference in float64 only. In lower precisions
+# they are compared, to the bit, with the same kernel followed by torch's pool.
+@pytest.mark.parametrize(
+    ("channels", "kernel", "padding", "pool", "side"),
+    [(3, 5, 2, (3, 2), 8), (1, 5, 0, (2, 2), 12), (64, 3, 0, None, 8), (64, 3, 1, (2, 2), 9)],
+)
+def test_conv_relu_equals_its_reference(monkeypatch, channels, kernel, padding, pool, side):
+    small_chunks(monkeypatch, side)
+    torch.manual_seed(0)
+    filters, padding = max(8, channels), (padding,) * 4
+    inputs = [channels_last(5, channels, side, side, dtype=torch.float64)]
+    inputs += [channels_last(filters, channels, kernel, kernel, dtype=torch.float64)]
+    inputs += [torch.randn(filters, dtype=torch.float64, requires_grad=True)]
+    assert_equals_reference(
+        lambda x, weight, bias: conv_relu(x, weight, bias, padding, pool),
+        lambda x, weight, bias: reference.conv_relu(x, weight, bias, padding, pool),
+        inputs,
+    )
+
+
+@pytest.mark.parametrize(("pool", "dtype"), [*((False, dtype) for dtype in DTYPES), (True, torch.float64)])
+@pytest.mark.parametrize("padding", [(1, 1, 1, 1), (1, 0, 1, 0), (0, 0, 0, 0)])
+@pytest.mark.parametrize(
+    ("shape", "filters"), [((5, 3, 8, 9), 4), ((5, 64, 4, 4), 64), ((5, 64, 16, 11), 65), ((1, 64, 6, 4), 70)]
+)
+def test_conv_equals_its_reference(monkeypatch, shape, filters, padding, pool, dtype):
+    small_chunks(monkeypatch, shape[2])
+    torch.manual_seed(0)
+    inputs = [channels_last(*shape, dtype=dtype), channels_last(filters, shape[1], 3, 3, dtype=dtype)]
+    assert_equals_reference(
+        lambda x, w: conv(x, w, padding, pool), lambda x, w: reference.conv(x, w, padding, pool), inputs
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [3, 64])
+def test_a_fused_pool_has_the_bits_of_a_separate_pool(monkeypatch, channels, dtype):
+    small_chunks(monkeypatch, 9)
+    torch.manual_seed(0)
+    x, weight = channels_last(5, channels, 9, 9, dtype=dtype), channels_last(64, channels, 3, 3, dtype=dtype)
+    bias, padding = torch.randn(64).to(dtype).requires_grad_(), (1, 1, 1, 1)
+    pairs = [(conv(x, weight, padding, pool=True), functional.max_pool2d(conv(x, weight, padding), 2), [x, weight])]
+    for size, stride in ((2, 2), (3, 2)):
+        fused_pool = conv_relu(x, weight, bias, padding, (size, stride))
+        separate = functional.max_pool2d(conv_relu(x, weight, bias, padding), size, stride, ceil_mode=True)
+        pairs.append((fused_pool, separate, [x, weight, bias]))
+    for found, expected, inputs in pairs:
+        assert torch.equal(found, expected)
+        upstream = torch.randn(expected.shape).to(dtype).to(memory_format=torch.channels_last)
+        for a, b in zip(*(torch.autograd.grad(y, inputs, upstream) for y in (found, expected)), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_local_response_equals_its_reference(dtype):
+    torch.manual_seed(0)
+    band = LocalResponseNorm(12, radius=4, alpha=0.05).band.to(dtype)
+    assert_equals_reference(
+        lambda x: local_response(x, band.to(x.dtype)),
+        lambda x: reference.local_response(x, band.double()),
+        [channels_last(3, 12, 5, 4, dtype=dtype)],
+    )
+
+
+@pytest.mark.parametrize("kernel", [local_response, reference.local_response])
+def test_local_response_of_float16_does_not_overflow(kernel):
+    """The square of 300 is infinite in float16, but the norm of 300 is not."""
+    torch.manual_seed(0)
+    band = LocalResponseNorm(12, radius=4, alpha=0.001 / 9.0).band.half()
+    x = 300 * torch.randn(3, 12, 5, 4).half()
+    assert (x * x).isinf().any()
+    expected = reference.local_response(x.double(), band.double())
+    assert (kernel(x, band).double() - expected).abs().max() <= 0.005 * expected.abs().max()  # rounded to 11 bits
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("height", "width"), [(6, 4), (7, 5)])
+def test_pooling_equals_torchs_max_pool(dtype, height, width):
+    """To the bit: a pool only selects values."""
+    torch.manual_seed(0)
+    x = channels_last(3, 5, height, width, dtype=dtype)
+    out = torch.empty(3, 5, height // 2, width // 2, dtype=dtype).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        comparisons = pool(x, out)
+    expected = functional.max_pool2d(x, 2)
+    assert torch.equal(out, expected)
+    upstream = torch.randn(expected.shape).to(dtype)
+    assert torch.equal(unpooled(upstream, comparisons, x.shape), torch.autograd.grad(expected, x, upstream)[0])
+
+
+def test_the_gradient_of_equal_values_goes_to_the_first_one():
+    x = torch.tensor([1.0, 2.0]).repeat(2, 1, 6, 3).to(memory_format=torch.channels_last).requires_grad_()
+    one, zero, upstream = torch.ones(1, 1, 1, 1), torch.zeros(1), torch.randn(2, 1, 3, 3)
+    none = (0, 0, 0, 0)
+    pairs = [(conv(x, one, none, pool=True), functional.max_pool2d(x, 2))]
+    for size in ((3, 2), (2, 2)):
+        pairs.append((conv_relu(x, one, zero, none, size), reference.conv_relu(x, one, zero, none, size)))
+    for found, expected in pairs:
+        assert torch.equal(*(torch.autograd.grad(y, x, upstream)[0] for y in (found, expected)))
+
+
+def test_not_a_number_stays_not_a_number():
+    x = torch.full((1, 1, 4, 4), -torch.nan)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            assert conv_relu(x, torch.ones(1, 1, 1, 1), torch.zeros(1), (0, 0, 0, 0), (2, 2)).isnan().all()
+
+
+@pytest.mark.parametrize(("side", "tile"), [(2, 2), (6, 3), (8, 4)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 0.02)])
+def test_winograd_is_as_exact_as_documented(side, tile, dtype, tolerance):
+    torch.manual_seed(0)
+    x = torch.randn(4, 64, side, side).to(dtype).to(memory_format=torch.channels_last)
+    weight = (0.05 * torch.randn(96, 64, 3, 3)).to(dtype)
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    expected = reference.conv(*exact, (1, 1, 1, 1))
+    upstream = torch.randn_like(expected).to(dtype)
+    convolution = Winograd(x.shape, weight, (1, 1, 1, 1))
+    assert convolution.tile == tile
+    out = torch.empty(expected.shape, dtype=dtype)
+    saved = convolution.forward(x, out)
+    of_input, of_weight = convolution.backward(upstream, saved, True)
+    found = [out, of_input, convolution.weight_gradient(of_weight)]
+    for a, b in zip(found, [expected, *torch.autograd.grad(expected, exact, upstream.double())], strict=True):
+        assert (a.double() - b).norm() < tolerance * b.norm()
+
+
+def test_winograd_is_used_where_it_is_faster(monkeypatch):
+    x, weight = torch.empty(1, 64, 9, 10), torch.empty(64, 64, 3, 3)
+    assert winograd.applies(x, weight)
+    assert not winograd.applies(x[:, :32], weight[:, :32])
+    assert not winograd.applies(x, weight[:32])
+    assert not winograd.applies(x, torch.empty(64, 64, 5, 5))
+    assert not winograd.applies(x.half(), weight.half())
+    assert not winograd.applies(x.to("meta"), weight)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
+    assert not winograd.applies(x.bfloat16(), weight.bfloat16())
+    assert winograd.applies(x, weight)
+
+
+def test_a_hook_receives_the_whole_relu_and_changes_no_bit():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.activations = nn.ModuleDict({"conv": nn.ReLU()})
+
+        def forward(self, x):
+            return layers.conv_relu(x, self.conv, self.activations["conv"], (2, 2))
+
+    model, x = Model(), torch.randn(2, 3, 8, 8)
+    recorder, before = ActivationRecorder(model), model(x)
+    assert not model.activations["conv"]._forward_hooks  # the whole ReLU is computed only for a hook
+    recorder.start()
+    assert torch.equal(model(x), before)
+    found = {value.tag: value for part in recorder.take() for value in part.value}
+    assert found["activations/conv"].histo.num == 2 * 4 * 6 * 6
+    assert found["activations/logits"].histo.num == 2 * 4 * 3 * 3
+    assert not model.activations["conv"]._forward_hooks
+
+
+def evaluated_model(name, dtype=torch.float32):
+    """The built-in model in `dtype`, but for its norms, as `Network` casts it; and images."""
+    torch.manual_seed(0)
+    model = load_object(MODELS[name])(SHAPES[name], 10).to(memory_format=torch.channels_last).to(dtype).eval()
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.float()
+    return model, torch.randn(9, *SHAPES[name]).to(dtype).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_gradients_the_bits_are_the_same_and_no_autograd_function_runs(monkeypatch, name, dtype):
+    model, images = evaluated_model(name, dtype)
+    expected = model(images)
+    assert expected.requires_grad
+
+    def forbidden(*args):
+        raise AssertionError("an autograd function ran")
+
+    monkeypatch.setattr(fused._Chunks, "apply", forbidden)
+    monkeypatch.setattr("lockstep.kernels.local_response._LocalResponse.apply", forbidden)
+    with torch.no_grad():
+        assert torch.equal(model(images), expected)
+    if name != "digits":  # it uses no kernel of this package
+        with pytest.raises(AssertionError, match="autograd function"):
+            model(images)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exported_model_has_only_torchs_operators_and_close_outputs(name):
+    model, images = evaluated_model(name)
+    program = torch.export.export(model, (images,))
+    operators = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert {operator.namespace for operator in operators} == {"aten"}
+    with torch.no_grad():
+        found, expected = program.module()(images), model(images)
+    assert (found - expected).abs().max() <= TOLERANCE[torch.float32] * expected.abs().max()
