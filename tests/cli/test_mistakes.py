@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import struct
 
 import pytest
@@ -75,8 +76,8 @@ def refused(done, code, *words):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_one_clear_message(program, tmp_path, args, code, words):
-    refused(program(*args), code, *words)
+def test_one_clear_message(refused_here, tmp_path, args, code, words):
+    refused(refused_here(*args), code, *words)
     assert not (tmp_path / "runs").exists()
 
 
@@ -122,12 +123,12 @@ def test_mnist_in_the_wrong_format_is_named(program, tmp_path):
 
 
 @pytest.fixture
-def run(program, tmp_path):
-    """A finished run of ten steps with checkpoints at 0, 4, 8 and 10, but no result: as if killed at its very end."""
-    done = program("train", "--steps", 10, "--save-every", 4, "--processes", 1, "--name", "a", "--json")
-    assert done.returncode == 0, done.stderr
+def run(trained_once, tmp_path):
+    """A run of ten steps with checkpoints at 0, 4, 8 and 10, but no result: as if killed at its very end; a copy."""
+    path, record = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    shutil.copytree(path, tmp_path / "runs/a")
     (tmp_path / "runs/a/result.json").unlink()
-    return tmp_path / "runs/a", json.loads(done.stdout)
+    return tmp_path / "runs/a", record
 
 
 def contents(folder):

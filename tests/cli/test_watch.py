@@ -26,6 +26,7 @@ def end(process):
     return out.splitlines(), err.splitlines()
 
 
+@pytest.mark.slow
 def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     train = started("train", "--steps", 60, "--save-every", 1, "--keep", 1, "--processes", 1, "--name", "x", "--json")
     run = tmp_path / "runs/x"
@@ -46,6 +47,7 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(started, program, tmp_path):
     """The network holds training up before a step until the checkpoint of the step before is evaluated."""
     (tmp_path / "patient.py").write_text(
@@ -101,5 +103,5 @@ def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
     ],
     ids=lambda value: " ".join(value),
 )
-def test_one_clear_message(program, args, words):
-    refused(program("eval", *args), USAGE, *words)
+def test_one_clear_message(refused_here, args, words):
+    refused(refused_here("eval", *args), USAGE, *words)

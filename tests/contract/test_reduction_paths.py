@@ -68,7 +68,7 @@ def child(folder: str) -> None:
     first.close()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request, tmp_path_factory):
     """Return (number of processes, the results of each process)."""
     folder = tmp_path_factory.mktemp("paths")
@@ -174,6 +174,7 @@ def build(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_the_option_selects_the_reduction(program, tmp_path):
     """In the real program, the module of the model counts the calls of its process."""
     counts = {}

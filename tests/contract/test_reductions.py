@@ -67,7 +67,9 @@ def child(folder: str) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reduce")
     environment = {
