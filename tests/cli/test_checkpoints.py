@@ -50,7 +50,7 @@ def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, run, tmp_
     assert done.stderr == "the model after 10 steps, ema weights, is saved in mine.safetensors\n"
     assert (tmp_path / "mine.safetensors").read_bytes() == whole
     assert contents(run) == before
-    refused(program("eval", run, "--save-model", "mine.safetensors"), USAGE, "there is something already")
+    refused(program("eval", run, "--save-model", "mine.safetensors"), USAGE, "this file exists already")
     assert (tmp_path / "mine.safetensors").read_bytes() == whole
     refused(program("eval", run, "--save-model", "none/x"), ENVIRONMENT, "there is no folder none")
     refused(program("eval", run, "--save-model", "x", "--watch"), USAGE, "--save-model is for one checkpoint")
@@ -78,7 +78,7 @@ def test_a_quiet_evaluation(program, run):
     done = program("eval", run, "-q", "--watch", "--once")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert json.loads((run / "eval/metrics.jsonl").read_text())["step"] == 8
-    refused(program("eval", "runs/none", "-q"), USAGE, "runs/none is no folder")
+    refused(program("eval", "runs/none", "-q"), USAGE, "runs/none is not a folder")
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, program, tmp
         out, err = watcher.communicate(timeout=60)
         assert (watcher.returncode, out, err) == (code, "", "")
     (tmp_path / "file").touch()
-    refused(program("eval", "file", "--watch"), USAGE, "file is no folder")
+    refused(program("eval", "file", "--watch"), USAGE, "file is not a folder")
 
 
 def test_a_copied_run_without_its_lock_can_be_watched(started, run):

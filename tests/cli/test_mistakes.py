@@ -60,13 +60,13 @@ def refused(done, code, *words):
         (["train", "--model", "tutorial"], USAGE, ["'conv3.weight'", "--set weight_decay={}"]),
         (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
-        (["train", "runs/none", "--resume"], USAGE, ["runs/none is no folder"]),
+        (["train", "runs/none", "--resume"], USAGE, ["runs/none is not a folder"]),
         (["train", "--resume"], USAGE, ["no run of digits"]),
         (["train", "--device", "gpu"], USAGE, ["device: got 'gpu'", "as in cuda:0 or cuda:0,2"]),
         (["train", "--bacth", "3"], USAGE, ["No such option", "--batch"]),
         (["trian"], USAGE, ["No such command"]),
         (["show", "mnits"], USAGE, ["did you mean mnist"]),
-        (["eval", "runs/none"], USAGE, ["runs/none is no folder"]),
+        (["eval", "runs/none"], USAGE, ["runs/none is not a folder"]),
         (["eval", "."], USAGE, ["not a run"]),
         (["train", "mnist", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
         (["train", "mnist"], DATA, ["train-images-idx3-ubyte.gz", "--data DIR", "digits"]),
@@ -182,7 +182,7 @@ def test_other_data_is_refused(program, run):
 
 def test_a_run_without_checkpoints_and_a_split_that_is_not(program, run):
     path, _ = run
-    refused(program("eval", path, "--split", "validation"), USAGE, "no split 'validation': it has train, test")
+    refused(program("eval", path, "--split", "validation"), USAGE, "no split 'validation': its splits are train, test")
     (path / "checkpoints").rename(path / "elsewhere")
     (path / "checkpoints").mkdir()
     refused(program("eval", path), DATA, "no checkpoint yet")

@@ -192,7 +192,7 @@ def parted(tmp_path, *options, step=9, victim=1):
 def test_a_process_that_parted_is_named_at_the_next_digest_and_nothing_is_saved(tmp_path, victim):
     ends = parted(tmp_path, "--digest-every", "5", "--save-every", "100", victim=victim)
     assert [code for _, code in ends] == [ENVIRONMENT] * 3
-    assert f"process {victim} of 3 parted from the others: after 10 steps" in ends[0][0][1]
+    assert f"process {victim} of 3 no longer computes the same bits as the others: after 10 steps" in ends[0][0][1]
     assert checkpoint.steps(tmp_path / "runs/x/checkpoints") == [0]
 
 
@@ -200,7 +200,7 @@ def test_a_process_that_parted_is_named_at_the_next_digest_and_nothing_is_saved(
 def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(tmp_path):
     ends = parted(tmp_path, "--digest-every", "0", "--save-every", "12")
     assert [code for _, code in ends] == [ENVIRONMENT] * 3
-    assert "process 1 of 3 parted from the others: after 12 steps" in ends[0][0][1]
+    assert "process 1 of 3 no longer computes the same bits as the others: after 12 steps" in ends[0][0][1]
     assert checkpoint.steps(tmp_path / "runs/x/checkpoints") == [0]
 
 
@@ -577,7 +577,7 @@ def test_precision_is_chosen_when_a_run_is_created_and_kept(program, tmp_path):
     options = ["--set", "precision=auto", "--steps", 12, "--name", "b"]
     done = program("train", *options, "--processes", 1, **OLDER)
     assert done.returncode == 0, done.stderr
-    assert "precision float32, chosen as this CPU has no units for bfloat16" in done.stdout
+    assert "precision float32, because this CPU has no units for bfloat16" in done.stdout
     assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
     (tmp_path / "runs/b/result.json").unlink()
     again = program("train", *options, "--resume", "--processes", 1)

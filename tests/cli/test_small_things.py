@@ -14,7 +14,7 @@ from tests.cli.test_survival import slow_model
 from lockstep.run import checkpoint
 
 ROOT = Path(__file__).parents[2]
-NEVER_BEGAN = "runs/a was stopped before its first step: started anew"
+NEVER_BEGAN = "runs/a was stopped before its first step: starting again"
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_damaged_metrics_do_not_keep_a_run_from_going_on(program, tmp_path):
     )
     done = program("train", run, "--resume", *options[2:], "--log-every", 1)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{run}/metrics.jsonl: lines 1, 6 were damaged and dropped\n" in done.stdout
+    assert f"{run}/metrics.jsonl: lines 1, 6 were damaged and deleted\n" in done.stdout
     assert json.loads((run / "result.json").read_text())["weights_sha256"] == whole["weights_sha256"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [2, 2, 4, 4, 6, 6, 8, 8]
@@ -146,13 +146,13 @@ def test_a_checkpoint_of_a_network_with_other_shapes_is_refused(program, tmp_pat
     for processes in (1, 2):
         done = program("eval", "runs/a", "--processes", processes, "--model", "mine:build")
         done.stderr = "".join(line for line in done.stderr.splitlines(True) if "source of model" not in line)
-        refused(done, DATA, "parameter/1.weight has shape [8, 64] in it, and [1, 64] in model mine:build")
+        refused(done, DATA, "parameter/1.weight has shape [8, 64] in the checkpoint and [1, 64] in model mine:build")
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", ".a", CLEAR])
 def test_a_runs_name_is_plain(program, tmp_path, name):
     done = program("train", "--name", name)
-    refused(done, USAGE, f"--name {name!r} is no plain name", "give letters, digits")
+    refused(done, USAGE, f"--name {name!r} is not allowed", "give letters, digits")
     assert CLEAR not in done.stderr
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nname = {json.dumps(name)}\n')
     refused(program("train", "mine.toml"), USAGE, f"name: got {name!r}")

@@ -95,10 +95,10 @@ def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["runs/none", "--watch", "--once"], ["runs/none is no folder"]),
+        (["runs/none", "--watch", "--once"], ["runs/none is not a folder"]),
         ([".", "--watch", "--once"], ["not a run"]),
-        (["runs/none", "--once"], ["--once is for --watch"]),
-        (["runs/none", "--interval", "3"], ["--interval is for --watch"]),
+        (["runs/none", "--once"], ["--once needs --watch"]),
+        (["runs/none", "--interval", "3"], ["--interval needs --watch"]),
         (["runs/none", "--watch", "--interval", "0"], ["--interval: got 0.0", "more than 0"]),
     ],
     ids=lambda value: " ".join(value),
