@@ -35,14 +35,15 @@ def recipe(**changes: object) -> Recipe:
 
 
 def here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placement: object):
-    """A new run in this process; with `stop_after`, SIGTERM comes so that it ends after so many steps."""
-    calls = itertools.count()  # the loop asks once for each tower of a step
+    """Train a new run in this process; with `stop_after`, SIGTERM ends it after so many steps. Return (result, signal)."""
+    calls = itertools.count()  # the loop calls `stop_requested` once for each tower of a step
 
     def stop_requested():
         stops = stop_after is not None and next(calls) >= stop_after * recipe.towers - 1
         return signal.SIGTERM if stops else None
 
-    return fit_here(recipe, path, Placement(**{"save_every": 8, **placement}), stop_requested=stop_requested)
+    outcome = fit_here(recipe, path, Placement(**{"save_every": 8, **placement}), stop_requested=stop_requested)
+    return outcome.result, outcome.stopped_by
 
 
 def program(cwd: Path, *args: object) -> dict:
