@@ -35,7 +35,7 @@ def recipe(**changes: object) -> Recipe:
 
 
 def here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placement: object):
-    """Train a new run in this process; with `stop_after`, SIGTERM ends it after so many steps. Return (result, signal)."""
+    """Train a new run in this process; SIGTERM ends it after `stop_after` steps. Return (result, signal)."""
     calls = itertools.count()  # the loop calls `stop_requested` once for each tower of a step
 
     def stop_requested():
