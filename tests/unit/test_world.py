@@ -67,3 +67,18 @@ def test_processes_that_could_not_meet_are_refused_and_not_trained_apart(variabl
     with pytest.raises(LockstepError, match=r"MASTER_ADDR|WORLD_SIZE") as error:
         World.from_environment(variables)
     assert error.value.code == ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("variables", "local_processes"),
+    [
+        ({}, 1),
+        ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", **RANKS, **MASTER}, 2),
+        ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "16", **RANKS, **MASTER}, 8),  # not more than all processes
+        ({RENDEZVOUS: "/tmp/x", "LOCAL_WORLD_SIZE": "8", **RANKS}, 8),
+        ({**RANKS, **MASTER}, 8),  # plain variables name no host, so all processes count as local
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", **MASTER}, 4),
+    ],
+)
+def test_the_processes_of_this_host_are_counted_where_the_launcher_states_them(variables, local_processes):
+    assert World.from_environment(variables).local_processes == local_processes

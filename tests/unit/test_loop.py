@@ -1,0 +1,91 @@
+"""The generator `train`: it yields once per update, and ends after a request to stop or after the last step."""
+
+from signal import SIGTERM
+
+import numpy as np
+import pytest
+from tests.unit.test_tower import parts
+
+from lockstep.config.placement import Placement
+from lockstep.data.dataset import Dataset
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.training.log import Log
+from lockstep.training.loop import train
+from lockstep.training.tower import NonFiniteError
+from lockstep.training.vector import Requests
+
+RECIPE = named("digits").replace(epochs=None, steps=6)
+
+
+def dataset():
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), dtype=np.uint8)
+    return Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
+
+
+def loop(recipe=RECIPE, **options):
+    """Return the state, and the generator that trains it."""
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    course = recipe.over(200)
+    log = Log(course, Placement(), [])
+    return state, train(course, dataset(), tower, Local(recipe.towers), state, log, **options)
+
+
+def test_it_yields_once_after_each_update():
+    state, items = loop()
+    weights = [state.weights_sha256()]
+    for number, requested in enumerate(items, 1):
+        assert requested == Requests()
+        assert state.step == number
+        weights.append(state.weights_sha256())
+    assert state.step == 6
+    assert len(set(weights)) == 7
+
+
+def test_nothing_is_computed_before_the_first_item_is_taken():
+    calls = []
+    state, items = loop(requests=lambda: calls.append(state.step) or Requests())
+    assert (state.step, calls) == (0, [])
+    next(items)
+    assert (state.step, calls) == (1, [0] * RECIPE.towers)
+    items.close()
+    assert (state.step, calls) == (1, [0] * RECIPE.towers)
+
+
+def test_it_ends_after_the_step_in_which_a_process_requests_to_stop():
+    state, items = loop(requests=lambda: Requests(SIGTERM if state.step == 2 else None))
+    assert list(items) == [Requests(), Requests(), Requests(SIGTERM)]
+    assert state.step == 3
+
+
+def test_a_request_to_save_does_not_end_it():
+    state, items = loop(requests=lambda: Requests(save=state.step == 4))
+    assert [item.save for item in items] == [False, False, False, False, True, False]
+    assert state.step == 6
+
+
+def test_a_stopped_state_continues_to_the_bits_of_an_uninterrupted_one():
+    whole, items = loop()
+    list(items)
+    state, items = loop(requests=lambda: Requests(SIGTERM if state.step == 2 else None))
+    list(items)
+    tower, fresh, _ = parts(RECIPE, (1, 8, 8))
+    fresh.load(state.tensors())
+    course = RECIPE.over(200)
+    list(train(course, dataset(), tower, Local(4), fresh, Log(course, Placement(), [])))
+    assert fresh.digest() == whole.digest()
+
+
+def test_a_step_that_is_not_finite_raises_before_its_update():
+    state, items = loop(RECIPE.replace(lr=1e38))
+    next(items)
+    before = state.weights_sha256()
+    with pytest.raises(NonFiniteError, match="is not finite at step 1"):
+        next(items)
+    assert (state.weights_sha256(), state.step) == (before, 1)
+
+
+def test_it_yields_nothing_for_a_state_that_has_all_its_steps():
+    state, items = loop()
+    state.step = 6
+    assert list(items) == []

@@ -1,0 +1,65 @@
+"""`Settings.replace` returns a changed copy of the same class, and rejects what a settings file may not contain."""
+
+import pytest
+
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.config.schedule import Progressive
+from lockstep.data import Shift
+from lockstep.errors import USAGE, LockstepError
+from lockstep.optim import EMA, SGD
+from lockstep.recipes import named
+
+DIGITS = named("digits")
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        (DIGITS, {"lr": -1.0}, "recipe setting lr: got -1.0"),
+        (DIGITS, {"towers": True}, "recipe setting towers: got True: true and false are for switches"),
+        (DIGITS, {"towers": 3}, "batch 128 does not divide into 3 towers"),
+        (DIGITS, {"steps": 5}, "give either steps or epochs, not both"),
+        (DIGITS, {"twers": 4}, "'twers': did you mean towers"),
+        (DIGITS, {"optimizer": "sdg"}, "did you mean sgd"),
+        (Placement(), {"log_every": 0}, "placement setting log_every: got 0"),
+        (Placement(), {"reduction": "ring"}, "unknown reduction 'ring'"),
+        (SGD(momentum=0.9, nesterov=True), {"momentum": 0.0}, "nesterov needs a momentum above 0"),
+        (Progressive(sizes_px=(16, 32), shares=(0.5, 0.5)), {"shares": (1.0,)}, "need as many shares"),
+    ],
+)
+def test_replace_rejects_a_wrong_value_and_leaves_the_settings_unchanged(settings, changes, message):
+    before = settings.model_dump()
+    with pytest.raises(LockstepError, match=message) as error:
+        settings.replace(**changes)
+    assert error.value.code == USAGE
+    assert settings.model_dump() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        (DIGITS, {"seed": 7}),
+        (Placement(), {"keep": 2}),
+        (SGD(), {"momentum": 0.5}),
+        (EMA(), {"decay": 0.5}),
+        (Shift(pixels=1), {"pixels": 2}),
+    ],
+)
+def test_replace_returns_the_same_class_with_only_the_named_settings_changed(settings, changes):
+    before = settings.model_dump()
+    changed = settings.replace(**changes)
+    assert type(changed) is type(settings)
+    assert changed.model_dump() == before | changes
+    assert settings.model_dump() == before
+
+
+def test_replace_keeps_the_classes_of_groups_and_reads_new_ones_like_a_file():
+    tutorial = named("cifar10-tutorial")
+    assert tutorial.replace(seed=1).augmentation == tutorial.augmentation
+    assert type(tutorial.replace(seed=1).schedule) is type(tutorial.schedule)
+    changed = tutorial.replace(optimizer={"kind": "sgd", "momentum": 0.5}, precision="bf16")
+    assert isinstance(changed, Recipe)
+    assert (changed.optimizer, changed.precision) == (SGD(momentum=0.5), "bfloat16")
+    assert changed == make(tutorial.model_dump(mode="json"), {"optimizer.momentum": 0.5, "precision": "bfloat16"})

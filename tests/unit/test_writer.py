@@ -1,0 +1,41 @@
+"""`Writer`, the writer of all processes but process 0: it writes nothing, and `fit` continues with its answers."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.run.writer import RunWriter, Writer, open_writer
+
+METHODS = {name: method for name, method in vars(Writer).items() if inspect.isfunction(method)}
+# Answers that `fit` uses in every process. All other methods return None.
+ANSWERS = {"save_due": False, "evaluation_missing": False, "save_last_good": ""}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_a_no_op_with_a_neutral_answer(name):
+    required = [p for p in inspect.signature(METHODS[name]).parameters.values() if p.default is p.empty][1:]
+    answer = getattr(Writer(), name)(*[None] * len(required))
+    assert answer == ANSWERS.get(name)
+    assert type(answer) is type(ANSWERS.get(name))
+
+
+def test_it_has_no_checkpoint_and_no_listeners():
+    assert Writer().checkpoint is None
+    assert list(Writer().listeners) == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_process_0_overrides_every_method_with_the_same_parameters(name):
+    assert name in vars(RunWriter)
+    own, base = (list(inspect.signature(getattr(kind, name)).parameters) for kind in (RunWriter, Writer))
+    assert own == base
+
+
+def test_other_processes_open_no_folder(tmp_path):
+    session = SimpleNamespace(reduction=SimpleNamespace(process=1))
+    job = SimpleNamespace(path=tmp_path / "run", resume=False)
+    with open_writer(job, session, "", []) as writer:
+        assert type(writer) is Writer
+        assert writer.finish({}, []) is None
+    assert list(tmp_path.iterdir()) == []
