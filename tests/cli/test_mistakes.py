@@ -53,7 +53,7 @@ def refused(done, code, *words):
         (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
         (["train", "--set", "weight_decay.conv9.weight=1"], USAGE, ["conv9.weight"]),
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
-        (["train", "--name", "../out"], USAGE, ["plain name"]),
+        (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
         (["train", "--set", "optimizer.momentum=0"], USAGE, ["nesterov needs a momentum"]),
         (["train", "--set", "schedule=none"], USAGE, ["schedule: got None"]),
         (["train", "--model", "mnist", "--set", "weight_decay={}"], USAGE, ["16x16 pixels or more, got 8x8"]),
