@@ -1,5 +1,8 @@
 """Fixtures: the real program as a subprocess, real and generated datasets, and unseeded global random generators."""
 
+import fcntl
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -87,6 +90,55 @@ def program(tmp_path):
         process = start(*args, cwd=cwd, **environment)
         out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def refused_here(tmp_path, monkeypatch, capfd):
+    """As `program`, in this process, which has torch already. For commands that are refused: refused_here(*args)."""
+    from lockstep.cli import main
+
+    def run(*args: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess:
+        monkeypatch.chdir(cwd)
+        for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+            monkeypatch.setenv(name, value)
+        one = ["--processes", "1"] if args[0] == "train" and "--processes" not in args else []
+        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, args), *one])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(args, ended.value.code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory):
+    """trained_once(*options) -> (folder of the run, record) of `lockstep train`, run once for all tests.
+
+    Tests read the folder. One that changes the run copies it first.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the one that all test processes share
+
+    @cache
+    def run(*options: object) -> tuple[Path, dict]:
+        place = folder / hashlib.sha256(json.dumps([*map(str, options)]).encode()).hexdigest()[:12]
+        record = place / "record.json"
+        with place.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not record.exists():
+                shutil.rmtree(place, ignore_errors=True)  # of one that failed
+                place.mkdir()
+                process = start("train", *options, "--name", "a", "--json", cwd=place)
+                out, err = process.communicate(timeout=240)
+                assert process.returncode == 0, err
+                record.write_text(out.splitlines()[-1])
+        return place / "runs/a", json.loads(record.read_text())
 
     return run
 

@@ -1,7 +1,7 @@
-"""Datasets that a network can learn, in the official formats and sizes of CIFAR-10, CIFAR-100 and MNIST.
+"""Learnable datasets in the official formats and sizes of CIFAR-10, CIFAR-100 and MNIST.
 
-An image is the fixed picture of its class, with noise. Every file has the size, the header and the labels that the
-readers require.
+Each class has a fixed picture, and an image is the picture of its class with noise added. So a network can learn the
+classes, and every file has the size, the header and the labels that the readers require.
 """
 
 import gzip
@@ -17,7 +17,7 @@ _NOISE = 64  # grey levels, of 256
 
 
 def cifar10(folder: Path) -> None:
-    """Write six files of 10 000 records: a label byte, then 3 planes of 32x32."""
+    """Six files of 10 000 records: a label byte, then 3 planes of 32x32."""
     pictures = _pictures(10, (3, 32, 32), cell_px=8)
     for number, name in enumerate((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")):
         labels = _labels(number, 10_000, 10)
@@ -25,7 +25,7 @@ def cifar10(folder: Path) -> None:
 
 
 def cifar100(folder: Path) -> None:
-    """Write two files of 50 000 and 10 000 records (coarse label, fine label, planes), and a file of class names."""
+    """Two files of 50 000 and 10 000 records: a coarse and a fine label byte, then the planes; and class names."""
     pictures = _pictures(100, (3, 32, 32), cell_px=8)
     for number, (name, count) in enumerate({"train.bin": 50_000, "test.bin": 10_000}.items()):
         labels = _labels(number, count, 100)
@@ -34,7 +34,7 @@ def cifar100(folder: Path) -> None:
 
 
 def mnist(folder: Path) -> None:
-    """Write four gzip files: a big-endian header, then a byte for each pixel or label."""
+    """Four gzip files: a big-endian header, then a byte for each pixel or label."""
     pictures = _pictures(10, (1, 28, 28), cell_px=7)
     for number, (part, count) in enumerate({"train": 60_000, "t10k": 10_000}.items()):
         labels = _labels(number, count, 10)
@@ -42,7 +42,7 @@ def mnist(folder: Path) -> None:
             "images-idx3": struct.pack(">4I", 2051, count, 28, 28) + _records(number, [], pictures[labels]).tobytes(),
             "labels-idx1": struct.pack(">2I", 2049, count) + labels.tobytes(),
         }
-        for kind, body in bodies.items():  # stored, because compressing noise takes seconds
+        for kind, body in bodies.items():  # only stored: to compress noise takes seconds
             (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(body, compresslevel=0))
 
 
@@ -50,7 +50,7 @@ WRITERS = {"cifar10": cifar10, "cifar100": cifar100, "mnist": mnist}
 
 
 def _pictures(classes: int, shape: tuple[int, int, int], cell_px: int) -> Bytes:
-    """Return one picture for each class, [classes, C * H * W]: squares of one colour, `cell_px` a side."""
+    """[classes, C * H * W] one picture for each class, of squares of one colour each, `cell_px` a side."""
     channels, height, width = shape
     cells = np.random.default_rng(0).integers(
         0, 256 - _NOISE, (classes, channels, height // cell_px, width // cell_px), dtype=np.uint8
@@ -59,12 +59,12 @@ def _pictures(classes: int, shape: tuple[int, int, int], cell_px: int) -> Bytes:
 
 
 def _labels(number: int, count: int, classes: int) -> Bytes:
-    """Return the labels [count] of file `number`: every class equally often, in random order."""
+    """[count] of the file `number`: every class equally often, in random order."""
     return np.random.default_rng([1, number]).permutation(np.arange(count) % classes).astype(np.uint8)
 
 
 def _records(number: int, labels: Sequence[Bytes], pictures: Bytes) -> Bytes:
-    """Return the records [count, labels and pixels] of file `number`: the labels, then `pictures` with noise."""
+    """[count, labels and pixels] of the file `number`: the labels, then `pictures` with noise added."""
     records = np.empty((len(pictures), len(labels) + pictures.shape[1]), np.uint8)
     for i, column in enumerate(labels):
         records[:, i] = column

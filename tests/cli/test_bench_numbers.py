@@ -23,6 +23,7 @@ def build(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_sleep_have_twice_the_throughput_of_one(program, tmp_path):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     done = program(

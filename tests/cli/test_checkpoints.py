@@ -10,25 +10,11 @@ from tests.cli.test_mistakes import ENVIRONMENT, USAGE, contents, refused
 from tests.unit.test_checkpoint import flip
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A finished run with an evaluated checkpoint every 2 of its 10 steps, and its record."""
-    from tests.conftest import start
-
-    folder = tmp_path_factory.mktemp("checkpoints")
-    process = start(
-        "train", "--steps", 10, "--save-every", 2, "--eval-every", 2, "--keep", 9, "--processes", 1, "--name", "a",
-        "--json", cwd=folder,
-    )  # fmt: skip
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return folder / "runs/a", json.loads(out)
-
-
 @pytest.fixture
-def run(trained, tmp_path):
-    """A copy of its own for each test."""
-    shutil.copytree(trained[0], tmp_path / "runs/a")
+def run(trained_once, tmp_path):
+    """A finished run with an evaluated checkpoint every 2 of its 10 steps; a copy for each test."""
+    path, _ = trained_once("--steps", 10, "--save-every", 2, "--eval-every", 2, "--keep", 9, "--processes", 1)
+    shutil.copytree(path, tmp_path / "runs/a")
     return tmp_path / "runs/a"
 
 
@@ -50,8 +36,8 @@ def test_best_and_a_step_on_any_number_of_processes(program, run):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_one_that_is_not(program, run, args, words):
-    refused(program("eval", "runs/a", "--checkpoint", *args), USAGE, words)
+def test_one_that_is_not(refused_here, run, args, words):
+    refused(refused_here("eval", "runs/a", "--checkpoint", *args), USAGE, words)
 
 
 def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, run, tmp_path):
@@ -64,7 +50,7 @@ def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, run, tmp_
     assert done.stderr == "the model after 10 steps, ema weights, is saved in mine.safetensors\n"
     assert (tmp_path / "mine.safetensors").read_bytes() == whole
     assert contents(run) == before
-    refused(program("eval", run, "--save-model", "mine.safetensors"), USAGE, "there is something already")
+    refused(program("eval", run, "--save-model", "mine.safetensors"), USAGE, "this file exists already")
     assert (tmp_path / "mine.safetensors").read_bytes() == whole
     refused(program("eval", run, "--save-model", "none/x"), ENVIRONMENT, "there is no folder none")
     refused(program("eval", run, "--save-model", "x", "--watch"), USAGE, "--save-model is for one checkpoint")
@@ -92,10 +78,10 @@ def test_a_quiet_evaluation(program, run):
     done = program("eval", run, "-q", "--watch", "--once")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert json.loads((run / "eval/metrics.jsonl").read_text())["step"] == 8
-    refused(program("eval", "runs/none", "-q"), USAGE, "runs/none is no folder")
+    refused(program("eval", "runs/none", "-q"), USAGE, "runs/none is not a folder")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_quiet_run(program, tmp_path, processes):
     options = ("train", "--steps", 3, "--processes", processes, "-q", "--name", "b")
     done = program(*options, *(["--json"] if processes == 2 else []))
@@ -109,7 +95,7 @@ def test_a_quiet_run(program, tmp_path, processes):
     refused(program(*options), USAGE, "runs/b exists")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_watcher_may_come_before_the_run(started, program, tmp_path, processes):
     watcher = started("eval", "runs/b", "--watch", "--interval", 0.05, "--processes", processes, "--json")
     assert watcher.stderr.readline() == "runs/b has not begun, as it has no recipe.json: waiting\n"
@@ -132,7 +118,7 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, program, tmp
         out, err = watcher.communicate(timeout=60)
         assert (watcher.returncode, out, err) == (code, "", "")
     (tmp_path / "file").touch()
-    refused(program("eval", "file", "--watch"), USAGE, "file is no folder")
+    refused(program("eval", "file", "--watch"), USAGE, "file is not a folder")
 
 
 def test_a_copied_run_without_its_lock_can_be_watched(started, run):

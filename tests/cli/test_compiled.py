@@ -25,6 +25,7 @@ def small(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 @pytest.mark.skipif(COMPILER is None or not HEADERS, reason="no C++ compiler, or no Python.h for it")
+@pytest.mark.slow
 def test_a_compiled_network_trains_and_repeats_its_bits(program, tmp_path):
     (tmp_path / "small.py").write_text(f"from torch import nn\n\n\n{inspect.getsource(small)}")
     cache = tmp_path / "compiled"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import struct
 
 import pytest
@@ -52,20 +53,20 @@ def refused(done, code, *words):
         (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
         (["train", "--set", "weight_decay.conv9.weight=1"], USAGE, ["conv9.weight"]),
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
-        (["train", "--name", "../out"], USAGE, ["plain name"]),
+        (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
         (["train", "--set", "optimizer.momentum=0"], USAGE, ["nesterov needs a momentum"]),
         (["train", "--set", "schedule=none"], USAGE, ["schedule: got None"]),
         (["train", "--model", "mnist", "--set", "weight_decay={}"], USAGE, ["16x16 pixels or more, got 8x8"]),
         (["train", "--model", "tutorial"], USAGE, ["'conv3.weight'", "--set weight_decay={}"]),
         (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
-        (["train", "runs/none", "--resume"], USAGE, ["runs/none is no folder"]),
+        (["train", "runs/none", "--resume"], USAGE, ["runs/none is not a folder"]),
         (["train", "--resume"], USAGE, ["no run of digits"]),
         (["train", "--device", "gpu"], USAGE, ["device: got 'gpu'", "as in cuda:0 or cuda:0,2"]),
         (["train", "--bacth", "3"], USAGE, ["No such option", "--batch"]),
         (["trian"], USAGE, ["No such command"]),
         (["show", "mnits"], USAGE, ["did you mean mnist"]),
-        (["eval", "runs/none"], USAGE, ["runs/none is no folder"]),
+        (["eval", "runs/none"], USAGE, ["runs/none is not a folder"]),
         (["eval", "."], USAGE, ["not a run"]),
         (["train", "mnist", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
         (["train", "mnist"], DATA, ["train-images-idx3-ubyte.gz", "--data DIR", "digits"]),
@@ -75,8 +76,8 @@ def refused(done, code, *words):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_one_clear_message(program, tmp_path, args, code, words):
-    refused(program(*args), code, *words)
+def test_one_clear_message(refused_here, tmp_path, args, code, words):
+    refused(refused_here(*args), code, *words)
     assert not (tmp_path / "runs").exists()
 
 
@@ -122,12 +123,12 @@ def test_mnist_in_the_wrong_format_is_named(program, tmp_path):
 
 
 @pytest.fixture
-def run(program, tmp_path):
-    """A finished run of ten steps with checkpoints at 0, 4, 8 and 10, but no result: as if killed at its very end."""
-    done = program("train", "--steps", 10, "--save-every", 4, "--processes", 1, "--name", "a", "--json")
-    assert done.returncode == 0, done.stderr
+def run(trained_once, tmp_path):
+    """A run of ten steps with checkpoints at 0, 4, 8 and 10, but no result: as if killed at its very end; a copy."""
+    path, record = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    shutil.copytree(path, tmp_path / "runs/a")
     (tmp_path / "runs/a/result.json").unlink()
-    return tmp_path / "runs/a", json.loads(done.stdout)
+    return tmp_path / "runs/a", record
 
 
 def contents(folder):
@@ -181,7 +182,7 @@ def test_other_data_is_refused(program, run):
 
 def test_a_run_without_checkpoints_and_a_split_that_is_not(program, run):
     path, _ = run
-    refused(program("eval", path, "--split", "validation"), USAGE, "no split 'validation': it has train, test")
+    refused(program("eval", path, "--split", "validation"), USAGE, "no split 'validation': its splits are train, test")
     (path / "checkpoints").rename(path / "elsewhere")
     (path / "checkpoints").mkdir()
     refused(program("eval", path), DATA, "no checkpoint yet")

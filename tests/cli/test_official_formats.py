@@ -41,6 +41,7 @@ def judged_on(images: int) -> tuple[object, ...]:
     return "--set", f"held_out={images}", "--set", f"eval_batch={images}"
 
 
+@pytest.mark.slow
 def test_the_tutorial_learns_alike_on_1_and_2_processes_and_is_evaluated(trained, program, synthetic_data):
     small = ("--towers", 2, "--tower-batch", 16, "--steps", 60, *judged_on(200))
     one, losses = trained("cifar10-tutorial", "cifar10", *small, "--processes", 1, "--name", "one")
@@ -58,6 +59,7 @@ def test_the_tutorial_learns_alike_on_1_and_2_processes_and_is_evaluated(trained
     assert record["accuracy"] == pytest.approx(one["accuracy"]["ema"], abs=0.1)
 
 
+@pytest.mark.slow
 def test_mnist_learns_alike_on_1_and_2_processes_and_is_evaluated(trained, program, synthetic_data):
     small = ("--tower-batch", 24, "--steps", 12, *judged_on(100))
     one, losses = trained("mnist", "mnist", *small, "--processes", 1, "--name", "one")
@@ -83,6 +85,7 @@ def test_cifar10_learns_on_growing_images(trained):
     assert result["accuracy_one_view"] > 0.5
 
 
+@pytest.mark.slow
 def test_cifar100_has_100_classes(trained):
     small = ("--batch", 80, "--steps", 4, *judged_on(100))
     _, losses = trained("cifar100", "cifar100", *small, "--processes", 2, "--name", "fine")
@@ -90,7 +93,7 @@ def test_cifar100_has_100_classes(trained):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("recipe", ["cifar10-record", "cifar10-96"])
+@pytest.mark.parametrize("recipe", [pytest.param("cifar10-record", marks=pytest.mark.slow), "cifar10-96"])
 def test_recipes_for_a_gpu_take_steps_on_a_cpu(trained, recipe):
     """Not compiled: a compiler would take minutes for this network here; `test_compiled.py` compiles a smaller one."""
     small = ("--batch", 16, "--steps", 2, *judged_on(20), "--set", "compile=false")

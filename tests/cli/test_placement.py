@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 
 def test_log_placement_says_what_is_where(program, tmp_path):
     (tmp_path / "a b é").mkdir()
@@ -18,6 +20,7 @@ def test_log_placement_says_what_is_where(program, tmp_path):
     assert re.search(r"reduction +58,829 float32 values a step, 0.2 MiB; process 0 adds all vectors", done.stdout)
 
 
+@pytest.mark.slow
 def test_the_last_towers_loss_in_the_log_changes_no_bit(program, tmp_path):
     for name in ("mean", "last"):
         done = program("train", "--steps", 4, "--processes", 1, "--log-every", 1, "--log-loss", name, "--name", name)
@@ -30,6 +33,7 @@ def test_the_last_towers_loss_in_the_log_changes_no_bit(program, tmp_path):
     assert [row["logged_loss"] for row in rows[0]] != [row["logged_loss"] for row in rows[1]]
 
 
+@pytest.mark.slow
 def test_profile_of_a_run_on_two_processes(program, tmp_path):
     done = program("train", "--steps", 8, "--processes", 2, "--profile", "steps=3:5", "--name", "p")
     assert done.returncode == 0, done.stderr

@@ -69,11 +69,11 @@ def test_json_is_the_last_line_and_nothing_else_on_stdout(program):
     assert ": step 0, loss" in done.stderr
 
 
-def test_model_file_carries_what_using_it_needs(program, tmp_path):
+def test_model_file_carries_what_using_it_needs(trained_once):
     from safetensors import safe_open
 
-    program("train", "--steps", 3, "--processes", 1)
-    with safe_open(tmp_path / "runs/digits-1/model.safetensors", "pt") as file:
+    run, _ = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    with safe_open(run / "model.safetensors", "pt") as file:
         facts = json.loads(file.metadata()["lockstep"])
         names = set(file.keys())
     assert facts["classes"] == list("0123456789")
@@ -99,6 +99,7 @@ def test_a_recipe_file_may_state_only_what_differs(program, tmp_path):
     assert (recipe["seed"], recipe["optimizer"]["momentum"], recipe["optimizer"]["nesterov"]) == (5, 0.5, True)
 
 
+@pytest.mark.slow
 def test_idle_cores_are_pointed_out(program):
     out = program("train", "--towers", 1, "--steps", 1).stdout
     cores = hardware.cores()
@@ -139,6 +140,7 @@ def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
     assert json.loads((tmp_path / "runs/piped/result.json").read_text())["steps"] == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(program, tmp_path, processes):
     assert program("train", "--steps", 3, "--processes", 1, "--name", "r").returncode == 0

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from lockstep import hardware
 from lockstep.run import checkpoint
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
+STOPPED = ("--steps", 12, "--save-every", 4, "--processes", 1)
 LAUNCHED = ("train", "--steps", 12, "--name", "x", "--json")
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 NEWER_CPU = pytest.mark.skipif(
@@ -64,17 +66,21 @@ SLURM = {"SLURM_PROCID": "{number}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{number}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "{number}"}
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+@pytest.fixture
+def alone(trained_once):
     """The sha256 of the run on one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    process = start(*LAUNCHED, "--processes", 1, cwd=folder)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    return json.loads(out)["weights_sha256"]
+    _, record = trained_once(*STOPPED)
+    return record["weights_sha256"]
 
 
-@pytest.mark.parametrize("names", [PLAIN, SLURM, OPEN_MPI], ids=["plain", "Slurm", "Open MPI"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(PLAIN, id="plain"),
+        pytest.param(SLURM, id="Slurm", marks=pytest.mark.slow),
+        pytest.param(OPEN_MPI, id="Open MPI", marks=pytest.mark.slow),
+    ],
+)
 def test_every_launcher_starts_one_run(tmp_path, alone, names):
     first, second = launched(tmp_path, names, *LAUNCHED)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
@@ -99,10 +105,9 @@ def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
 
 
 @NEWER_CPU
-def test_a_resume_with_other_arithmetic_is_said_and_refused_if_strict(program, tmp_path):
-    whole = program("train", "--steps", 12, "--processes", 1, "--name", "a", "--json")
-    stop_early(program, tmp_path)
-    run = tmp_path / "runs/b"
+def test_a_resume_with_other_arithmetic_is_said_and_refused_if_strict(program, trained_once, stopped):
+    _, whole = trained_once(*STOPPED)
+    run = stopped()
     refused = program("train", run, "--resume", "--strict", "--processes", 1, **OLDER)
     assert refused.returncode == ENVIRONMENT
     assert "--strict" in refused.stderr
@@ -115,28 +120,33 @@ def test_a_resume_with_other_arithmetic_is_said_and_refused_if_strict(program, t
     assert "the same on any number of processes" not in done.stdout
     result = json.loads((run / "result.json").read_text())
     assert result["mixed_arithmetic"] is True
-    assert json.loads(whole.stdout)["mixed_arithmetic"] is False
+    assert whole["mixed_arithmetic"] is False
     probes = [session["probe"] for session in json.loads((run / "environment.json").read_text())]
     assert len(set(probes)) == 2
 
 
-def stop_early(program, tmp_path, *options):
-    """A run runs/b of twelve steps that goes on after step 4: as if it had been killed there."""
-    done = program(
-        "train", "--steps", 12, "--save-every", 4, "--processes", 1, "--name", "b", *options
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs/b"
+def as_stopped(run):
+    """The run, finished after twelve steps, as if it had been killed after step 4."""
     (run / "result.json").unlink()
     for step in (8, 12):
-        for path in (run / f"checkpoints/step-{step:09d}").iterdir():
-            path.unlink()
-        (run / f"checkpoints/step-{step:09d}").rmdir()
+        shutil.rmtree(run / f"checkpoints/step-{step:09d}")
     return run
 
 
-def test_an_environment_of_an_older_release_is_no_error(program, tmp_path):
-    run = stop_early(program, tmp_path)
+@pytest.fixture
+def stopped(trained_once, tmp_path):
+    """stopped(*options) -> runs/b, a copy of a run that goes on after step 4: as if it had been killed there."""
+
+    def copied(*options):
+        shutil.copytree(trained_once(*STOPPED, *options)[0], tmp_path / "runs/b")
+        return as_stopped(tmp_path / "runs/b")
+
+    return copied
+
+
+@pytest.mark.slow
+def test_an_environment_of_an_older_release_is_no_error(program, stopped):
+    run = stopped()
     old = [{"step": 0, "processes": 1, "device": "another", "cpu_capability": "AVX9", "environment": {}}]
     (run / "environment.json").write_text(json.dumps(old))
     done = program("train", run, "--resume", "--processes", 1)
@@ -178,21 +188,23 @@ def parted(tmp_path, *options, step=9, victim=1):
     return [(process.communicate(timeout=200), process.returncode) for process in started]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_parted_is_named_at_the_next_digest_and_nothing_is_saved(tmp_path, victim):
     ends = parted(tmp_path, "--digest-every", "5", "--save-every", "100", victim=victim)
     assert [code for _, code in ends] == [ENVIRONMENT] * 3
-    assert f"process {victim} of 3 parted from the others: after 10 steps" in ends[0][0][1]
+    assert f"process {victim} of 3 no longer computes the same bits as the others: after 10 steps" in ends[0][0][1]
     assert checkpoint.steps(tmp_path / "runs/x/checkpoints") == [0]
 
 
+@pytest.mark.slow
 def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(tmp_path):
     ends = parted(tmp_path, "--digest-every", "0", "--save-every", "12")
     assert [code for _, code in ends] == [ENVIRONMENT] * 3
-    assert "process 1 of 3 parted from the others: after 12 steps" in ends[0][0][1]
+    assert "process 1 of 3 no longer computes the same bits as the others: after 12 steps" in ends[0][0][1]
     assert checkpoint.steps(tmp_path / "runs/x/checkpoints") == [0]
 
 
+@pytest.mark.slow
 def test_digests_are_in_the_metrics_and_tell_runs_apart(program, tmp_path):
     for name, options in {"a": ["--processes", 1], "b": ["--processes", 3], "c": ["--seed", 1]}.items():
         program("train", "--steps", 11, "--digest-every", 5, "--name", name, *options)
@@ -221,12 +233,21 @@ def own(tmp_path):
     return tmp_path
 
 
-def test_a_model_that_was_edited_is_said_and_refused_if_strict(program, own):
-    run = stop_early(program, own, *OWN)
+@pytest.fixture
+def edited(program, own):
+    """A run of the model in `own` that goes on after step 4; helper.py was edited since."""
+    done = program("train", *STOPPED, *OWN, "--name", "b")
+    assert done.returncode == 0, done.stderr
+    run = as_stopped(own / "runs/b")
     manifest = json.loads((run / "checkpoints/step-000000004/manifest.json").read_text())
     assert set(manifest["model_source"]) == {"mine.py", "helper.py"}
     (own / "helper.py").write_text("WIDTH = 2.0\n")
-    named = ("--model", "mine:build")
+    return run
+
+
+@pytest.mark.slow
+def test_a_model_that_was_edited_is_refused_if_strict(program, edited):
+    run, named = edited, ("--model", "mine:build")
     for command in (["train", run, "--resume", "--processes", 1], ["eval", run]):
         refused = program(*command, *named, "--strict")
         assert refused.returncode in (DATA, ENVIRONMENT), refused.stderr
@@ -235,6 +256,10 @@ def test_a_model_that_was_edited_is_said_and_refused_if_strict(program, own):
     evaluated = program("eval", run, *named)
     assert evaluated.returncode == 0
     assert "helper.py: " in evaluated.stderr
+
+
+def test_a_model_that_was_edited_is_said(program, edited):
+    run, named = edited, ("--model", "mine:build")
     done = program("train", run, "--resume", "--processes", 1, *named)
     assert done.returncode == 0, done.stderr
     assert "the source of model mine:build has changed: helper.py" in done.stdout
@@ -243,7 +268,7 @@ def test_a_model_that_was_edited_is_said_and_refused_if_strict(program, own):
     assert set(result["model_source"]) == {"mine.py", "helper.py"}
 
 
-def test_a_run_folder_runs_no_code(program, own):
+def test_a_run_folder_runs_no_code(program, refused_here, own):
     """Neither of a module beside the run, nor of one inside it, unless the user names it again."""
     done = program("train", *OWN, "--steps", 2, "--processes", 1, "--name", "b")
     assert done.returncode == 0, done.stderr
@@ -252,7 +277,7 @@ def test_a_run_folder_runs_no_code(program, own):
     commands = (["eval", "."], ["eval", ".", "--watch", "--once"], ["train", ".", "--resume"], ["bench", "."])
     for cwd, path in ((own, "runs/b"), (own / "runs/b", str(own / "runs/b"))):
         for command, _, *options in commands:
-            refused = program(command, path, *options, cwd=cwd)
+            refused = refused_here(command, path, *options, cwd=cwd)
             assert refused.returncode == USAGE, (command, refused.stdout, refused.stderr)
             assert "--model mine:build" in refused.stderr
         assert program("show", path, cwd=cwd).returncode == 0
@@ -261,7 +286,7 @@ def test_a_run_folder_runs_no_code(program, own):
     assert (own / "ran").exists()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone, processes):
     for name in ("torch", "sklearn", "numpy", "json", "lockstep"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current folder')\n")
@@ -274,6 +299,7 @@ def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone, p
     assert program("train", "--steps", 1, "--processes", processes).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_printed_commands_work_as_they_are_printed(own, tmp_path):
     """Pasted into a shell: with a folder of data and runs whose names have spaces, and a model of one's own."""
     data, runs = tmp_path / "my data", tmp_path / "my runs"
@@ -328,8 +354,8 @@ def idx(folder):
         (folder / f"{stem}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, count) + labels.tobytes())
 
 
-def test_every_split_that_training_uses_is_checked_at_resume(program, tmp_path):
-    run = stop_early(program, tmp_path)
+def test_every_split_that_training_uses_is_checked_at_resume(program, stopped):
+    run = stopped()
     path = run / "checkpoints/step-000000004/manifest.json"
     manifest = json.loads(path.read_text())
     assert set(manifest["data_sha256"]) == {"train", "test"}
@@ -340,8 +366,9 @@ def test_every_split_that_training_uses_is_checked_at_resume(program, tmp_path):
     assert "the test data is not what" in refused.stderr
 
 
-def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, tmp_path):
-    run = stop_early(program, tmp_path, "--eval-every", 4)
+@pytest.mark.slow
+def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
+    run = stopped("--eval-every", 4)
     path = run / "checkpoints/step-000000004/manifest.json"
     manifest = json.loads(path.read_text())
     accuracy = manifest.pop("accuracy")
@@ -357,6 +384,7 @@ def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, tmp_path):
     assert [row["step"] for row in found if row["kind"] == "evaluation"] == [4, 4, 8, 8, 12, 12]
 
 
+@pytest.mark.slow
 def test_nothing_a_minute_old_is_lost_to_kill_9(started, program, tmp_path):
     """With a second and a half in the place of thirty; the room that is left is for a busy machine."""
     process = started(
@@ -390,7 +418,7 @@ def signals_as_in_a_terminal():
 
 
 @pytest.mark.usefixtures("signals_as_in_a_terminal")
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_terminal_that_is_closed_saves(started, tmp_path, processes):
     process = started("train", "--steps", 5000, "--name", "x", "--processes", processes, "--log-every", 1)
     for line in process.stdout:
@@ -403,6 +431,7 @@ def test_a_terminal_that_is_closed_saves(started, tmp_path, processes):
     assert checkpoint.steps(tmp_path / "runs/x/checkpoints")[0] == step
 
 
+@pytest.mark.slow
 def test_nohup_stays_deaf_to_a_closed_terminal(started):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -418,6 +447,7 @@ def test_nohup_stays_deaf_to_a_closed_terminal(started):
 
 
 @pytest.mark.usefixtures("signals_as_in_a_terminal")
+@pytest.mark.slow
 def test_ctrl_z_stops_the_processes_too_and_fg_goes_on(started):
     process = started("train", "--steps", 5000, "--name", "x", "--processes", 2, "--log-every", 1)
     for line in process.stdout:
@@ -439,6 +469,7 @@ def test_ctrl_z_stops_the_processes_too_and_fg_goes_on(started):
     assert (process.returncode, err) == (130, "")
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_folder(started, tmp_path):
     (tmp_path / "tmp").mkdir()
     process = started(
@@ -471,7 +502,7 @@ def test_processes_of_one_host_listen_on_its_loopback_alone(started):
     assert all(address in ("127.0.0.1", "::1") for address in addresses), addresses
 
 
-@pytest.mark.parametrize(("umask", "mode"), [("022", 0o644), ("077", 0o600)])
+@pytest.mark.parametrize(("umask", "mode"), [("022", 0o644), pytest.param("077", 0o600, marks=pytest.mark.slow)])
 def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, umask, mode):
     command = f"umask {umask}; exec {shlex.quote(sys.executable)} -m lockstep train --steps 3 --processes 2 --name x"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
@@ -481,8 +512,9 @@ def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, umask, mode):
     assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: mode for path in files}
 
 
-def test_links_in_a_run_folder_are_not_written_through(program, tmp_path):
-    run = stop_early(program, tmp_path)
+@pytest.mark.slow
+def test_links_in_a_run_folder_are_not_written_through(program, stopped, tmp_path):
+    run = stopped()
     victim = tmp_path / "victim"
     for name in (".lock", "log.txt", "metrics.jsonl"):
         victim.write_text("mine")
@@ -496,6 +528,7 @@ def test_links_in_a_run_folder_are_not_written_through(program, tmp_path):
         (run / "result.json").unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_very_end_is_one_error(program, tmp_path):
     """The classifier is the first file over the limit: a checkpoint of the run is written before it is set."""
     import resource
@@ -528,6 +561,7 @@ def test_an_outer_launch_says_how_many_processes_there_are(program):
     assert "--processes 3, but RANK and WORLD_SIZE started 2" in refused.stderr
 
 
+@pytest.mark.slow
 def test_an_outer_launch_resumes_without_being_asked(tmp_path, alone):
     run = tmp_path / "runs/x"
     for _ in range(2):
@@ -543,7 +577,7 @@ def test_precision_is_chosen_when_a_run_is_created_and_kept(program, tmp_path):
     options = ["--set", "precision=auto", "--steps", 12, "--name", "b"]
     done = program("train", *options, "--processes", 1, **OLDER)
     assert done.returncode == 0, done.stderr
-    assert "precision float32, chosen as this CPU has no units for bfloat16" in done.stdout
+    assert "precision float32, because this CPU has no units for bfloat16" in done.stdout
     assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
     (tmp_path / "runs/b/result.json").unlink()
     again = program("train", *options, "--resume", "--processes", 1)
@@ -552,6 +586,7 @@ def test_precision_is_chosen_when_a_run_is_created_and_kept(program, tmp_path):
 
 
 @NEWER_CPU
+@pytest.mark.slow
 def test_an_emulated_precision_is_said_with_its_price(program):
     done = program("train", "--precision", "bfloat16", "--steps", 1, "--processes", 2, **OLDER)
     assert re.search(r"bfloat16 is emulated on this CPU: a step takes \d+\.\d times as long as in float32", done.stdout)

@@ -14,7 +14,7 @@ from tests.cli.test_survival import slow_model
 from lockstep.run import checkpoint
 
 ROOT = Path(__file__).parents[2]
-NEVER_BEGAN = "runs/a was stopped before its first step: started anew"
+NEVER_BEGAN = "runs/a was stopped before its first step: starting again"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def never_began(started, program, tmp_path):
     return tmp_path / "runs/a"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(program, never_began, processes):
     done = program("train", "--name", "a", "--steps", 3, "--processes", processes)
     assert (done.returncode, done.stderr) == (0, "")
@@ -48,6 +48,7 @@ def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(program
     assert contents(never_began) == before
 
 
+@pytest.mark.slow
 def test_it_can_be_resumed_all_the_same(program, never_began):
     done = program("train", never_began, "--resume", "--processes", 1, "--model", "slow:build")
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,7 +59,7 @@ def test_it_can_be_resumed_all_the_same(program, never_began):
 CLEAR = "\x1b[2J"  # what clears the screen
 
 
-def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes(program, tmp_path):
+def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes(program, refused_here, tmp_path):
     done = program("train", "--steps", 2, "--processes", 1, "--name", "a")
     assert done.returncode == 0, done.stderr
     record = tmp_path / "runs/a/recipe.json"
@@ -66,11 +67,11 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
     named = json.loads(whole) | {"name": f"digits{CLEAR}"}
     record.write_text(json.dumps(named))
     for command in (("eval", "runs/a"), ("show", "runs/a"), ("train", "runs/a", "--resume")):
-        done = program(*command)
+        done = refused_here(*command)
         refused(done, USAGE, "recipe setting name: got 'digits\\x1b[2J'")
         assert CLEAR not in done.stderr
     record.write_text(whole[:9] + CLEAR)
-    assert CLEAR not in program("eval", "runs/a").stderr
+    assert CLEAR not in refused_here("eval", "runs/a").stderr
     record.write_text(json.dumps(json.loads(whole) | {"model_options": {"\x9b2J": CLEAR}}))
     shown = program("show", "runs/a").stdout
     assert {"\x1b", "\x9b"}.isdisjoint(shown)
@@ -83,6 +84,7 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
         assert "\\x1b[2J" in done.stderr
 
 
+@pytest.mark.slow
 def test_damaged_metrics_do_not_keep_a_run_from_going_on(program, tmp_path):
     options = ("--steps", 8, "--save-every", 4, "--eval-every", 2, "--processes", 1, "--digest-every", 0)
     whole = json.loads(program("train", *options, "--name", "a", "--log-every", 1, "--json").stdout)
@@ -95,7 +97,7 @@ def test_damaged_metrics_do_not_keep_a_run_from_going_on(program, tmp_path):
     )
     done = program("train", run, "--resume", *options[2:], "--log-every", 1)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{run}/metrics.jsonl: lines 1, 6 were damaged and dropped\n" in done.stdout
+    assert f"{run}/metrics.jsonl: lines 1, 6 were damaged and deleted\n" in done.stdout
     assert json.loads((run / "result.json").read_text())["weights_sha256"] == whole["weights_sha256"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [2, 2, 4, 4, 6, 6, 8, 8]
@@ -116,7 +118,7 @@ def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
     assert (tmp_path / "file").read_text() == "True"
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("closed", [pytest.param(">&-", marks=pytest.mark.slow), ">&- 2>&- <&-"])
 def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed):
     command = f"{sys.executable} -m lockstep train --steps 3 --processes 2 --name a {closed}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -129,6 +131,7 @@ def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed):
     assert checkpoint.latest(run / "checkpoints", pytest.fail).manifest["step"] == 3
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_network_with_other_shapes_is_refused(program, tmp_path):
     model = (
         "from torch import nn\n"
@@ -143,13 +146,13 @@ def test_a_checkpoint_of_a_network_with_other_shapes_is_refused(program, tmp_pat
     for processes in (1, 2):
         done = program("eval", "runs/a", "--processes", processes, "--model", "mine:build")
         done.stderr = "".join(line for line in done.stderr.splitlines(True) if "source of model" not in line)
-        refused(done, DATA, "parameter/1.weight has shape [8, 64] in it, and [1, 64] in model mine:build")
+        refused(done, DATA, "parameter/1.weight has shape [8, 64] in the checkpoint and [1, 64] in model mine:build")
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", ".a", CLEAR])
 def test_a_runs_name_is_plain(program, tmp_path, name):
     done = program("train", "--name", name)
-    refused(done, USAGE, f"--name {name!r} is no plain name", "give letters, digits")
+    refused(done, USAGE, f"--name {name!r} is not allowed", "give letters, digits")
     assert CLEAR not in done.stderr
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nname = {json.dumps(name)}\n')
     refused(program("train", "mine.toml"), USAGE, f"name: got {name!r}")

@@ -13,13 +13,11 @@ import pytest
 STEPS = 60
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+@pytest.fixture
+def undisturbed(trained_once):
     """The sha256 of the run the tests below disturb."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, "-m", "lockstep", "train", "--steps", str(STEPS), "--processes", "1", "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
-    return json.loads(done.stdout)["weights_sha256"]
+    _, record = trained_once("--steps", STEPS, "--processes", 1)
+    return record["weights_sha256"]
 
 
 def begin(started, processes, steps=STEPS):
@@ -68,7 +66,12 @@ def gone(children):
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "processes"), [(signal.SIGINT, 130, 1), (signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 2)]
+    ("number", "code", "processes"),
+    [
+        pytest.param(signal.SIGINT, 130, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143, 2),
+    ],
 )
 def test_a_signal_saves_at_one_step_and_another_count_goes_on(
     started, program, tmp_path, undisturbed, number, code, processes
@@ -86,6 +89,7 @@ def test_a_signal_saves_at_one_step_and_another_count_goes_on(
     assert resume(program, 3 - processes) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(started, tmp_path):
     slow_model(tmp_path, "if self.training and pathlib.Path('be-slow').exists():", "time.sleep(30)")
     for processes in (1, 2):
@@ -125,6 +129,7 @@ def test_processes_that_do_not_agree_are_refused(program, tmp_path):
     assert "do not have the same weights" in done.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_process_stops_all(started, tmp_path):
     process, children = begin(started, 3, steps=5000)
     workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
@@ -151,6 +156,7 @@ def test_kill_9_of_one_process_ends_all_and_nothing_is_lost(started, program, un
     assert resume(program, 2) == undisturbed
 
 
+@pytest.mark.slow
 def test_kill_9_of_everything_and_resume(started, program, undisturbed):
     process, children = begin(started, 2)
     for victim in [psutil.Process(process.pid), *children]:
@@ -166,6 +172,7 @@ def test_processes_do_not_outlive_a_killed_launcher(started):
     assert gone(children)
 
 
+@pytest.mark.slow
 def test_two_programs_cannot_train_in_one_folder(started, program):
     process, _ = begin(started, 1, steps=5000)
     second = program("train", "runs/x", "--resume", "--processes", 1)
@@ -191,6 +198,7 @@ def test_a_crash_in_one_process_is_told_once_with_its_cause(program, tmp_path):
     assert "process 1 crashed" in done.stderr
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path, undisturbed):
     """The same entry point joins an outer launch."""
     command = [
@@ -205,6 +213,7 @@ def test_under_torchrun(tmp_path, undisturbed):
     assert result["weights_sha256"] == undisturbed
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, program, tmp_path):
     slow_model(tmp_path, "if pathlib.Path('be-slow').exists():", "pathlib.Path('evaluating').touch(); time.sleep(60)")
     program("train", "--model", "slow:build", "--steps", 2, "--processes", 1, "--name", "x")

@@ -60,7 +60,7 @@ def assert_redrawn_line_progresses(shown, columns):
     assert percents[-1] == 100
 
 
-@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("columns", [80, pytest.param(60, marks=pytest.mark.slow)])
 def test_train_shows_the_progress_of_training_and_evaluation(tmp_path, columns):
     code, text, _ = on_terminal(tmp_path, columns, "train", "--steps", 30, "--processes", 1, "--name", "x")
     assert code == 0, text
@@ -77,6 +77,7 @@ def test_train_shows_the_progress_of_training_and_evaluation(tmp_path, columns):
     assert "\x1b" not in text[text.rindex("after 30 steps, accuracy") :]  # the line is gone before the results
 
 
+@pytest.mark.slow
 def test_eval_shows_progress_on_stderr_and_results_on_stdout(tmp_path, program):
     trained = program("train", "--steps", 2, "--set", "eval_batch=10", "--name", "x")
     assert trained.returncode == 0, trained.stderr

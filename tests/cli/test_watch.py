@@ -26,6 +26,7 @@ def end(process):
     return out.splitlines(), err.splitlines()
 
 
+@pytest.mark.slow
 def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     train = started("train", "--steps", 60, "--save-every", 1, "--keep", 1, "--processes", 1, "--name", "x", "--json")
     run = tmp_path / "runs/x"
@@ -46,6 +47,7 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(started, program, tmp_path):
     """The network holds training up before a step until the checkpoint of the step before is evaluated."""
     (tmp_path / "patient.py").write_text(
@@ -93,13 +95,13 @@ def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["runs/none", "--watch", "--once"], ["runs/none is no folder"]),
+        (["runs/none", "--watch", "--once"], ["runs/none is not a folder"]),
         ([".", "--watch", "--once"], ["not a run"]),
-        (["runs/none", "--once"], ["--once is for --watch"]),
-        (["runs/none", "--interval", "3"], ["--interval is for --watch"]),
+        (["runs/none", "--once"], ["--once needs --watch"]),
+        (["runs/none", "--interval", "3"], ["--interval needs --watch"]),
         (["runs/none", "--watch", "--interval", "0"], ["--interval: got 0.0", "more than 0"]),
     ],
     ids=lambda value: " ".join(value),
 )
-def test_one_clear_message(program, args, words):
-    refused(program("eval", *args), USAGE, *words)
+def test_one_clear_message(refused_here, args, words):
+    refused(refused_here("eval", *args), USAGE, *words)

@@ -1,4 +1,4 @@
-"""Each reduction sends its own messages between processes, as many and as large as `lockstep bench` predicts."""
+"""The messages of each reduction between processes, and that their number and size are as `lockstep bench` predicts."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def vector(tower: int) -> torch.Tensor:
 
 
 def world() -> dict:
-    """Return this process's number, the number of processes, and their address, as arguments of `connect`."""
+    """This process among the others, as `connect` takes it."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return {
         "process": int(os.environ["RANK"]), "processes": int(os.environ["WORLD_SIZE"]), "rendezvous": address,
@@ -31,7 +31,7 @@ def world() -> dict:
 
 
 def child(folder: str) -> None:
-    """Run one of the processes: reduce in every way, and write each message, [what, values, peer], and the sum."""
+    """Run in each process: reduce in every way, and write each message as [name, values, peer], and the sum."""
     import torch.distributed as dist
 
     from lockstep.reduce.process import Processes, connect
@@ -39,45 +39,45 @@ def child(folder: str) -> None:
     messages = []
     exchange, add, send = dist.batch_isend_irecv, dist.all_reduce, dist.broadcast
 
-    def recorded_exchange(operations):
+    def noted_exchange(operations):
         for operation in operations:
             what = "send" if operation.op is dist.isend else "receive"
             messages.append([what, operation.tensor.numel(), operation.peer])
         return exchange(operations)
 
-    def recorded_add(tensor, *args, **kwargs):
+    def noted_add(tensor, *args, **kwargs):
         messages.append(["all_reduce", tensor.numel(), None])
         return add(tensor, *args, **kwargs)
 
-    def recorded_send(tensor, src, *args, **kwargs):
+    def noted_send(tensor, src, *args, **kwargs):
         messages.append(["broadcast", tensor.numel(), src])
         return send(tensor, src, *args, **kwargs)
 
-    dist.batch_isend_irecv, dist.all_reduce, dist.broadcast = recorded_exchange, recorded_add, recorded_send
+    dist.batch_isend_irecv, dist.all_reduce, dist.broadcast = noted_exchange, noted_add, noted_send
     cpu = torch.device("cpu")
     first = connect("tree", 1, cpu, **world())
-    towers = 2 * first.processes  # aligned: a process's towers are one node of the tree
-    reports = {}
+    towers = 2 * first.processes  # so the towers of a process are one node of the tree
+    found = {}
     for kind in REDUCTIONS:
         reduction = Processes(towers, kind, cpu)
-        for _ in range(ROUNDS):  # the first call may allocate buffers
+        for _ in range(ROUNDS):  # the first round may allocate buffers
             messages.clear()
             total = reduction(vector(t) for t in reduction.owned)
-        reports[kind] = {"messages": messages.copy(), "total": total.numpy().tobytes().hex()}
-    Path(folder, f"{first.process}.json").write_text(json.dumps(reports))
+        found[kind] = {"messages": messages.copy(), "total": total.numpy().tobytes().hex()}
+    Path(folder, f"{first.process}.json").write_text(json.dumps(found))
     first.close()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def results(request, tmp_path_factory):
-    """Return (number of processes, what each of them wrote)."""
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def found(request, tmp_path_factory):
+    """Return (number of processes, the results of each process)."""
     folder = tmp_path_factory.mktemp("paths")
     shared = {"WORLD_SIZE": str(request.param), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     code = f"import runpy; runpy.run_path({__file__!r})['child']({str(folder)!r})"
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code],
-            cwd=Path(__file__).parents[2],  # where the package of tests is
+            cwd=Path(__file__).parents[2],  # the folder of the package `tests`
             env={**os.environ, **shared, "RANK": str(rank)},
         )
         for rank in range(request.param)
@@ -86,17 +86,17 @@ def results(request, tmp_path_factory):
     return request.param, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]
 
 
-def messages(written, kind, process, what):
-    """Return [values, peer] of each message of one sort that `process` exchanged."""
-    return [rest for name, *rest in written[process][kind]["messages"] if name == what]
+def messages(found, kind, process, what):
+    """Return [values, peer] of the messages called `what`."""
+    return [rest for name, *rest in found[process][kind]["messages"] if name == what]
 
 
-def kinds(written, kind, process):
-    return {name for name, *_ in written[process][kind]["messages"]}
+def kinds(found, kind, process):
+    return {name for name, *_ in found[process][kind]["messages"]}
 
 
-def test_tree_sends_every_other_process_a_slice_and_the_sum_of_its_own(results):
-    processes, written = results
+def test_tree_sends_each_process_a_slice_and_its_sum(found):
+    processes, written = found
     for process in range(processes):
         others = [p for p in range(processes) if p != process]
         slices = sorted([LENGTH // processes, peer] for peer in others for _ in range(2))
@@ -105,8 +105,8 @@ def test_tree_sends_every_other_process_a_slice_and_the_sum_of_its_own(results):
         assert sorted(messages(written, "tree", process, "receive")) == slices
 
 
-def test_central_sends_process_0_whole_vectors_and_broadcasts_their_sum(results):
-    processes, written = results
+def test_central_sends_whole_vectors_to_process_0_and_broadcasts_their_sum(found):
+    processes, written = found
     others = range(1, processes)
     assert kinds(written, "central", 0) == {"receive", "broadcast"}
     assert sorted(messages(written, "central", 0, "receive")) == [[LENGTH, peer] for peer in others]
@@ -117,14 +117,14 @@ def test_central_sends_process_0_whole_vectors_and_broadcasts_their_sum(results)
         assert messages(written, "central", process, "broadcast") == [[LENGTH, 0]]
 
 
-def test_allreduce_is_one_call_of_the_backend(results):
-    processes, written = results
+def test_allreduce_calls_the_backend_once(found):
+    processes, written = found
     for process in range(processes):
         assert written[process]["allreduce"]["messages"] == [["all_reduce", LENGTH, None]]
 
 
-def test_messages_and_bytes_equal_the_prediction_of_bench(results):
-    processes, written = results
+def test_messages_and_bytes_are_as_predicted(found):
+    processes, written = found
     a_message, a_byte = Link(1.0, float("inf")), Link(0.0, 1.0)
     for process in range(processes):
         sent = [values for values, _ in messages(written, "tree", process, "send")]
@@ -135,8 +135,8 @@ def test_messages_and_bytes_equal_the_prediction_of_bench(results):
     assert len(received) + down == exchange_s("central", processes, 4 * LENGTH, a_message)
 
 
-def test_every_process_receives_the_sum_of_all_towers(results):
-    processes, written = results
+def test_every_process_receives_the_sum_of_all_towers(found):
+    processes, written = found
     vectors = [vector(t) for t in range(2 * processes)]
     exact = Local(len(vectors))(v.clone() for v in vectors).numpy().tobytes().hex()
     wide = torch.stack(vectors).double()
@@ -145,7 +145,7 @@ def test_every_process_receives_the_sum_of_all_towers(results):
             "tree": True, "central": True,
         }  # fmt: skip
         total = torch.frombuffer(bytearray.fromhex(written[process]["allreduce"]["total"]), dtype=torch.float32)
-        # Each addition rounds by at most half a unit of the 24th bit of the sum so far.
+        # Each addition rounds by at most half a unit in the 24th bit of the sum so far.
         assert ((total.double() - wide.sum(0)).abs() <= len(vectors) * 2.0**-24 * wide.abs().sum(0)).all()
         assert written[process]["allreduce"]["total"] == written[0]["allreduce"]["total"]
 
@@ -159,12 +159,12 @@ from torch import nn
 def counted(name):
     call = getattr(dist, name)
 
-    def recorded(*args, **kwargs):
+    def noted(*args, **kwargs):
         with Path(f"{name}-{os.environ['RANK']}").open("a") as file:
             file.write(".")
         return call(*args, **kwargs)
 
-    setattr(dist, name, recorded)
+    setattr(dist, name, noted)
 
 for name in ("batch_isend_irecv", "all_reduce"):
     counted(name)
@@ -174,8 +174,9 @@ def build(shape, classes):
 """
 
 
-def test_the_reduction_option_chooses_the_messages(program, tmp_path):
-    """In the real program. The module of the model counts the calls in its process."""
+@pytest.mark.slow
+def test_the_option_selects_the_reduction(program, tmp_path):
+    """In the real program, the module of the model counts the calls of its process."""
     counts = {}
     for kind in REDUCTIONS:
         folder = tmp_path / kind
@@ -197,6 +198,4 @@ def test_the_reduction_option_chooses_the_messages(program, tmp_path):
     assert exchanges["allreduce"] == [0, 0]
     assert min(additions["allreduce"]) >= 3  # one in each step
     assert min(exchanges["central"]) >= 3
-    assert exchanges["tree"] == [
-        2 * count for count in exchanges["central"]
-    ]  # slices of vectors, then slices of the sum
+    assert exchanges["tree"] == [2 * count for count in exchanges["central"]]  # first the slices, then their sums

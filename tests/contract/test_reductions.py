@@ -1,6 +1,6 @@
 """Reductions across real processes: every number of towers and processes gives the bits of one process.
 
-The processes are started once for each number of them. They compute all cases, and process 0 writes the results.
+The processes are started once for each number of processes. They compute all cases, and process 0 writes the results.
 """
 
 import json
@@ -28,7 +28,7 @@ def bits(total: torch.Tensor) -> str:
 
 
 def world() -> dict:
-    """Return this process's number, the number of processes, and their address, as arguments of `connect`."""
+    """This process among the others, as `connect` takes it."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return {
         "process": int(os.environ["RANK"]), "processes": int(os.environ["WORLD_SIZE"]), "rendezvous": address,
@@ -36,39 +36,41 @@ def world() -> dict:
 
 
 def child(folder: str) -> None:
-    """Run one of the processes: reduce, gather and broadcast, then write the results."""
+    """Run in each process: reduce, gather and broadcast, then write the results."""
     import torch.distributed as dist
 
     from lockstep.reduce.process import Processes, connect
 
     cpu = torch.device("cpu")
     first = connect("tree", 8, cpu, **world())
-    results = {}
+    found = {}
     gloo = dist.new_group(backend="gloo")
-    for kind in (*REDUCTIONS, "central-cpu with a second group"):
+    for kind in (*REDUCTIONS, "central-cpu beside a group of GPUs"):
         for towers in range(first.processes, 10):
             reduction = Processes(towers, kind.split()[0], cpu)
-            if "second" in kind:  # as on GPUs, where the default group is NCCL's
+            if "beside" in kind:  # as if the default group were nccl's
                 reduction._group = gloo
-            for repeat in range(2):  # the second call uses the buffers of the first
+            for repeat in range(2):  # the second call reuses the buffers of the first
                 total = reduction(vector(t) for t in reduction.owned)
-                results[f"{kind} {towers} {repeat}"] = bits(total)
+                found[f"{kind} {towers} {repeat}"] = bits(total)
                 equal = reduction.gather(total)
                 assert all(torch.equal(row, total) for row in equal), "processes disagree"
             assert reduction.exact == (kind != "allreduce")
     table = first.gather(torch.full((2, 3), float(first.process), dtype=torch.float64))
-    results["gather"] = table[:, 0, 0].tolist()
-    results["broadcast"] = [
+    found["gather"] = table[:, 0, 0].tolist()
+    found["broadcast"] = [
         first.broadcast(text if first.process == 0 else None).decode() for text in (b"from process 0", b"")
     ]
     if first.process == 0:
-        Path(folder, "results.json").write_text(json.dumps(results))
+        Path(folder, "found.json").write_text(json.dumps(found))
     first.close()
     assert not dist.is_initialized()
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def results(request, tmp_path_factory):
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
+def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reduce")
     environment = {
         **os.environ, "WORLD_SIZE": str(request.param), "MASTER_ADDR": "127.0.0.1",
@@ -80,7 +82,7 @@ def results(request, tmp_path_factory):
         for rank in range(request.param)
     ]
     assert [process.wait(timeout=120) for process in children] == [0] * request.param
-    return request.param, json.loads((folder / "results.json").read_text())
+    return request.param, json.loads((folder / "found.json").read_text())
 
 
 def free_port() -> int:
@@ -91,31 +93,31 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_tree_and_central_have_the_bits_of_one_process(results):
-    processes, totals = results
+def test_tree_and_central_have_the_bits_of_one_process(found):
+    processes, totals = found
     for towers in range(processes, 10):
         expected = bits(Local(towers)(vector(t) for t in range(towers)))
-        for kind in ("tree", "central", "central-cpu", "central-cpu with a second group"):
+        for kind in ("tree", "central", "central-cpu", "central-cpu beside a group of GPUs"):
             for repeat in range(2):
                 assert totals[f"{kind} {towers} {repeat}"] == expected, (kind, towers, processes)
 
 
-def test_allreduce_adds_the_same_numbers_in_another_order(results):
-    processes, totals = results
+def test_allreduce_returns_the_same_sum_up_to_rounding(found):
+    processes, totals = found
     for towers in range(processes, 10):
         expected = torch.stack([vector(t).double() for t in range(towers)]).sum(0)
-        total = torch.frombuffer(bytearray.fromhex(totals[f"allreduce {towers} 0"]), dtype=torch.float32)
-        assert torch.allclose(total.double(), expected[: len(total)], rtol=1e-4, atol=1e-4)
+        got = torch.frombuffer(bytearray.fromhex(totals[f"allreduce {towers} 0"]), dtype=torch.float32)
+        assert torch.allclose(got.double(), expected[: len(got)], rtol=1e-4, atol=1e-4)
 
 
 class Elsewhere(torch.Tensor):
-    """A stand-in for a vector on a GPU: it can be copied to the CPU, and cannot be added there."""
+    """A stand-in for a vector on a GPU. It can be copied to the CPU, but not added."""
 
     def cpu(self):
         return self.as_subclass(torch.Tensor).clone()
 
     def add_(self, other):
-        raise AssertionError("added on the device")
+        raise AssertionError("added on the GPU")
 
 
 def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(monkeypatch):
@@ -134,36 +136,36 @@ def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(m
     assert bits(total) == bits(Local(5)(vector(t) for t in range(5)))
     assert events == ["computed", "copied"] * 5
     assert moved == [gpu]
-    with pytest.raises(AssertionError, match="added on the device"):
+    with pytest.raises(AssertionError, match="added on the GPU"):
         Local(5, "central", gpu)(computed())
 
 
-def test_with_gpus_central_cpu_exchanges_over_gloo(monkeypatch):
-    """With a stand-in for torch.distributed, which records the group of each message. So the test needs no GPU."""
+def test_central_cpu_of_gpus_exchanges_over_gloo(monkeypatch):
+    """A stand-in for torch.distributed records the group of each message, so no GPU is needed."""
     from lockstep.reduce import process
 
-    groups, carried = [], []
+    made, carried = [], []
     fake = {
         "get_rank": lambda: 0,
         "get_world_size": lambda: 2,
-        "new_group": lambda backend, timeout: groups.append(backend) or "gloo beside nccl",
+        "new_group": lambda backend, timeout: made.append(backend) or "gloo beside nccl",
         "P2POp": lambda operation, tensor, peer, group: carried.append((group, tensor.device.type)),
         "batch_isend_irecv": lambda operations: [],
         "broadcast": lambda tensor, src, group: carried.append((group, tensor.device.type)),
     }
     for name, function in fake.items():
         monkeypatch.setattr(process.dist, name, function)
-    meta = torch.device("meta")  # not the CPU, and in every build of torch
+    meta = torch.device("meta")  # a device other than the CPU that every build of torch has
     reduction = process.Processes(2, "central-cpu", meta)
     total = reduction([vector(0).as_subclass(Elsewhere)])
     assert total.device == meta
-    assert groups == ["gloo"]
+    assert made == ["gloo"]
     assert carried == [("gloo beside nccl", "cpu")] * 2
     process.Processes(2, "central", meta)
-    assert groups == ["gloo"]
+    assert made == ["gloo"]
 
 
-def test_gather_stacks_in_order_of_process_and_broadcast_sends_from_process_0(results):
-    processes, totals = results
+def test_gather_and_broadcast_reach_every_process(found):
+    processes, totals = found
     assert totals["gather"] == list(range(processes))
     assert totals["broadcast"] == ["from process 0", ""]

@@ -1,4 +1,4 @@
-"""Every member of every registry keeps its contract. A new member is tested without a new test."""
+"""The contract of every member of every registry. New members are tested without a new test."""
 
 import inspect
 import tomllib
@@ -22,7 +22,7 @@ SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28), "w
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_a_function_of_the_seed_and_every_layer_has_a_gradient(name):
+def test_a_model_is_seeded_trainable_and_deterministic(name):
     build = load_object(MODELS[name])
     shape = SHAPES[name]
 
@@ -44,7 +44,7 @@ def test_a_model_is_a_function_of_the_seed_and_every_layer_has_a_gradient(name):
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_an_augmentation_is_a_function_of_seed_epoch_and_example(name):
+def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
     augmentation = AUGMENTATIONS[name]()
     images = torch.randint(256, (10, 32, 32, 3), dtype=torch.uint8)
     shape = augmentation.shape(32, 32, 3)
@@ -54,7 +54,7 @@ def test_an_augmentation_is_a_function_of_seed_epoch_and_example(name):
         assert result.shape == (10, *shape)
         assert result.dtype == torch.float32
         assert result.is_contiguous(memory_format=torch.channels_last)
-    # The draws of an image do not depend on the other images or on their order.
+    # The result of an image does not depend on the other images of the batch, nor on their order.
     order = np.array([7, 2, 9])
     part = augmentation.train(images[order], Keys(3, keys.epochs[order], keys.examples[order]))
     assert torch.equal(part, out[order])
@@ -67,7 +67,7 @@ def test_an_augmentation_is_a_function_of_seed_epoch_and_example(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_returns_factors_above_0_and_up_to_1(name):
+def test_a_schedule_returns_factors_up_to_1(name):
     schedule = SCHEDULES[name]()
     factors = [schedule.factor(step, steps=100, batch=10, tower_batch=5, examples=500) for step in range(100)]
     assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
@@ -75,7 +75,7 @@ def test_a_schedule_returns_factors_above_0_and_up_to_1(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_moves_against_the_gradient_and_applies_weight_decay(name):
+def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
     def stepped(decay):
         w = torch.ones(3, 2)
         w.grad = torch.full((3, 2), 0.5)
@@ -87,16 +87,14 @@ def test_an_optimizer_moves_against_the_gradient_and_applies_weight_decay(name):
 
     plain, optimizer = stepped({})
     assert (plain < 1).all()
-    slots = optimizer.state.get(plain, {})
-    assert all(
-        isinstance(slot, torch.Tensor) or slot is None for slot in slots.values()
-    )  # a checkpoint stores only tensors
+    slots = optimizer.state.get(plain, {})  # a checkpoint stores tensors only
+    assert all(isinstance(slot, torch.Tensor) or slot is None for slot in slots.values())
     assert torch.equal(stepped({})[0], plain)
     assert (stepped({"w": 0.1})[0] <= plain).all()
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_has_its_name_and_survives_toml(name):
+def test_a_recipe_round_trips_and_states_its_measurement(name):
     recipe = RECIPES[name]()
     assert recipe.name == name
     assert "Measured:" in inspect.getdoc(RECIPES[name])
@@ -110,6 +108,6 @@ def test_a_dataset_has_a_reader(name):
     assert list(inspect.signature(load_object(DATASETS[name])).parameters) == ["folder"]
 
 
-def test_descriptions_of_reductions_state_whether_they_are_exact():
+def test_a_reductions_description_states_whether_it_is_exact():
     exact = {name: "; exact" in text and "not exact" not in text for name, text in REDUCTIONS.items()}
     assert exact == {"tree": True, "central": True, "central-cpu": True, "allreduce": False}

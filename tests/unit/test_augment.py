@@ -172,8 +172,8 @@ def test_translation_moves_the_reflected_image():
     for i in range(300):
         found = moved[i].flip(1) if flips[i] else moved[i]
         windows = {(y, x): padded[i, :, y : y + 32, x : x + 32].permute(1, 2, 0) for y in range(5) for x in range(5)}
-        (place,) = [place for place, window in windows.items() if torch.equal(window, found.float())]
-        seen.add(place)
+        (offset,) = [offset for offset, window in windows.items() if torch.equal(window, found.float())]
+        seen.add(offset)
     assert len(seen) == 25
     assert torch.equal(translate(images, keys(300), 0, np.zeros(300, bool)), images)
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lockstep.config.course import Course
+from lockstep.config.recipe import Course
 from lockstep.config.schedule import Progressive, Staircase, Triangle
 from lockstep.recipes import named
 

@@ -34,7 +34,7 @@ def test_tutorial_has_the_originals_parameters(network):
     [("conv1", 0.05, 0.0), ("conv2", 0.05, 0.1), ("local3", 0.04, 0.1), ("local4", 0.04, 0.1),
      ("softmax_linear", 1 / 192, 0.0)],
 )  # fmt: skip
-def test_tutorial_initialisers(network, layer, std, bias):
+def test_tutorial_has_the_originals_initialisers(network, layer, std, bias):
     weight, b = getattr(network, layer).weight, getattr(network, layer).bias
     assert weight.abs().max() <= 2 * std * (1 + 1e-6)
     assert weight.abs().max() > 1.9 * std
@@ -69,7 +69,7 @@ def test_tutorial_forward_is_the_specified_sequence(network):
     assert torch.allclose(network(images), expected, atol=1e-5)
 
 
-def test_local_response_norm_and_its_gradient():
+def test_local_response_norm_and_its_gradient_follow_the_formula():
     norm = LocalResponseNorm(12, radius=4, alpha=0.05).double()
     x = torch.randn(2, 12, 3, 3, dtype=torch.double, requires_grad=True)
     index = torch.arange(12)
@@ -106,7 +106,7 @@ def test_mnist_forward_is_the_specified_sequence():
     assert torch.allclose(network(x), network.logits(network.dense2(network.dense1(h))), atol=1e-5)
 
 
-def test_mnist_switches_for_how_the_originals_comments_read():
+def test_mnist_options_give_the_network_of_the_originals_comments():
     recipe = make(
         named("mnist").model_dump(mode="json"),
         {"model_options.dropout": 0.25, "model_options.dense_activation": "relu"},
@@ -136,6 +136,6 @@ def test_mnist_switches_for_how_the_originals_comments_read():
         ({"model_options.droput": 0.5}, "did you mean dropout"),
     ],
 )
-def test_mnist_options_that_are_none(options, words):
+def test_invalid_mnist_options_are_reported(options, words):
     with pytest.raises(LockstepError, match=words):
         build_model(make(named("mnist").model_dump(mode="json"), options), (1, 28, 28), 10)

@@ -27,7 +27,7 @@ def built(named, decay=None, **settings):
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 144), (2, 64, 64), (1, 100, 20)])
-def test_singular_values_come_near_one(shape):
+def test_singular_values_become_roughly_one(shape):
     matrices = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
     found = orthogonalised(matrices)
     assert found.dtype == torch.float32
@@ -35,7 +35,7 @@ def test_singular_values_come_near_one(shape):
     assert values.max() < 1.6
     assert values.median() > 0.5
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-    assert (torch.einsum("nij,nij->n", found, left @ right) > 0.6 * min(shape[1:])).all()  # the directions are kept
+    assert (torch.einsum("nij,nij->n", found, left @ right) > 0.6 * min(shape[1:])).all()  # the directions stay
 
 
 def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
@@ -49,7 +49,7 @@ def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
         assert torch.allclose(moved, direction.view_as(moved), atol=1e-5)
 
 
-def test_a_filter_of_zeros_has_no_norm_to_keep_and_moves():
+def test_a_filter_of_zeros_moves():
     named = parameters()
     named["a"].zero_()
     other = named["b"].clone()
@@ -59,13 +59,13 @@ def test_a_filter_of_zeros_has_no_norm_to_keep_and_moves():
     assert not named["b"].equal(other)
 
 
-def test_the_rest_is_gradient_descent_with_nesterovs_momentum():
-    ours, theirs = parameters(), parameters()
-    optimizer = built(ours, {"dense": 0.3}, vector_scale=2.0, matrix_scale=0.5, other_momentum=0.8)
+def test_vectors_and_matrices_move_by_gradient_descent_with_nesterovs_momentum():
+    found, expected = parameters(), parameters()
+    optimizer = built(found, {"dense": 0.3}, vector_scale=2.0, matrix_scale=0.5, other_momentum=0.8)
     reference = torch.optim.SGD(
         [
-            {"params": [theirs["bias"]], "lr": 0.2},
-            {"params": [theirs["dense"]], "lr": 0.05, "weight_decay": 0.3},
+            {"params": [expected["bias"]], "lr": 0.2},
+            {"params": [expected["dense"]], "lr": 0.05, "weight_decay": 0.3},
         ],
         momentum=0.8,
         nesterov=True,
@@ -74,9 +74,9 @@ def test_the_rest_is_gradient_descent_with_nesterovs_momentum():
         optimizer.step()
         reference.step()
     for name in ("bias", "dense"):
-        assert torch.allclose(ours[name], theirs[name])
+        assert torch.allclose(found[name], expected[name])
 
 
-def test_decay_of_a_filter_is_refused():
+def test_weight_decay_of_a_filter_is_an_error():
     with pytest.raises(LockstepError, match="weight_decay names a filter"):
         built(parameters(), {"a": 0.1})

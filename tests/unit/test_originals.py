@@ -18,7 +18,7 @@ COUNT = 8_000
 
 @pytest.fixture(scope="module")
 def distorted() -> torch.Tensor:
-    """Training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation, which would hide brightness.
+    """Return training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation hides brightness.
 
     All come from one image, whose channels are the row, the column and 7. So each draw can be computed from the result.
     """
@@ -107,7 +107,7 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
         assert torch.equal(output, following)
 
 
-def test_mnists_dropout_differs_by_tower_and_step():
+def test_mnists_dropout_depends_on_tower_and_step():
     """The loss of the same images differs by tower and step, and repeats for the same tower and step."""
     recipe = named("mnist")
     dataset = Dataset.of(np.random.default_rng(0).integers(0, 256, (2048, 16, 16, 1), np.uint8), np.arange(2048) % 10,
@@ -128,7 +128,7 @@ def test_mnists_dropout_differs_by_tower_and_step():
 @pytest.mark.parametrize(
     ("name", "shape", "convolutions"), [("mnist", (1, 28, 28), 2), ("cifar10-tutorial", (3, 24, 24), 0)]
 )
-def test_winograds_scheme_computes_the_wide_3x3_convolutions(monkeypatch, name, shape, convolutions, amx):
+def test_which_convolutions_use_winograds_scheme(monkeypatch, name, shape, convolutions, amx):
     """MNIST's conv2 and conv3, unless a CPU with AMX computes them in bfloat16; the tutorial's are 5x5, so none."""
     transformed = []
 

@@ -1,4 +1,4 @@
-"""float16: the dynamic loss scale, alone and in the loop."""
+"""The dynamic loss scale of float16, alone and in a run."""
 
 import json
 from signal import SIGTERM
@@ -22,7 +22,7 @@ def train(recipe, path, **options):
     return fit_here(recipe, path, place, **options).result
 
 
-def test_the_scale_halves_at_once_and_doubles_after_1000_clean_steps():
+def test_the_scale_halves_at_once_and_doubles_after_1000_applied_steps():
     assert LossScale(1).value == 2**15
     assert LossScale(100).value == LossScale(128).value == 2**8
     scale = LossScale(32)
@@ -39,11 +39,11 @@ def test_the_scale_halves_at_once_and_doubles_after_1000_clean_steps():
     assert scale.value == 2.0**24 / 32
     for _ in range(40):
         scale.skipped()
-    assert scale.value == scale.least == 1 / 32  # 1 for the mean loss, for every tower batch
+    assert scale.value == scale.least == 1 / 32  # so 1 for a loss that is a mean, for every tower batch
 
 
 def loud(shape, classes):
-    """Return a network whose gradients overflow float16 until the scale is low enough."""
+    """A network whose gradients overflow float16 until the scale is low enough."""
     from torch import nn
 
     class Loud(nn.Linear):
@@ -65,10 +65,10 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     assert 0 < skipped < 8
     assert [row["skipped"] for row in steps] == [True] * skipped + [False] * (12 - skipped)
     assert [row["loss_scale"] for row in steps] == [2.0 ** (10 - min(i, skipped)) for i in range(12)]
-    assert steps[0]["loss_average"] is None  # no step counts yet, and JSON has no NaN
+    assert steps[0]["loss_average"] is None  # no step was applied yet, and JSON cannot express NaN
 
 
-def test_a_resume_during_the_search_for_a_scale_gives_the_same_bits(tmp_path):
+def test_a_run_resumes_while_the_scale_still_falls(tmp_path):
     recipe = half(model="tests.unit.test_scale:loud", weight_decay={}, lr=1e-8)
     uninterrupted = train(recipe, tmp_path / "uninterrupted")
     calls = iter(range(1000))
@@ -78,7 +78,7 @@ def test_a_resume_during_the_search_for_a_scale_gives_the_same_bits(tmp_path):
 
 
 def nan(shape, classes):
-    """Return a network whose loss is not a number at any scale."""
+    """A network whose loss is not a number at any scale."""
     from torch import nn
 
     class NaN(nn.Linear):
@@ -88,7 +88,7 @@ def nan(shape, classes):
     return NaN(shape[0] * shape[1] * shape[2], classes)
 
 
-def test_a_loss_that_no_scale_can_fix_stops_the_run(tmp_path):
+def test_a_non_finite_loss_at_the_smallest_scale_stops_the_run(tmp_path):
     recipe = half(model="tests.unit.test_scale:nan", weight_decay={}, steps=40)
     with pytest.raises(Exception, match="towers 0, 1, 2, 3 is not finite at step 15"):
         train(recipe, tmp_path / "run")

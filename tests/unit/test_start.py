@@ -31,7 +31,7 @@ def test_optimizers_do_not_import_the_compiler(no_compiler, name):
     assert weight.max() < 1
 
 
-def test_an_eager_optimizer_makes_the_same_steps():
+def test_an_eager_optimizer_has_the_same_bits():
     kinds = (torch.optim.SGD, eager(torch.optim.SGD))
     weights = [torch.linspace(-1, 1, 7).requires_grad_() for _ in kinds]
     for kind, weight in zip(kinds, weights, strict=True):
@@ -53,7 +53,7 @@ def test_deterministic_mode_does_not_import_the_compiler(no_compiler):
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def test_the_graph_for_tensorboard_does_not_import_the_compiler(no_compiler, tmp_path):
+def test_the_graph_does_not_import_the_compiler(no_compiler, tmp_path):
     events = EventFile(tmp_path)
     with torch.no_grad():
         events.graph(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).eval(), torch.zeros(1, 2))

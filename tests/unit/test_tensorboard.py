@@ -255,7 +255,7 @@ def test_the_recorder_records_one_pass_and_counts_zeros():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_built_in_model_has_a_graph(tmp_path, name, dtype):
-    """Also those whose layers run kernels with a gradient of their own, which tracing could not record."""
+    """Tracing cannot record the kernels with hand-written gradients, so it runs their references."""
     model, notes = load_object(MODELS[name])(SHAPES[name], 10).to(dtype), []
     board = TensorBoard(tmp_path / "tb", 1, model, SHAPES[name], note=notes.append, dtype=dtype)
     board.start([])

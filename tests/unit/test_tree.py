@@ -1,5 +1,3 @@
-"""The canonical tree: its bits do not depend on how towers are divided among processes."""
-
 import gc
 import weakref
 
@@ -18,14 +16,13 @@ def vectors(towers: int) -> list[torch.Tensor]:
 
 
 def definition(v: list[torch.Tensor], low: int, high: int) -> torch.Tensor:
-    """Return the sum of v[low:high] by the definition of the tree in `Reduction`."""
     if high == low + 1:
         return v[low]
     half = low + max(2**k for k in range(10) if 2**k < high - low)
     return definition(v, low, half) + definition(v, half, high)
 
 
-def test_every_division_gives_the_bits_of_the_definition():
+def test_every_number_of_processes_gives_the_bits_of_the_definition():
     for towers in range(1, 18):
         expected = definition(vectors(towers), 0, towers)
         for processes in range(1, towers + 1):
@@ -37,7 +34,7 @@ def test_every_division_gives_the_bits_of_the_definition():
             assert torch.equal(add_nodes((0, towers), values), expected), (towers, processes)
 
 
-def test_another_order_of_additions_gives_other_bits():
+def test_another_order_gives_other_bits():
     v = vectors(7)
     forward = v[0]
     for other in v[1:]:
@@ -46,7 +43,7 @@ def test_another_order_of_additions_gives_other_bits():
 
 
 @given(st.integers(1, 64), st.data())
-def test_cover_is_the_owned_range_in_few_nodes(towers, data):
+def test_cover_returns_the_owned_range_in_few_nodes(towers, data):
     processes = data.draw(st.integers(1, towers))
     for process in range(processes):
         share = owned(towers, processes, process)
@@ -56,14 +53,14 @@ def test_cover_is_the_owned_range_in_few_nodes(towers, data):
 
 
 @given(st.integers(1, 200), st.data())
-def test_owned_is_contiguous_complete_and_even(towers, data):
+def test_owned_ranges_are_contiguous_complete_and_even(towers, data):
     processes = data.draw(st.integers(1, towers))
     shares = [owned(towers, processes, p) for p in range(processes)]
     assert [t for share in shares for t in share] == list(range(towers))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_few_vectors_are_alive_at_a_time():
+def test_few_vectors_are_in_memory_at_a_time():
     alive, most = 0, 0
 
     class Counted:
@@ -81,13 +78,13 @@ def test_few_vectors_are_alive_at_a_time():
     assert most == 7  # log2(64) + 1
 
 
-def test_middle_is_after_the_largest_power_of_two():
+def test_a_node_divides_after_the_largest_power_of_two():
     assert [middle(0, n) for n in (2, 3, 4, 5, 8, 9)] == [1, 2, 2, 4, 4, 8]
     assert middle(4, 7) == 6
 
 
-def test_no_reference_keeps_a_vector_alive():
-    """A cycle of references would keep each step's vectors until the garbage collector runs, and memory would grow."""
+def test_vectors_are_freed_without_the_garbage_collector():
+    """A cycle of references would keep the vectors of each step until the garbage collector runs."""
     leaves = vectors(4)
     watched = [weakref.ref(v) for v in leaves]
     gc.disable()

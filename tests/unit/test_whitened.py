@@ -33,7 +33,7 @@ def network(**options):
     return whitened.build((3, 32, 32), 10, **options)
 
 
-def test_patches_are_white_in_the_first_layer():
+def test_the_first_layer_whitens_patches():
     images = functional.avg_pool2d(channels_last(50, 3, 36, 36, dtype=torch.float32), 5, 1) * torch.tensor(
         [3.0, 1.0, 0.5]
     ).view(1, 3, 1, 1)
@@ -50,7 +50,7 @@ def test_patches_are_white_in_the_first_layer():
 
 @pytest.mark.parametrize("size", [16, 20, 24, 31, 32])
 @pytest.mark.parametrize("depths", [(2, 2, 2), (2, 2, 3), (3, 3, 3)])
-def test_one_network_takes_many_sizes(size, depths):
+def test_the_network_takes_images_of_many_sizes(size, depths):
     model = network(widths=(8, 12, 16), depths=depths)
     images = channels_last(2, 3, size, size, dtype=torch.float32)
     logits = model(images)
@@ -75,11 +75,11 @@ def test_a_convolution_starts_as_the_identity():
         ({"activation": "relu"}, "activation: got 'relu': give gelu or silu"),
     ],
 )
-def test_options_are_checked(options, said):
+def test_invalid_options_are_reported(options, said):
     with pytest.raises(LockstepError, match=said):
         network(**options)
 
 
-def test_small_images_are_refused():
+def test_too_small_images_are_an_error():
     with pytest.raises(LockstepError, match="16x16 pixels or more, got 8x8"):
         whitened.build((1, 8, 8), 10)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lockstep.bench import ceiling
 from lockstep.bench.record import Measurement
-from lockstep.config.course import Course
 from lockstep.config.jobs import BenchJob, BenchMode
+from lockstep.config.recipe import Course
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan

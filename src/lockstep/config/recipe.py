@@ -1,21 +1,27 @@
-"""Recipe: every setting that decides the bits of a run. All other settings are in `placement.py`."""
+"""Recipe: every setting that decides the bits of a run; and its course, the recipe bound to a training set.
+
+All other settings are in `placement.py`.
+"""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from lockstep.config.course import Course
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose, dotted
+
+if TYPE_CHECKING:
+    from lockstep.data.plan import Plan
 
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -120,7 +126,7 @@ class Recipe(Settings):
         """Return the split that training evaluates: "held-out" if `held_out` is set, else "test"."""
         return "held-out" if self.held_out else "test"
 
-    def over(self, examples: int) -> Course:
+    def over(self, examples: int) -> "Course":
         """Return the course of a run on `examples` training examples."""
         if self.steps is not None:
             return Course(self, examples, self.steps)
@@ -148,6 +154,60 @@ class Recipe(Settings):
         """
         text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
         return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The steps of a whole run: a pure function of the recipe and the number of training examples.
+
+    Attributes:
+        recipe: the recipe.
+        examples: how many examples the training set has.
+        steps: how many steps the run has.
+    """
+
+    recipe: Recipe
+    examples: int
+    steps: int
+
+    @property
+    def epochs(self) -> float:
+        """Return how often the run sees each training example."""
+        return self.epoch(self.steps)
+
+    def epoch(self, step: int) -> float:
+        """Return how many epochs are complete before `step`, as a fraction."""
+        return step * self.recipe.batch / self.examples
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of `step`."""
+        recipe = self.recipe
+        return recipe.lr * recipe.schedule.factor(
+            step, steps=self.steps, batch=recipe.batch, tower_batch=recipe.tower_batch, examples=self.examples
+        )
+
+    def size_px(self, step: int) -> int | None:
+        """Return the side of the images of `step` in pixels, or None if images keep their size."""
+        progressive = self.recipe.progressive
+        return progressive.size_px(step, self.steps) if progressive else None
+
+    def frozen(self, step: int) -> tuple[str, ...]:
+        """Return the names in `recipe.freeze` that are not trained at `step`."""
+        return tuple(name for name, share in self.recipe.freeze.items() if step >= round(share * self.steps))
+
+    def plan(self, step: int) -> "Plan":
+        """Return which examples each tower sees at `step`, and how they are augmented."""
+        from lockstep.data.plan import Plan  # imports torch, which must not happen before numerics.prepare
+
+        return Plan.at(
+            seed=self.recipe.seed,
+            step=step,
+            batch=self.recipe.batch,
+            towers=self.recipe.towers,
+            examples=self.examples,
+            augmentation=self.recipe.augmentation,
+            size_px=self.size_px(step),
+        )
 
 
 def _non_default(settings: Settings) -> dict[str, Any]:

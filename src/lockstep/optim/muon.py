@@ -1,11 +1,10 @@
 """Muon: filters move by orthogonalised momentum, all other parameters by gradient descent."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from lockstep.optim.settings import ParameterGroup
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 3
@@ -47,7 +46,7 @@ class Muon(torch.optim.Optimizer):
     `weight_decay` and `orthogonal`.
     """
 
-    def __init__(self, groups: list[ParameterGroup]) -> None:
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Reductions: they add the vectors of all towers, wherever the towers were computed."""
+"""Reductions: they add the vectors of all towers, which one or several processes computed."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-# name -> what it does when there are several processes. With one (local.py) only central-cpu differs from the others.
+# name -> a description for several processes. With one process (local.py) only central-cpu differs from the others.
 REDUCTIONS = {
     "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
     "central": "process 0 adds all vectors, in the canonical tree, and sends the total back; exact",
     "central-cpu": "process 0 adds all vectors on its CPU, in the canonical tree, and sends the total back; exact",
-    "allreduce": "the backend's own all-reduce, in whatever order it adds; not exact, for comparison",
+    "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for comparison",
 }
 
 
 class Reduction(Protocol):
-    """The sum of `towers` vectors in one fixed tree, whichever process computes each vector.
+    """The sum of `towers` vectors in one fixed tree, for every number of processes.
 
-    Represents, for every number of processes, node(0, towers) of
+    The sum is node(0, towers) of
 
         def node(low, high):
             return v[low] if high == low + 1 else node(low, middle) + node(middle, high)
@@ -28,26 +28,26 @@ class Reduction(Protocol):
 
     process: int
     processes: int
-    owned: range  # the towers this process computes
-    exact: bool  # False if the order of the additions is not the tree's
+    owned: range  # the towers that this process computes
+    exact: bool  # False if the additions are in another order than the tree's
 
     def __call__(self, vectors: "Iterable[Tensor]") -> "Tensor":
-        """Add the float32 vectors [n] of all towers; `vectors` gives this process's, in order of tower.
+        """Return the total [n] of all towers' float32 vectors [n], with the same bits in every process.
 
-        They are taken one by one and added in place as soon as the tree allows, so few are alive at a time.
-        Returns the total [n], equal in every process.
+        `vectors` yields the vectors of this process's towers in order. Each is added in place as soon as the tree
+        allows, so few vectors are in memory at a time.
         """
 
     def gather(self, table: "Tensor") -> "Tensor":
-        """Every process's `table` (all of one shape and dtype), stacked in order of process."""
+        """Return the tables of all processes, of one shape and dtype, stacked in order of process."""
 
     def broadcast(self, data: bytes | None) -> bytes:
-        """Process 0's `data` in every process."""
+        """Return process 0's `data` in every process."""
 
     def close(self) -> None:
-        """Leave the group; the last call."""
+        """Leave the group of processes. No other method may be called afterwards."""
 
 
 def owned(towers: int, processes: int, process: int) -> range:
-    """The towers of one process: contiguous, and at most one more for one process than for another."""
+    """Return the contiguous range of towers of one process. The sizes of two processes' ranges differ by at most 1."""
     return range(process * towers // processes, (process + 1) * towers // processes)

@@ -1,4 +1,4 @@
-"""The reduction of a run on one process: the canonical tree."""
+"""The reduction of a run on one process."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ from lockstep.reduce.tree import add_leaves
 
 
 class Local:
-    """All towers in this process. See `Reduction` for the methods.
+    """The sum of all towers' vectors in the canonical tree, in one process. See `Reduction` for the methods.
 
-    `kind` is a name in `REDUCTIONS`: "central-cpu" adds the vectors on the CPU and copies the total to `device`; all
-    others add them where they are.
+    kind: a name in `REDUCTIONS`. "central-cpu" adds the vectors on the CPU and copies the total to `device`; all others
+    add them on their own device.
     """
 
     process = 0
@@ -23,26 +23,26 @@ class Local:
         self,
         towers: int,
         kind: str = "tree",
-        device: torch.device = torch.device("cpu"),  # noqa: B008  it is a constant
+        device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
     ) -> None:
         self.owned = range(towers)
         self._on_cpu, self._device = kind == "central-cpu", device
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
-        """The total of all towers' vectors."""
+        """Return the total of all towers' vectors."""
         root = (0, len(self.owned))
         if self._on_cpu:
             return add_leaves(root, (vector.cpu() for vector in vectors)).to(self._device)
         return add_leaves(root, iter(vectors))
 
     def gather(self, table: Tensor) -> Tensor:
-        """`table` with a leading axis of 1."""
+        """Return `table` with a leading axis of 1."""
         return table[None]
 
     def broadcast(self, data: bytes | None) -> bytes:
-        """`data` itself."""
+        """Return `data` itself."""
         assert data is not None
         return data
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing: there is no group to leave."""

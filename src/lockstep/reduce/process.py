@@ -1,7 +1,7 @@
 """Reductions across processes. The only module that imports torch.distributed.
 
-The library is used to move bytes only, never to add them, so no choice it makes (ring or tree, buckets, channels)
-can change a bit. The additions are ours, binary and in the order of the canonical tree.
+The exact reductions use torch.distributed only to move bytes. The additions are done here, two vectors at a time, in
+the order of the canonical tree. So no choice of the library (ring or tree, buckets, channels) can change a bit.
 """
 
 import os
@@ -20,10 +20,11 @@ from lockstep import reduce
 from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.reduce.tree import add_leaves, add_nodes, cover
 
-_TIMEOUT = timedelta(minutes=10)  # how long a process may be busy (say, saving) while the others wait
+_TIMEOUT = timedelta(minutes=10)  # the longest time that processes wait for one that is busy, for example with saving
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_Store = Any  # a key-value store of torch.distributed, whose stubs do not define it
 
 
 def connect(
@@ -44,13 +45,13 @@ def connect(
     _require_one_device_type(store, process, processes, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     gpu = device if device.type == "cuda" else None
-    _peers(dist.init_process_group)(
+    _reports_lost_peers(dist.init_process_group)(
         backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=process, world_size=processes
     )
     return Processes(towers, kind, device)
 
 
-def _store(rendezvous: Path | tuple[str, int], process: int, processes: int) -> Any:
+def _store(rendezvous: Path | tuple[str, int], process: int, processes: int) -> _Store:
     """Return the key-value store in which the processes find each other."""
     if isinstance(rendezvous, Path):
         store = dist.FileStore(str(rendezvous), processes)  # type: ignore[attr-defined]
@@ -61,7 +62,7 @@ def _store(rendezvous: Path | tuple[str, int], process: int, processes: int) -> 
     return next(dist.rendezvous("env://", process, processes, timeout=_TIMEOUT))[0]  # type: ignore[attr-defined]
 
 
-def _require_one_device_type(store: Any, process: int, processes: int, device: torch.device) -> None:
+def _require_one_device_type(store: _Store, process: int, processes: int, device: torch.device) -> None:
     """Raise a LockstepError unless all processes compute on one type of device.
 
     This comes before they connect: NCCL and Gloo processes would wait for each other until both time out.
@@ -78,15 +79,15 @@ def _require_one_device_type(store: Any, process: int, processes: int, device: t
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Whether `error`, wherever it came up, says that the connection to another process broke.
+    """Return whether `error` means that the connection to another process broke.
 
-    A GPU's exchange fails behind the program's back: NCCL's error comes up where the program next waits for the device.
+    The exchanges of a GPU are asynchronous: NCCL's error is raised where the program next waits for the device.
     """
     return isinstance(error, dist.DistBackendError)
 
 
-def _peers(call: Callable[P, R]) -> Callable[P, R]:
-    """Tell a broken connection, which is another process's failure, from a failure of our own."""
+def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
+    """Wrap `call` to raise PeerLostError for a broken connection, which is the failure of another process."""
 
     @wraps(call)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -105,14 +106,18 @@ def _peers(call: Callable[P, R]) -> Callable[P, R]:
 class Processes:
     """The towers of one run divided among processes. See `Reduction` for the methods.
 
-    `kind` is a name in `REDUCTIONS`. tree: each of W processes sends every other its 1/W slice of the nodes it owns,
-    adds the slices it received, and sends every other the sum; as many bytes as in a ring all-reduce. central: the
-    same with process 0 receiving everything. central-cpu: the same with all vectors copied to the CPU first, and the
-    total to the device last; GPUs exchange them over gloo, in a group beside that of nccl (not yet run on a GPU).
-    allreduce: the backend's own sum.
+    `kind` is a name in `REDUCTIONS`:
 
-    Slices travel as plain sends and receives, straight from and into the vectors. Gloo's all_to_all and all_gather do
-    the same with packed copies and a ring, in twice the time.
+    tree: Each of W processes owns 1/W of the vector. It sends every other process that process's slice of its nodes,
+        adds the slices that it receives, and sends the sum to every other process. This takes as many bytes as a ring
+        all-reduce.
+    central: Process 0 receives all nodes, adds them and broadcasts the total.
+    central-cpu: Like central, but all vectors are copied to the CPU first, and the total is copied to the device at the
+        end. GPUs exchange these vectors over gloo, in a second group beside nccl's. Not yet run on a GPU.
+    allreduce: The backend's own sum.
+
+    Slices are sent and received directly from and into the vectors. Gloo's all_to_all and all_gather need packed copies
+    and a ring, and take twice the time.
     """
 
     def __init__(self, towers: int, kind: str, device: torch.device) -> None:
@@ -134,22 +139,22 @@ class Processes:
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
-        """The total of all towers' vectors, in every process."""
+        """Return the total of all towers' vectors, in every process."""
         leaves = (vector.cpu() for vector in vectors) if self._on_cpu else iter(vectors)
         own = [add_leaves(node, leaves) for node in self._nodes[self.process]]
         return self._total(own).to(self._device)
 
-    @_peers
+    @_reports_lost_peers
     def gather(self, table: Tensor) -> Tensor:
-        """Every process's `table`, stacked."""
+        """Return the tables of all processes, stacked."""
         table = table.to(self._device).contiguous()
         out = table.new_empty((self.processes, *table.shape))
         dist.all_gather_single(out.view(-1), table.view(-1))
         return out
 
-    @_peers
+    @_reports_lost_peers
     def broadcast(self, data: bytes | None) -> bytes:
-        """Process 0's `data` in every process."""
+        """Return process 0's `data` in every process."""
         length = torch.tensor([len(data or b"")], device=self._device)
         dist.broadcast(length, src=0)
         if not int(length):
@@ -160,51 +165,52 @@ class Processes:
         dist.broadcast(payload, src=0)
         return payload.cpu().numpy().tobytes()
 
-    @_peers
+    @_reports_lost_peers
     def close(self) -> None:
-        """Wait for the others, then leave: a process that leaves early can take its peers down."""
+        """Wait for the other processes, then leave. A process that leaves early can make the others fail."""
         dist.barrier()
         dist.destroy_process_group()
 
-    @_peers
+    @_reports_lost_peers
     def _tree(self, own: list[Tensor]) -> Tensor:
         length = own[0].numel()
         slices = [
             slice(length * p // self.processes, length * (p + 1) // self.processes) for p in range(self.processes)
         ]
-        mine, others = slices[self.process], self._others()
-        foreign = [(peer, node) for peer in others for node in self._nodes[peer]]
-        rows = self._buffer("received", (len(foreign), mine.stop - mine.start))
+        own_slice, peers = slices[self.process], self._peers()
+        peer_nodes = [(peer, node) for peer in peers for node in self._nodes[peer]]
+        rows = self._buffer("received", (len(peer_nodes), own_slice.stop - own_slice.start))
         _exchange(
-            sends=[(peer, value[slices[peer]]) for peer in others for value in own],
-            receives=[(peer, row) for (peer, _), row in zip(foreign, rows, strict=True)],
+            sends=[(peer, value[slices[peer]]) for peer in peers for value in own],
+            receives=[(peer, row) for (peer, _), row in zip(peer_nodes, rows, strict=True)],
         )
-        values = dict(zip(self._nodes[self.process], [value[mine] for value in own], strict=True))
-        values |= dict(zip([node for _, node in foreign], rows, strict=True))
+        values = dict(zip(self._nodes[self.process], [value[own_slice] for value in own], strict=True))
+        values |= dict(zip([node for _, node in peer_nodes], rows, strict=True))
         total = self._buffer("total", (length,))
-        total[mine] = add_nodes((0, self._towers), values)
+        total[own_slice] = add_nodes((0, self._towers), values)
         _exchange(
-            sends=[(peer, total[mine]) for peer in others],
-            receives=[(peer, total[slices[peer]]) for peer in others],
+            sends=[(peer, total[own_slice]) for peer in peers],
+            receives=[(peer, total[slices[peer]]) for peer in peers],
         )
         return total
 
-    @_peers
+    @_reports_lost_peers
     def _central(self, own: list[Tensor]) -> Tensor:
         length = own[0].numel()
         total = self._buffer("total", (length,))
         if self.process == 0:
-            foreign = [(peer, node) for peer in self._others() for node in self._nodes[peer]]
-            rows = self._buffer("received", (len(foreign), length))
-            _exchange([], [(peer, row) for (peer, _), row in zip(foreign, rows, strict=True)], self._group)
-            values = dict(zip(self._nodes[0], own, strict=True)) | dict(zip([n for _, n in foreign], rows, strict=True))
+            peer_nodes = [(peer, node) for peer in self._peers() for node in self._nodes[peer]]
+            rows = self._buffer("received", (len(peer_nodes), length))
+            _exchange([], [(peer, row) for (peer, _), row in zip(peer_nodes, rows, strict=True)], self._group)
+            values = dict(zip(self._nodes[0], own, strict=True))
+            values |= dict(zip([node for _, node in peer_nodes], rows, strict=True))
             total.copy_(add_nodes((0, self._towers), values))
         else:
             _exchange([(0, value) for value in own], [], self._group)
         dist.broadcast(total, src=0, group=self._group)
         return total
 
-    @_peers
+    @_reports_lost_peers
     def _allreduce(self, own: list[Tensor]) -> Tensor:
         total = own[0]
         for value in own[1:]:
@@ -212,11 +218,11 @@ class Processes:
         dist.all_reduce(total)
         return total
 
-    def _others(self) -> list[int]:
+    def _peers(self) -> list[int]:
         return [process for process in range(self.processes) if process != self.process]
 
     def _buffer(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A buffer kept from step to step: fresh memory would cost a page fault for each 4 KiB, every step."""
+        """Return a buffer that is kept between steps: new memory costs a page fault for each 4 KiB."""
         if name not in self._buffers or self._buffers[name].shape != shape:
             self._buffers[name] = torch.zeros(
                 shape, dtype=torch.float32, device="cpu" if self._on_cpu else self._device
@@ -227,7 +233,7 @@ class Processes:
 def _exchange(
     sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Send and receive (peer, contiguous tensor); what goes between two processes arrives in the order of the lists."""
+    """Send and receive pairs (peer, contiguous tensor). Between two processes, tensors arrive in the lists' order."""
     operations = [dist.P2POp(dist.isend, tensor, peer, group) for peer, tensor in sends]
     operations += [dist.P2POp(dist.irecv, tensor, peer, group) for peer, tensor in receives]
     for work in dist.batch_isend_irecv(operations):

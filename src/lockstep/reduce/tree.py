@@ -1,4 +1,8 @@
-"""The canonical tree over towers: pure arithmetic on [low, high) intervals and the additions in it."""
+"""The canonical tree over towers: its nodes are intervals [low, high) of towers, and its order fixes all additions.
+
+Floating-point addition is not associative, so the order must not depend on which process computes which tower. For 5
+towers the total is ((v0 + v1) + (v2 + v3)) + v4. A process whose towers are a whole node adds them alone.
+"""
 
 from collections.abc import Iterator
 
@@ -8,12 +12,12 @@ Node = tuple[int, int]
 
 
 def middle(low: int, high: int) -> int:
-    """Where the node [low, high) divides: after the largest power of two of towers that leaves some over."""
+    """Return where the node [low, high) divides: low + the largest power of two below its number of towers."""
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
 def cover(towers: int, owned: range) -> list[Node]:
-    """The fewest nodes of the tree over [0, towers) that together are `owned`, in order."""
+    """Return the fewest nodes of the tree over [0, towers) that together are `owned`, in order."""
 
     def inside(low: int, high: int) -> Iterator[Node]:
         if owned.start <= low and high <= owned.stop:
@@ -26,9 +30,9 @@ def cover(towers: int, owned: range) -> list[Node]:
 
 
 def add_leaves(node: Node, vectors: Iterator[Tensor]) -> Tensor:
-    """The value of `node` from its towers' vectors, which are taken in order and added into in place.
+    """Return the sum of a node's towers. `vectors` yields their vectors in order; the additions are in place.
 
-    At most log2(towers in the node) + 1 vectors are alive at a time.
+    At most log2(towers in the node) + 1 vectors are in memory at a time.
     """
     low, high = node
     if high == low + 1:
@@ -38,7 +42,7 @@ def add_leaves(node: Node, vectors: Iterator[Tensor]) -> Tensor:
 
 
 def add_nodes(node: Node, values: dict[Node, Tensor]) -> Tensor:
-    """The value of `node` from the values of nodes below it that together cover it; they are added into in place."""
+    """Return the sum of `node` from the `values` of nodes that together cover it. The additions are in place."""
     if node in values:
         return values[node]
     low, high = node

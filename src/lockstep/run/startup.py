@@ -9,9 +9,8 @@ import psutil
 import torch
 
 from lockstep import hardware
-from lockstep.config.course import Course
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
+from lockstep.config.recipe import Course, Recipe
 from lockstep.data.dataset import Dataset
 from lockstep.reduce import REDUCTIONS, Reduction, owned
 from lockstep.run.agreement import exchange

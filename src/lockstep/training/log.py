@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.course import Course
 from lockstep.config.placement import Placement
+from lockstep.config.recipe import Course
 from lockstep.reduce import owned
 from lockstep.training.clock import Clock, Mark, split
 from lockstep.training.evaluate import Evaluation

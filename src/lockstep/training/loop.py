@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from lockstep.config.course import Course
+from lockstep.config.recipe import Course
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.reduce import Reduction, owned

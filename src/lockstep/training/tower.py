@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep import rng
-from lockstep.config.course import Course
+from lockstep.config.recipe import Course
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes

@@ -58,6 +58,7 @@ def test_one_program_downloads_and_another_waits(server, destination, other):
     assert listing(destination.parent) == ["toy"]
 
 
+@pytest.mark.slow
 def test_a_waiting_program_downloads_if_the_first_one_fails(server, destination, other):
     half = server.half(TOY)
     server.files["toy.tar.gz"] = lambda handler: half(handler) if len(server.requests) == 1 else handler.send(TOY)
