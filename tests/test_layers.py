@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks import pictures
 
 import lockstep
 
@@ -122,3 +123,11 @@ def test_models_optimizers_and_kernels_know_nothing_of_processes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             node.body[0] = ast.Pass()  # docstrings may mention processes
     assert not any(word in ast.unparse(tree) for word in ("process", "rank", "world_size", "distributed"))
+
+
+def test_the_picture_of_the_layers_is_the_order_that_is_enforced():
+    drawn = [{name for name, _ in row} for row in pictures.LAYERS]
+    assert drawn[:-1] == LAYERS[:-1]
+    assert set(pictures.LAYERS[-1][0][1].split(", ")) == LAYERS[-1]
+    saved = (Path(pictures.__file__).parents[1] / "docs/pictures/layers.svg").read_text()
+    assert saved == pictures.layers()

@@ -107,7 +107,8 @@ def test_damaged_metrics_do_not_keep_a_run_from_going_on(program, tmp_path):
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
 def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
     code = (
-        "import sys; from lockstep.streams import reserve; reserve(); file = open('file', 'w')\n"
+        "import sys; from lockstep.files import reserve_standard_streams\n"
+        "reserve_standard_streams(); file = open('file', 'w')\n"
         "print('lost'); print('lost', file=sys.stderr); assert sys.stdin.read() == ''\n"
         "file.write(str(file.fileno() > 2))"
     )
