@@ -63,7 +63,7 @@ def main() -> None:
     shard = dataset.shard(plan(0), 0)
 
     def consume(step: int) -> None:
-        gradients, statistics, _ = tower.layout.split(tower(state, shard, state.step))
+        gradients, statistics, _ = tower.layout.unpack(tower(state, shard, state.step))
         state.apply(gradients.div_(recipe.batch), statistics, 1e-6)
 
     for work in (make_input, consume):

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from signal import SIGHUP, SIGINT, SIGTERM
 
 CRASH = 1
 USAGE = 2
 DATA = 3
 ENVIRONMENT = 4
 SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
 
 
 class LockstepError(Exception):

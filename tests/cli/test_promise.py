@@ -157,15 +157,14 @@ def test_an_environment_of_an_older_release_is_no_error(program, stopped):
 
 CORRUPTS = """
 import sys, torch
-from lockstep.processes import worker as work
 from lockstep.training.state import State
-update = State._apply
+update = State.apply
 def flipped(self, *arguments):
     update(self, *arguments)
     if self.step == {step}:
         self._flat[5] = torch.nextafter(self._flat[5], torch.tensor(9.0))
 if {number} == {victim}:
-    State._apply = flipped
+    State.apply = flipped
 from lockstep.cli import main
 sys.argv = ["lockstep", "train", "--steps", "40", "--name", "x", "--towers", "3", *{options!r}]
 main()

@@ -118,7 +118,7 @@ def test_mnists_dropout_depends_on_tower_and_step():
 
     def loss(number: int, step: int) -> float:
         vector = tower(state, few._replace(tower=number), step)
-        return tower.layout.split(vector)[2].cross_entropy.item()
+        return tower.layout.unpack(vector)[2].cross_entropy.item()
 
     assert loss(0, 0) == loss(0, 0)
     assert len({loss(0, 0), loss(1, 0), loss(0, 1)}) == 3

@@ -99,7 +99,7 @@ def test_summaries_are_of_their_own_step(trained):
     p = plan(RECIPE, 0, len(dataset))
     shards = [dataset.shard(p, t) for t in range(4)]
     total = Local(4)(tower(state, shard, 0) for shard in shards)
-    gradients = state.by_name(tower.layout.split(total)[0] / RECIPE.batch)
+    gradients = state.by_name(tower.layout.unpack(total)[0] / RECIPE.batch)
     for name, gradient in gradients.items():
         first = events.Histograms(f"gradients/{name}")[0].histogram_value
         assert (first.min, first.max) == (gradient.min().item(), gradient.max().item())

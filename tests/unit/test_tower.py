@@ -72,7 +72,7 @@ def test_the_mean_gradient_equals_that_of_the_whole_batch(towers, network, toler
     dataset = cifar_like()
     p = plan(recipe, 0, 96, Plain())
     total = reduced(recipe, tower, state, dataset, augmentation=Plain())
-    gradients, _, metrics = tower.layout.split(total)
+    gradients, _, metrics = tower.layout.unpack(total)
 
     model = model.double()
     images = torch.cat([dataset.shard(p, t).images for t in range(towers)]).double()
@@ -93,7 +93,7 @@ def test_one_update_equals_a_float64_reference(towers, network, tolerance):
     recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
     dataset = cifar_like()
-    gradients, statistics, _ = tower.layout.split(reduced(recipe, tower, state, dataset))
+    gradients, statistics, _ = tower.layout.unpack(reduced(recipe, tower, state, dataset))
     state.apply(gradients / 48, statistics / towers, 0.1)
 
     model = model.double()
@@ -116,7 +116,7 @@ def test_the_tutorials_total_loss_at_step_0_is_the_originals():
     recipe = named("cifar10-tutorial")
     tower, state, _ = parts(recipe)
     dataset = cifar_like(256, 32)
-    _, _, metrics = tower.layout.split(reduced(recipe, tower, state, dataset))
+    _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
     decay = {name: float(term) for name, term in state.decay_losses().items()}
     assert decay.keys() == {"local3.weight", "local4.weight"}
     assert decay["local3.weight"] == pytest.approx(2.1906, abs=0.01)
@@ -147,7 +147,7 @@ def test_batch_norm_statistics_are_the_mean_of_the_towers():
     tower, state, model = parts(recipe, (1, 8, 8))
     before = {name: b.clone() for name, b in state.buffers.items()}
     total = reduced(recipe, tower, state, dataset)
-    gradients, statistics, _ = tower.layout.split(total)
+    gradients, statistics, _ = tower.layout.unpack(total)
     state.apply(gradients / 128, statistics / 4, 0.1)
     p = plan(recipe, 0, 128)
     expected = []
@@ -167,7 +167,7 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
 
     def vector(t, step):
         shard = dataset.shard(plan(recipe, 0, 128), 0)._replace(tower=t)
-        return tower.layout.split(tower(state, shard, step))[0]
+        return tower.layout.unpack(tower(state, shard, step))[0]
 
     assert torch.equal(vector(0, 0), vector(0, 0))
     assert not torch.equal(vector(0, 0), vector(1, 0))
@@ -195,7 +195,7 @@ def test_a_tower_that_is_not_finite_is_named():
     shards = [dataset.shard(p, t) for t in range(4)]
     shards[2].images[0, 0, 0, 0] = math.inf
     total = Local(4)(tower(state, shard, 7) for shard in shards)
-    _, _, metrics = tower.layout.split(total)
+    _, _, metrics = tower.layout.unpack(total)
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (Requests(), [2])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
@@ -207,8 +207,8 @@ def test_the_last_towers_loss_is_recorded_separately():
     tower, state, _ = parts(recipe, (1, 8, 8))
     p = plan(recipe, 0, 128)
     vectors = [tower(state, dataset.shard(p, t), 0) for t in range(4)]
-    alone = [float(tower.layout.split(vector)[2].cross_entropy) for vector in vectors]
-    _, _, metrics = tower.layout.split(Local(4)(iter(vectors)))
+    alone = [float(tower.layout.unpack(vector)[2].cross_entropy) for vector in vectors]
+    _, _, metrics = tower.layout.unpack(Local(4)(iter(vectors)))
     assert float(metrics.last_cross_entropy) == alone[3]
     assert float(metrics.cross_entropy) == pytest.approx(sum(alone), rel=1e-6)
     assert metrics.memory_mib[0] > 50  # MiB: this process has torch loaded
@@ -221,7 +221,7 @@ def test_a_non_finite_gradient_is_flagged_even_if_the_loss_is_finite():
     dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.zeros(128, np.int64), tuple("0123456789"))
     tower, state, _ = parts(recipe, (1, 8, 8))
     tower._network.gradients = lambda loss: [torch.full_like(p, math.nan) for p in state.parameters.values()]
-    _, _, metrics = tower.layout.split(reduced(recipe, tower, state, dataset))
+    _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
     assert torch.isfinite(metrics.cross_entropy)
     assert metrics.non_finite.tolist() == [1, 1, 1, 1]
 
@@ -232,7 +232,7 @@ def test_smoothed_labels_spread_a_part_of_each_target():
     for smoothing in (0.0, 0.2):
         recipe = plain.replace(label_smoothing=smoothing)
         tower, state, model = parts(recipe, (1, 8, 8))
-        losses[smoothing] = tower.layout.split(tower(state, shard, 0))[2].cross_entropy.item()
+        losses[smoothing] = tower.layout.unpack(tower(state, shard, 0))[2].cross_entropy.item()
     torch.manual_seed(rng.seed_for(plain.seed, "dropout", 0, 0))
     logs = torch.log_softmax(model.train()(shard.images), 1)
     expected = 0.8 * losses[0.0] - 0.2 * logs.mean(1).sum().item()
@@ -246,7 +246,7 @@ def test_a_frozen_first_layer_ends_the_backward_pass():
     def gradients(freeze, step):
         recipe = digits.replace(freeze=freeze)
         tower, state, _ = parts(recipe, (1, 8, 8))
-        return state.by_name(tower.layout.split(tower(state, shard, step))[0])
+        return state.by_name(tower.layout.unpack(tower(state, shard, step))[0])
 
     course = digits.replace(freeze={"conv1": 0.5}).over(100)
     assert [course.frozen(step) for step in (0, 4, 5, 9)] == [(), (), ("conv1",), ("conv1",)]

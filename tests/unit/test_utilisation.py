@@ -70,7 +70,7 @@ def test_gpu_use_is_in_the_vector_of_the_first_tower_of_a_process(driver, answer
     tower._utilisation = GpuUtilisation(GPU)
     dataset = load(None)["train"]
     shards = [dataset.shard(plan(recipe, 0, len(dataset)), t) for t in (2, 3)]
-    by_tower = [tower.layout.split(tower(state, shard, 0))[2] for shard in shards]
+    by_tower = [tower.layout.unpack(tower(state, shard, 0))[2] for shard in shards]
     assert [metrics.gpu_percent.tolist() for metrics in by_tower] == [[0, 0, sent, 0], [0, 0, 0, 0]]
     assert not any(metrics.non_finite.any() for metrics in by_tower)
 

@@ -6,7 +6,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import pytest
 import torch
 
-from lockstep.training.vector import STOP_SIGNALS, Layout, Requests
+from lockstep.errors import STOP_SIGNALS, Layout, Requests
 
 
 @pytest.mark.parametrize(("stop", "save"), list(product((None, *STOP_SIGNALS), (False, True))))
@@ -42,7 +42,7 @@ def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece(
     metrics.digest[1] = torch.tensor([1.0, 2.0, 3.0])
     vector = torch.empty(layout.length)
     layout.pack(vector, gradients, statistics, sums)
-    of_gradients, of_statistics, of_metrics = layout.split(vector)
+    of_gradients, of_statistics, of_metrics = layout.unpack(vector)
     assert torch.equal(of_gradients, torch.cat([gradients[0].flatten(), gradients[1].float()]))
     assert torch.equal(of_statistics, statistics[0])
     assert of_metrics.read() == (Requests(SIGTERM, save=True), [2])

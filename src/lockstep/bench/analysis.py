@@ -146,6 +146,7 @@ def exchange_s(kind: str, devices: int, size: int, link: Link) -> float:
     others = devices - 1
     if kind in ("central", "central-cpu"):
         return (others + math.ceil(math.log2(devices))) * (link.latency_s + size / link.bytes_per_s)
+    assert kind in ("tree", "allreduce"), f"no cost is stated for the reduction {kind}"
     return 2 * others * link.latency_s + 2 * others / devices * size / link.bytes_per_s
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep import numerics
 from lockstep.config.overrides import make, read_file
 from lockstep.config.precision import on_gpu, resolve
 from lockstep.config.recipe import Recipe, plain_name
@@ -101,9 +102,12 @@ def folder_for(
 
 def fixed_precision(recipe: Recipe, device: str, resumed: Path | None) -> tuple[Recipe, str | None]:
     """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice."""
-    stated = Run(resumed).read("recipe.json") if resumed is not None and recipe.precision == "auto" else None
+    if recipe.precision != "auto":
+        return recipe, None
+    stated = Run(resumed).read("recipe.json") if resumed is not None else None
     if stated:
         return recipe.replace(precision=stated["precision"]), None
+    numerics.prepare(recipe.threads_per_tower)  # on_gpu may import torch
     return resolve(recipe, on_gpu(device))
 
 

@@ -1,4 +1,4 @@
-"""Recipe: every setting that decides the bits of a run; and its course, the recipe bound to a training set.
+"""Recipe: the settings that decide the bits of a run. Course: a recipe with the size of its training set.
 
 All other settings are in `placement.py`.
 """
@@ -57,7 +57,7 @@ class Recipe(Settings):
         test_views: which views of an image are classified in evaluation; their logits are averaged. "one": the image.
             "flip": also its mirror image. "flip-translate": both also moved by one pixel, up left and down right.
             "flip-translate-unsure": moved only for the least sure quarter of each `eval_batch`.
-        towers: logical replicas T; each sees batch / T examples a step.
+        towers: number of logical replicas; each sees batch / towers examples a step.
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them is set.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
@@ -68,8 +68,8 @@ class Recipe(Settings):
         precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
             reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
             bfloat16 or float32 when a run is created, by the hardware (precision.py).
-        compile: compile the network with torch.compile, in every process at its start. It pays on GPUs. On a CPU it
-            takes a minute and gains nothing. It needs a C compiler.
+        compile: compile the network with torch.compile, in every process at its start. Meant for GPUs, not yet run on
+            one. On a CPU it takes a minute and gains nothing. It needs a C compiler.
         threads_per_tower: CPU threads of a tower. A sum over two threads has other low-order bits than over one.
         eval_batch: images in one forward pass of an evaluation.
         seed: decides initial weights, order of examples, augmentation and dropout.
@@ -111,7 +111,7 @@ class Recipe(Settings):
         if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"give either steps or epochs, not both (steps {self.steps}, epochs {self.epochs})")
+            raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
         return self

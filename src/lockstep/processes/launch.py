@@ -1,7 +1,7 @@
 """From a placement to processes: one for each GPU, or on CPU one for each share of the towers.
 
 A run on one process is computed in this program. For several, this program starts one `lockstep.processes.worker` for
-each, with the job in a file, and waits for them. It does not import torch, which would delay their start by a second.
+each, with the job in a file, and waits for them. Without a GPU driver it does not import torch, which takes a second.
 Under an outer launch (torchrun, srun, mpirun) each process reads the launcher's variables and joins the others.
 """
 
@@ -22,7 +22,7 @@ from lockstep.config.jobs import BenchJob, Job, TrainJob
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
 from lockstep.data.download.fetch import ensure
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.processes.signals import Handler, SignalForwarder, handled_by, leave
 from lockstep.processes.worker import run_job
 from lockstep.processes.world import RENDEZVOUS, World
@@ -160,7 +160,7 @@ def _exit_code(job: Job, processes: int, folder: Path, failed: dict[int, int], s
         return SIGNAL_BASE + signal.SIGINT
     if not codes:
         return 0
-    stopped = {SIGNAL_BASE + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    stopped = {SIGNAL_BASE + number for number in STOP_SIGNALS}
     if codes <= stopped | {-signal.SIGTERM}:  # -SIGTERM: before the worker handled signals, or in an evaluation
         return int(SIGNAL_BASE + (signals.received or signal.SIGTERM))
     _raise_first_cause(job, processes, folder, failed)

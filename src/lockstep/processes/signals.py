@@ -1,6 +1,7 @@
 """Signals that stop a run: SIGINT (Ctrl-C), SIGTERM (from a scheduler) and SIGHUP (a closed terminal).
 
-A signal handler only records the signal. The training loop carries it to all processes, which stop after the same step.
+In training, the handler only records the signal. The loop carries it to all processes, which stop after the same step.
+A launcher forwards signals to its workers as SIGTERM. An evaluation or a bench ends at once.
 """
 
 import contextlib
@@ -13,9 +14,8 @@ from types import FrameType, MappingProxyType
 
 import psutil
 
-from lockstep.errors import SIGNAL_BASE
+from lockstep.errors import SIGNAL_BASE, STOP_SIGNALS
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends a program at once.
 
 Handler = Callable[[int, FrameType | None], None]
@@ -33,7 +33,7 @@ class StopRequests:
 
     def __call__(self) -> signal.Signals | None:
         """Return SIGINT, SIGTERM or SIGHUP, the first in this order that was received; or None."""
-        return next((number for number in _STOPPING if number in self._received), None)
+        return next((number for number in STOP_SIGNALS if number in self._received), None)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -101,7 +101,7 @@ def handled_by(handler: Handler, others: Mapping[int, Handler] = MappingProxyTyp
     A signal that is ignored at the program's start (by nohup, or a shell without job control) stays ignored, except
     SIGINT and SIGTERM.
     """
-    handlers: dict[int, Handler] = {**dict.fromkeys(_STOPPING, handler), **others}
+    handlers: dict[int, Handler] = {**dict.fromkeys(STOP_SIGNALS, handler), **others}
     handled = {
         number: one
         for number, one in handlers.items()

@@ -34,7 +34,7 @@ def run_job(job: Job, world: World) -> int:
     """Do this process's part of `job` and return the exit code. Raises: LockstepError.
 
     A signal stops training after a step, in every process. An evaluation has nothing to save, so it ends at once. A
-    bench leaves and removes its temporary folder.
+    bench exits and removes its temporary folder.
     """
     stop_requests = StopRequests()
     with handled_by({"train": stop_requests.handle, "bench": leave, "eval": end_at_once}[job.command]):
@@ -120,9 +120,9 @@ def main() -> None:
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     job: Job = TypeAdapter(Job).validate_json((folder / "job.json").read_text())
-    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+    threading.Thread(target=_exit_with_launcher, args=(parent, folder), daemon=True).start()
     world = World.from_environment()
-    # `run_job` restores this handler when it is done: the launcher's SIGTERM to slower workers must not end this one.
+    # Ignore SIGTERM outside `run_job`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with _failure_file(folder, world.process):
         code = run_job(job, world)
@@ -130,7 +130,7 @@ def main() -> None:
     os._exit(code)
 
 
-def _end_with(parent: int, folder: Path) -> None:
+def _exit_with_launcher(parent: int, folder: Path) -> None:
     """End this process when its launcher has ended, and remove the launcher's temporary `folder`.
 
     So a killed launcher leaves no processes that hold GPUs and files.

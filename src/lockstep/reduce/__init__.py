@@ -51,3 +51,8 @@ class Reduction(Protocol):
 def owned(towers: int, processes: int, process: int) -> range:
     """Return the contiguous range of towers of one process. The sizes of two processes' ranges differ by at most 1."""
     return range(process * towers // processes, (process + 1) * towers // processes)
+
+
+def first_towers(towers: int, processes: int) -> list[int]:
+    """Return the first tower of each process. Its entry in a vector's metrics describes the process."""
+    return [owned(towers, processes, process).start for process in range(processes)]

@@ -40,7 +40,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
         tower, digests = Tower(course, network), []
         for _ in range(1 if _is_large(network) else 2):
             vector = tower(state, shard, 0)
-            gradients, statistics, metrics = tower.layout.split(vector)
+            gradients, statistics, metrics = tower.layout.unpack(vector)
             digests.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
     if digests[0] != digests[-1] and recipe.exact:
         raise _not_repeatable(recipe)

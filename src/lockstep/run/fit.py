@@ -1,4 +1,4 @@
-"""Fit: a run from its folder to its result. Every process calls it, and all do the same."""
+"""Fit: a run from its folder to its result. All processes compute the same; only process 0 writes (`writer.py`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def fit(
         writer.begin(log, train_set, test_set, lines, local_processes)
 
         def require_sound_state() -> None:
-            """Raise, in every process, unless the state is finite and equal in all. No other state is ever saved."""
+            """Raise, in every process, unless the state is finite and equal in all. Call it before every save."""
             if not state.is_finite():
                 raise OverflowedError(state.step)
             session.require_equal_states()
@@ -75,10 +75,10 @@ def fit(
         def evaluate() -> dict[str, Evaluation]:
             with log.untimed():
                 progress = partial(log.evaluating, state.step, recipe.evaluated_split)
-                evaluations = session.evaluate_all(test_set, progress)
-                log.evaluation(state.step, recipe.evaluated_split, evaluations)
-                writer.record_accuracy(evaluations)
-            return evaluations
+                results = session.evaluate_all(test_set, progress)
+                log.evaluation(state.step, recipe.evaluated_split, results)
+                writer.record_accuracy(results)
+            return results
 
         # A program that ended between saving and evaluating left an evaluation to do.
         due = placement.evaluates_after(state.step) and state.step < course.steps
@@ -96,7 +96,7 @@ def fit(
                 reduction,
                 state,
                 log,
-                requests=lambda: Requests(stop_requested(), writer.save_due()),
+                poll_requests=lambda: Requests(stop_requested(), writer.save_due()),
                 digest_every=placement.digest_every,
             ):
                 writer.after_step(state.step)
@@ -122,7 +122,7 @@ def fit(
             writer.end_training()
 
         if requested.stop is not None:
-            writer.stopped()
+            writer.save_and_report_stop()
             return Outcome(stopped_by=requested.stop)
         if not evaluations:  # The run was resumed after its last step.
             progress = partial(log.evaluating, course.steps, recipe.evaluated_split)

@@ -93,9 +93,9 @@ class Writer:
         return ""
 
     def end_training(self) -> None:
-        """Write what was recorded of the steps, before anything else follows."""
+        """End the recording of the steps."""
 
-    def stopped(self) -> None:
+    def save_and_report_stop(self) -> None:
         """Save the state of a run that a signal stopped, and print how to continue."""
 
     def finish(self, evaluations: Mapping[str, Evaluation], memory: list[int]) -> dict[str, Any] | None:
@@ -180,9 +180,9 @@ class RunWriter(Writer):
                 )
 
     def compare_with_earlier_sessions(self, strict: bool) -> None:
-        """Add a note for each way in which this session computes differently from the run's earlier sessions.
+        """Add a note for each way in which this session computes differently from the previous one.
 
-        Raises: LockstepError if `strict`, and the arithmetic probe or the source of the model differs.
+        Raises: LockstepError if `strict`, and the arithmetic probe or the model's source differs from an earlier one.
         """
         for earlier in self._earlier[-1:]:
             sources = source_changes(earlier.get("model_source", {}), self._session.model_source)
@@ -190,12 +190,12 @@ class RunWriter(Writer):
             if sources and "model_source" in earlier:
                 self.notes.append(f"the source of model {self._session.recipe.model} has changed: {'; '.join(sources)}")
             if "probe" in earlier and earlier["probe"] != self._environment["probe"]:
-                where = "; ".join(elsewhere) or "no entry of environment.json: the model itself, or faulty hardware"
+                where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
                 self.notes.append(
-                    f"the arithmetic probe differs from the last session's: other bits from here on ({where})"
+                    f"the arithmetic probe differs from the last session's, so later weights will differ ({where})"
                 )
             elif elsewhere:
-                same = "the arithmetic probe is equal" if "probe" in earlier else "equal bits are not promised"
+                same = "the arithmetic probe is equal" if "probe" in earlier else "the weights may differ"
                 self.notes.append(f"the environment has changed ({'; '.join(elsewhere)}): {same}")
         differing = next((earlier for earlier in self._earlier if self._differs(earlier)), None)
         if strict and differing is not None:
@@ -242,7 +242,7 @@ class RunWriter(Writer):
             self._profile.before(step)
 
     def after_step(self, step: int) -> None:
-        """Record that `step` updates are done. A checkpoint that could not be written is a note: training goes on."""
+        """Record that `step` updates are done. Report a failed save as a note; training continues."""
         if self._profile:
             with self._log.untimed():
                 self._profile.after(step)
@@ -251,7 +251,7 @@ class RunWriter(Writer):
             self._note(f"{problem}. Training goes on; the previous checkpoints are untouched")
 
     def end_training(self) -> None:
-        """Write the profile, if its steps did not all come."""
+        """Write a profile that the end of the run cuts short."""
         if self._profile:
             self._profile.stop()
 
@@ -279,7 +279,7 @@ class RunWriter(Writer):
             raise LockstepError(problem, ENVIRONMENT)
 
     def _save_problem(self) -> str | None:
-        """Return why a checkpoint could not be written, once, or None. Raises: errors that are not the disk's."""
+        """Return the last failure to save, once, or None. Raises: any error that is not an OSError."""
         error = self.saver.take_error()
         if error is not None and not isinstance(error, OSError):
             raise error
@@ -304,7 +304,7 @@ class RunWriter(Writer):
             return f"The last good state, after {self._session.state.step} steps, is saved in {self.run.path}"
         return f"The last good state is the latest checkpoint in {self.run.path}"
 
-    def stopped(self) -> None:
+    def save_and_report_stop(self) -> None:
         """Save the state of a run that a signal stopped, and print how to continue."""
         self.save()
         self.require_saved()

@@ -94,7 +94,7 @@ class Clock:
             self._started = now
 
 
-def split(since: Mark, now: Mark) -> dict[str, float]:
+def mean_parts(since: Mark, now: Mark) -> dict[str, float]:
     """Return the mean seconds per step of each part between two readings, or nothing if no step was measured."""
     steps = now.measured - since.measured
     return {part: (b - a) / steps for part, a, b in zip(PARTS, since.parts, now.parts, strict=True)} if steps else {}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course
-from lockstep.reduce import owned
-from lockstep.training.clock import Clock, Mark, split
+from lockstep.reduce import first_towers
+from lockstep.training.clock import Clock, Mark, mean_parts
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.training.state import State
@@ -46,11 +46,11 @@ class Log:
         self.course, self.listeners = course, list(listeners)
         self.last_loss: float | None = None
         self._placement, self._recipe = placement, course.recipe
-        self._first_towers = [owned(course.recipe.towers, processes, process).start for process in range(processes)]
+        self._first_towers = first_towers(course.recipe.towers, processes)
         self._clock = Clock(device)
         self._marks: dict[int, Mark] = {}
         self._cpu: dict[int, tuple[float, list[float]]] = {}  # wall time, and CPU seconds used by each process
-        self._average: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
+        self._running_loss: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
         self._averaged_steps = 0
         self._on_gpus = device.type == "cuda"
         self._noted = False  # True after the note that GPU utilisation is not known
@@ -93,7 +93,7 @@ class Log:
             towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
             self.note(f"step {step}: skipped, the loss scale {state.loss_scale:g} is too large for tower {towers[0]}")
         else:
-            self._add_to_average(torch.stack([loss, cross_entropy, *decay.values()]))
+            self._add_to_running_loss(torch.stack([loss, cross_entropy, *decay.values()]))
         now = self._clock.mark
         due = [i for i, one in enumerate(self.listeners) if self._wants(one, step, now, self._marks.get(i))]
         if not due:
@@ -125,18 +125,18 @@ class Log:
         for i in due:
             self.listeners[i].step(StepEvent(**common, **self._rates(i, now, cpu_s)), tensors)
 
-    def _add_to_average(self, terms: Tensor) -> None:
+    def _add_to_running_loss(self, terms: Tensor) -> None:
         """Move the running averages. They stay on the device, so a step that no listener wants waits for nothing."""
-        self._average = torch.zeros_like(terms) if self._average is None else self._average
-        self._average.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
+        self._running_loss = torch.zeros_like(terms) if self._running_loss is None else self._running_loss
+        self._running_loss.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
         self._averaged_steps += 1
 
     def _averages(self, names: list[str]) -> dict[str, Any]:
         """Return the running averages, bias-corrected; `names` are those of the decay terms."""
-        if self._average is None:
+        if self._running_loss is None:
             loss, cross_entropy, *decay = [float("nan")] * (2 + len(names))
         else:
-            loss, cross_entropy, *decay = (self._average / (1 - _KEPT**self._averaged_steps)).tolist()
+            loss, cross_entropy, *decay = (self._running_loss / (1 - _KEPT**self._averaged_steps)).tolist()
         return {
             "loss_average": loss,
             "cross_entropy_average": cross_entropy,
@@ -168,7 +168,7 @@ class Log:
         return {
             "images_per_s": self._recipe.batch / s_per_step if s_per_step else 0.0,
             "s_per_step": s_per_step,
-            "split": split(since, now),
+            "split": mean_parts(since, now),
             "cpu_utilisation": used,
         }
 

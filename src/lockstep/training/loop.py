@@ -7,7 +7,7 @@ from torch import Tensor
 from lockstep.config.recipe import Course
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
-from lockstep.reduce import Reduction, owned
+from lockstep.reduce import Reduction, first_towers
 from lockstep.training import digest
 from lockstep.training.log import Log
 from lockstep.training.state import State, StatesDifferError
@@ -23,15 +23,15 @@ def train(
     state: State,
     log: Log,
     *,
-    requests: Callable[[], Requests] = Requests,
+    poll_requests: Callable[[], Requests] = Requests,
     digest_every: int = 0,
 ) -> Iterator[Requests]:
     """Train `state`, in place, to the last step of `course`. Yield after every update.
 
-    Each item is what any process requested before the update; it is equal in all processes. The iterator ends after
-    a request to stop. `requests` returns what this process requests now. Every `digest_every` steps (0: never), the
-    processes compare digests of their states.
-    Raises: NonFiniteError or StatesDifferError, in every process at the same step, with `state` as it was before it.
+    Each item is the combined requests of all processes, equal in each. The iterator ends after a request to stop.
+    `poll_requests` returns what this process requests now. Every `digest_every` steps (0: never), the processes
+    compare digests of their states.
+    Raises: NonFiniteError or StatesDifferError, in every process at the same step; `state` is then as before the step.
     """
     recipe = course.recipe
     for step in range(state.step, course.steps):
@@ -39,9 +39,10 @@ def train(
         plan = course.plan(step)
         log.lap("data")
         state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
-        total = reduction(_vectors(tower, state, dataset, plan, step, reduction.owned, requests, state_digest, log))
+        vectors = _vectors(tower, state, dataset, plan, step, reduction.owned, poll_requests, state_digest, log)
+        total = reduction(vectors)
         log.lap("communication")
-        gradients, statistics, metrics = tower.layout.split(total)
+        gradients, statistics, metrics = tower.layout.unpack(total)
         requested, non_finite = metrics.read()
         if state_digest:
             _compare_digests(metrics, reduction, step)
@@ -69,23 +70,23 @@ def _vectors(
     plan: Plan,
     step: int,
     towers: range,
-    requests: Callable[[], Requests],
+    poll_requests: Callable[[], Requests],
     state_digest: str,
     log: Log,
 ) -> Iterator[Tensor]:
     """Yield the vector of each of this process's `towers`; the reduction adds it before the next one is computed."""
     for index in towers:
-        log.lap("communication")
+        log.lap("communication")  # the reduction of the previous vector
         shard = dataset.shard(plan, index)
         log.lap("data")
-        vector = tower(state, shard, step, requests(), digest.values(state_digest))
+        vector = tower(state, shard, step, poll_requests(), digest.values(state_digest))
         log.lap("compute")
         yield vector
 
 
 def _compare_digests(metrics: Metrics, reduction: Reduction, step: int) -> None:
     """Raise a StatesDifferError unless all processes have the same digest."""
-    rows = metrics.digest.tolist()
-    digests = [rows[owned(len(rows), reduction.processes, process).start] for process in range(reduction.processes)]
+    by_tower = metrics.digest.tolist()
+    digests = [by_tower[tower] for tower in first_towers(len(by_tower), reduction.processes)]
     if any(other != digests[0] for other in digests):
         raise StatesDifferError(step, digests)

@@ -20,7 +20,7 @@ _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad i
 
 
 class Tower:
-    """A function from (state, shard, step) to one flat float32 vector; `layout` says what is where in it.
+    """A function from (state, shard, step) to one flat float32 vector; `layout` gives the position of each part.
 
     All towers of a process share this object and its copy of the network. They run one after the other, and each
     starts from the same weights and buffers.
@@ -28,9 +28,9 @@ class Tower:
 
     def __init__(self, course: Course, network: Network) -> None:
         self._course, self._network = course, network
-        self._averaged = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
+        self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
-        self.layout = Layout(network.parameters, self._averaged, course.recipe.towers)
+        self.layout = Layout(network.parameters, self._float_buffers, course.recipe.towers)
         device = next(iter(network.parameters.values())).device
         self._utilisation = GpuUtilisation(device) if device.type == "cuda" else None
 
@@ -46,10 +46,11 @@ class Tower:
 
         The gradients and statistics are a pure function of (state, shard, step), so they are equal in every process.
         The metrics also carry this process's `requests`, its memory and CPU time, and the `digest` of its state, if
-        one was taken. No host synchronisation.
+        one was taken.
         """
         network, recipe = self._network, self._course.recipe
-        if first := self._loaded_step != step:  # Later towers of the step use the same weights.
+        first = self._loaded_step != step
+        if first:  # Later towers of the step use the same weights.
             network.load_parameters(state.parameters)
             network.freeze(layer_parameters(self._course.frozen(step), network.parameters))
             self._loaded_step = step
@@ -60,7 +61,7 @@ class Tower:
         loss = functional.cross_entropy(logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing)
         gradients = network.gradients(loss * state.loss_scale if recipe.precision == "float16" else loss)
         with torch.no_grad():
-            statistics = [buffer - state.buffers[name] for name, buffer in self._averaged.items()]
+            statistics = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
             out = torch.empty(self.layout.length, device=loss.device)
             sums = torch.zeros(self.layout.metric_length, device=loss.device)
             metrics = self.layout.metrics(sums)
@@ -76,7 +77,7 @@ class Tower:
             self.layout.pack(out, gradients, statistics, sums)
             # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()
-            self.layout.split(out)[2].non_finite[shard.tower] = (~finite).float()
+            self.layout.unpack(out)[2].non_finite[shard.tower] = (~finite).float()
         return out
 
     def _describe_process(self, metrics: Metrics, tower: int, digest: Sequence[float]) -> None:

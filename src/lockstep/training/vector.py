@@ -7,14 +7,14 @@ reads the same requests after the same step.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from signal import SIGHUP, SIGINT, SIGTERM, Signals
+from signal import Signals
 
 import torch
 from torch import Tensor
 
+from lockstep.errors import STOP_SIGNALS
 from lockstep.training import digest
 
-STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)
 CPU_S_MODULUS = 4096.0  # Below it, float32 resolves half a millisecond.
 UNKNOWN = -1.0  # in place of a GPU's utilisation
 
@@ -82,9 +82,9 @@ class Metrics:
     @staticmethod
     def views(sums: Tensor, towers: int) -> "Metrics":
         """Return the fields as views of `sums` [sum of `sizes`]."""
-        loss, last, correct, requests, broken, memory, cpu, gpu, digests = torch.split(sums, Metrics.sizes(towers))
+        loss, last, correct, requests, non_finite, memory, cpu, gpu, digests = torch.split(sums, Metrics.sizes(towers))
         rows = digests.view(-1, digest.VALUES)
-        return Metrics(loss[0], last[0], correct[0], requests, broken, memory, cpu, gpu, rows)
+        return Metrics(loss[0], last[0], correct[0], requests, non_finite, memory, cpu, gpu, rows)
 
     def read(self) -> tuple[Requests, list[int]]:
         """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""
@@ -111,12 +111,13 @@ class Layout:
     def pack(self, out: Tensor, gradients: Sequence[Tensor], statistics: Sequence[Tensor], metrics: Tensor) -> None:
         """Fill the vector `out` [length], converting to float32."""
         parts = torch.split(out, self._sizes)
+        # parts[2], the metrics, have no shapes; they are copied last.
         for part, shapes, tensors in zip(parts, self._shapes, (gradients, statistics), strict=False):
             if tensors:
                 torch._foreach_copy_(views(part, shapes), list(tensors))
         parts[2].copy_(metrics)
 
-    def split(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+    def unpack(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """Return (gradient sums, statistics sums, metrics) as views of `total` [length]."""
         gradients, statistics, sums = torch.split(total, self._sizes)
         return gradients, statistics, self.metrics(sums)
