@@ -96,8 +96,9 @@ class Run:
         note(f"{self.path} was stopped before its first step: starting again")
 
     @staticmethod
-    def open(path: Path) -> "Run":
+    def open(path: Path | str) -> "Run":
         """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
+        path = Path(path)
         if not path.is_dir():
             raise LockstepError(f"{path} is not a folder: give the folder of a run, as in runs/digits-1")
         if not (path / "recipe.json").is_file():
