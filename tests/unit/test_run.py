@@ -142,6 +142,16 @@ def test_only_one_of_many_programs_starts_the_run_again(stopped):
     runs[0].unlock()
 
 
+def test_a_run_is_opened_by_a_path_or_a_string_and_any_other_folder_is_an_error(stopped, tmp_path):
+    for path in (stopped, str(stopped)):
+        run = Run.open(path)
+        assert (run.path, run.recipe()) == (stopped, RECIPE)
+    with pytest.raises(LockstepError, match="is not a folder: give the folder of a run"):
+        Run.open(str(tmp_path / "none"))
+    with pytest.raises(LockstepError, match=r"is not a run: it has no recipe\.json"):
+        Run.open(tmp_path)
+
+
 def test_a_copied_run_without_a_lock_file_is_not_held(stopped):
     with (stopped / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
