@@ -19,7 +19,7 @@ def _no_runs_stay(tmp_path):
 
 @pytest.fixture
 def trained(program, synthetic_data, tmp_path):
-    """trained(recipe, data set, *flags) -> (result, losses of all steps, in training)."""
+    """trained(recipe, dataset, *flags) -> (result, losses of all steps, in training)."""
 
     def run(recipe: str, dataset: str, *flags: object) -> tuple[dict, list[float]]:
         data = synthetic_data(dataset)

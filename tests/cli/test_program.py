@@ -88,8 +88,8 @@ def test_recipes_and_show_round_trip(program, tmp_path):
         assert f"lockstep train {name}" in listed
         shown = program("show", name)
         (tmp_path / "mine.toml").write_text(shown.stdout)
-        mine, theirs = (json.loads(program("show", what, "--json").stdout) for what in ("mine.toml", name))
-        assert mine["digest"] == theirs["digest"]
+        from_file, by_name = (json.loads(program("show", what, "--json").stdout) for what in ("mine.toml", name))
+        assert from_file["digest"] == by_name["digest"]
     assert listed.count("Measured:") == len(RECIPES)
 
 

@@ -61,6 +61,7 @@ def test_the_tasks_of_a_slurm_step_connect_at_its_first_host(hosts, first):
         {**RANKS, "MASTER_ADDR": "a1"},
         {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
         {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", **MASTER},
+        {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "many", **RANKS, **MASTER},
     ],
 )
 def test_processes_that_cannot_connect_are_an_error_and_do_not_train_separately(variables):

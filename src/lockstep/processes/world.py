@@ -84,14 +84,15 @@ def _numbered(
     """Return the world whose numbers are in the variables called `process`, `processes` and `local`."""
     try:
         numbers = int(variables[process]), int(variables[processes]), int(variables.get(local, variables[process]))
+        # Only torchrun and our launcher say how many processes a host has; the others are taken to be on one host.
+        local_processes = min(numbers[1], int(variables.get("LOCAL_WORLD_SIZE", numbers[1])))
     except (KeyError, ValueError):
+        names = (process, processes, local, "LOCAL_WORLD_SIZE")
+        got = ", ".join(f"{name}={variables[name]!r}" for name in names if name in variables)
         raise LockstepError(
-            f"{launcher} started this process, but {process} and {processes} do not number it: "
-            f"got {variables.get(process)!r} and {variables.get(processes)!r}",
+            f"{launcher} started this process, but {process} and {processes} do not number it: got {got or 'neither'}",
             ENVIRONMENT,
         ) from None
-    # Only torchrun and our launcher say how many processes a host has; the others are taken to be on one host.
-    local_processes = min(numbers[1], int(variables.get("LOCAL_WORLD_SIZE", numbers[1])))
     return World(launcher, *numbers, local_processes, rendezvous)
 
 
