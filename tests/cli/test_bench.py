@@ -10,6 +10,7 @@ import typer
 
 from lockstep.bench.measure import MODES, StepTimes, bench
 from lockstep.cli import app
+from lockstep.config.jobs import BenchJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data import DATASETS, synthetic
@@ -109,7 +110,8 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     def counts(*modes):
         made.clear(), exchanged.clear(), updated.clear()
         recipe = make(named("digits").model_dump(mode="json"), {"towers": 2})
-        record = bench(recipe, Placement(), Counted(2), torch.device("cpu"), steps=3, warmup=1, modes=modes)
+        job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=3, warmup=1, modes=modes)
+        record = bench(job, Counted(2), torch.device("cpu"))
         assert record["modes"] == list(modes)
         return len(made), len(exchanged), len(updated)
 

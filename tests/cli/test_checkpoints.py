@@ -125,7 +125,7 @@ def test_a_copied_run_without_its_lock_can_be_watched(started, run):
     for name in (".lock", "result.json"):
         (run / name).unlink()
     watcher = started("eval", run, "--watch", "--interval", 0.05, "--json")
-    words = "waiting; --once does not"
+    words = "waiting. Use --once to stop here"
     while words not in watcher.stderr.readline():
         assert watcher.poll() is None
     (run / "result.json").write_text("{}")
