@@ -39,6 +39,7 @@ def test_no_step_of_the_warm_up_is_timed(device, warmup, counts):
     assert sum(counts) == 23 - warmup
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_number_of_processes(program):
     done = program("bench", "digits", "--processes", 2, *QUICK, "--synthetic", "--set", "held_out=1000")
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ def run(trained_once, tmp_path):
     return tmp_path / "runs/a"
 
 
+@pytest.mark.slow
 def test_best_and_a_step_on_any_number_of_processes(program, run):
     for which, processes in (("best", 2), (4, 1)):
         done = program("eval", run, "--checkpoint", which, "--json", "--processes", processes)
@@ -40,6 +41,7 @@ def test_one_that_is_not(refused_here, run, args, words):
     refused(refused_here("eval", "runs/a", "--checkpoint", *args), USAGE, words)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, run, tmp_path):
     whole = (run / "model.safetensors").read_bytes()
     for name in ("model.safetensors", "result.json"):
@@ -71,6 +73,7 @@ def test_the_model_of_another_checkpoint_and_of_the_raw_weights(program, run, tm
         assert tensor.equal(saved[f"buffer/{name}" if "running" in name or "num_" in name else f"parameter/{name}"])
 
 
+@pytest.mark.slow
 def test_a_quiet_evaluation(program, run):
     flip(run / "checkpoints/step-000000010/state.safetensors")  # of which a note would be
     done = program("eval", run, "-q", "--json")
@@ -81,6 +84,7 @@ def test_a_quiet_evaluation(program, run):
     refused(program("eval", "runs/none", "-q"), USAGE, "runs/none is not a folder")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_quiet_run(program, tmp_path, processes):
     options = ("train", "--steps", 3, "--processes", processes, "-q", "--name", "b")
@@ -95,6 +99,7 @@ def test_a_quiet_run(program, tmp_path, processes):
     refused(program(*options), USAGE, "runs/b exists")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_watcher_may_come_before_the_run(started, program, tmp_path, processes):
     watcher = started("eval", "runs/b", "--watch", "--interval", 0.05, "--processes", processes, "--json")

@@ -119,6 +119,7 @@ def test_a_short_name_of_a_precision_is_the_full_one(tmp_path, short, full):
         assert recipe == make(start, {"precision": full})
 
 
+@pytest.mark.slow
 def test_the_program_accepts_a_short_name_of_a_precision(program, tmp_path):
     done = program("train", "--precision", "bf16", "--steps", 1, "--name", "a", "--processes", 1)
     assert done.returncode == 0, done.stderr

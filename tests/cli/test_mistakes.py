@@ -98,6 +98,7 @@ def cifar_folder(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_damaged_cifar_files_are_named(program, tmp_path):
     folder = cifar_folder(tmp_path)
     with (folder / "data_batch_4.bin").open("r+b") as file:
@@ -114,6 +115,7 @@ def test_damaged_cifar_files_are_named(program, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_mnist_in_the_wrong_format_is_named(program, tmp_path):
     for names in SOURCES["mnist"].files:
         (tmp_path / names[0]).write_bytes(gzip.compress(struct.pack(">2I", 2049, 10_000) + b"\x01" * 10_000))
@@ -145,6 +147,7 @@ def test_an_existing_run_is_never_overwritten(program, run):
     assert contents(path) == before
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(program, run):
     path, result = run
     for step in (8, 10):
@@ -163,6 +166,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(program,
     assert checkpoint.latest(path / "checkpoints", pytest.fail).manifest["step"] == 10
 
 
+@pytest.mark.slow
 def test_all_checkpoints_damaged(program, run):
     path, _ = run
     for state in path.rglob("state.safetensors"):
@@ -173,6 +177,7 @@ def test_all_checkpoints_damaged(program, run):
     assert contents(path / "checkpoints") == before
 
 
+@pytest.mark.slow
 def test_other_data_is_refused(program, run):
     path, _ = run
     for manifest in path.rglob("manifest.json"):
@@ -180,6 +185,7 @@ def test_other_data_is_refused(program, run):
     refused(program("train", path, "--resume"), DATA, "not what", "was trained on")
 
 
+@pytest.mark.slow
 def test_a_run_without_checkpoints_and_a_split_that_is_not(program, run):
     path, _ = run
     refused(program("eval", path, "--split", "validation"), USAGE, "no split 'validation': its splits are train, test")
@@ -201,12 +207,14 @@ def test_a_recipe_edited_behind_the_checkpoints_back(program, run):
     refused(program("train", path, "--resume"), DATA, "result.json cannot be read")
 
 
+@pytest.mark.slow
 def test_a_file_where_the_runs_should_be(program, tmp_path):
     (tmp_path / "file").write_text("mine")
     refused(program("train", "--runs", "file"), ENVIRONMENT, "cannot write the run folder file/digits-1")
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_programs_started_together_get_runs_of_their_own(started, tmp_path):
     programs = [started("train", "--steps", 2, "--processes", 1, "--seed", seed) for seed in range(3)]
     for process in programs:
@@ -215,6 +223,7 @@ def test_programs_started_together_get_runs_of_their_own(started, tmp_path):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-1", "digits-2", "digits-3"]
 
 
+@pytest.mark.slow
 def test_an_update_that_overflows_is_never_saved(program, tmp_path):
     done = program(
         "train", "--lr", "1e38", "--set", "schedule=constant", "--processes", 1, "--name", "inf", "--save-every", 1,
@@ -227,6 +236,7 @@ def test_an_update_that_overflows_is_never_saved(program, tmp_path):
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(program, tmp_path):
     """The file-size limit lets small files through and stops every checkpoint."""
     import resource
@@ -257,7 +267,7 @@ def test_a_complete_run_stays_so(program, tmp_path):
     assert contents(tmp_path / "runs/b") == before
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_stops_every_process_at_the_same_step(program, tmp_path, processes):
     done = program("train", "--lr", "1e30", "--processes", processes, "--name", "nan", "--save-every", 1)
     assert done.returncode == 1

@@ -77,6 +77,7 @@ def test_mnist_learns_alike_on_1_and_2_processes_and_is_evaluated(trained, progr
     assert record["accuracy"] > 0.4
 
 
+@pytest.mark.slow
 def test_cifar10_learns_on_growing_images(trained):
     small = ("--batch", 80, "--steps", 10, *judged_on(100))
     result, losses = trained("cifar10", "cifar10", *small, "--processes", 2, "--name", "fast")
@@ -93,6 +94,7 @@ def test_cifar100_has_100_classes(trained):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [pytest.param("cifar10-record", marks=pytest.mark.slow), "cifar10-96"])
 def test_recipes_for_a_gpu_take_steps_on_a_cpu(trained, recipe):
     """Not compiled: a compiler would take minutes for this network here; `test_compiled.py` compiles a smaller one."""

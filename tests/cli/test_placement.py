@@ -6,6 +6,7 @@ import re
 import pytest
 
 
+@pytest.mark.slow
 def test_log_placement_says_what_is_where(program, tmp_path):
     (tmp_path / "a b é").mkdir()
     silent = program("train", "--steps", 2, "--processes", 2, TMPDIR=str(tmp_path / "a b é"))  # where processes meet

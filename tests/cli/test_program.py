@@ -31,6 +31,7 @@ def test_help_is_complete_has_examples_and_does_not_wait_for_torch(program, comm
     subprocess.run([sys.executable, "-c", code % command], check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_train_then_eval(program, tmp_path):
     """What `make train` does, whole; then what its last line says to type."""
     started = time.time()
@@ -106,6 +107,7 @@ def test_idle_cores_are_pointed_out(program):
     assert (f"--towers {cores} or --set threads_per_tower={cores}" in out) == (cores > 1)
 
 
+@pytest.mark.slow
 def test_images_held_out_are_not_called_test_images(program):
     done = program("train", "--set", "held_out=42", "--steps", 2)
     assert done.returncode == 0, done.stderr
@@ -130,6 +132,7 @@ def test_version(program):
     assert re.fullmatch(r"lockstep \d+\.\d+\.\d+\n", program("--version").stdout)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
     command = (
         f"{sys.executable} -m lockstep train --steps 30 --processes 2 --name piped | head -2; echo ${{PIPESTATUS[0]}}"

@@ -73,6 +73,7 @@ def alone(trained_once):
     return record["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -104,6 +105,7 @@ def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @NEWER_CPU
 def test_a_resume_with_other_arithmetic_is_said_and_refused_if_strict(program, trained_once, stopped):
     _, whole = trained_once(*STOPPED)
@@ -187,6 +189,7 @@ def parted(tmp_path, *options, step=9, victim=1):
     return [(process.communicate(timeout=200), process.returncode) for process in started]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_parted_is_named_at_the_next_digest_and_nothing_is_saved(tmp_path, victim):
     ends = parted(tmp_path, "--digest-every", "5", "--save-every", "100", victim=victim)
@@ -267,6 +270,7 @@ def test_a_model_that_was_edited_is_said(program, edited):
     assert set(result["model_source"]) == {"mine.py", "helper.py"}
 
 
+@pytest.mark.slow
 def test_a_run_folder_runs_no_code(program, refused_here, own):
     """Neither of a module beside the run, nor of one inside it, unless the user names it again."""
     done = program("train", *OWN, "--steps", 2, "--processes", 1, "--name", "b")
@@ -285,6 +289,7 @@ def test_a_run_folder_runs_no_code(program, refused_here, own):
     assert (own / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone, processes):
     for name in ("torch", "sklearn", "numpy", "json", "lockstep"):
@@ -416,6 +421,7 @@ def signals_as_in_a_terminal():
         signal.signal(number, handler)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("signals_as_in_a_terminal")
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_terminal_that_is_closed_saves(started, tmp_path, processes):
@@ -484,6 +490,7 @@ def test_a_killed_launcher_leaves_no_folder(started, tmp_path):
     assert not list((tmp_path / "tmp").glob("lockstep-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the sockets of processes as Linux tells them")
 def test_processes_of_one_host_listen_on_its_loopback_alone(started):
     process = started("train", "--steps", 5000, "--name", "x", "--processes", 2, "--log-every", 1)
@@ -501,6 +508,7 @@ def test_processes_of_one_host_listen_on_its_loopback_alone(started):
     assert all(address in ("127.0.0.1", "::1") for address in addresses), addresses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("umask", "mode"), [("022", 0o644), pytest.param("077", 0o600, marks=pytest.mark.slow)])
 def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, umask, mode):
     command = f"umask {umask}; exec {shlex.quote(sys.executable)} -m lockstep train --steps 3 --processes 2 --name x"
@@ -571,6 +579,7 @@ def test_an_outer_launch_resumes_without_being_asked(tmp_path, alone):
     assert len(json.loads((run / "environment.json").read_text())) == 2
 
 
+@pytest.mark.slow
 @NEWER_CPU
 def test_precision_is_chosen_when_a_run_is_created_and_kept(program, tmp_path):
     options = ["--set", "precision=auto", "--steps", 12, "--name", "b"]

@@ -37,6 +37,7 @@ def never_began(started, program, tmp_path):
     return tmp_path / "runs/a"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(program, never_began, processes):
     done = program("train", "--name", "a", "--steps", 3, "--processes", processes)
@@ -59,6 +60,7 @@ def test_it_can_be_resumed_all_the_same(program, never_began):
 CLEAR = "\x1b[2J"  # what clears the screen
 
 
+@pytest.mark.slow
 def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes(program, refused_here, tmp_path):
     done = program("train", "--steps", 2, "--processes", 1, "--name", "a")
     assert done.returncode == 0, done.stderr
@@ -119,6 +121,7 @@ def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
     assert (tmp_path / "file").read_text() == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [pytest.param(">&-", marks=pytest.mark.slow), ">&- 2>&- <&-"])
 def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed):
     command = f"{sys.executable} -m lockstep train --steps 3 --processes 2 --name a {closed}"

@@ -65,6 +65,7 @@ def gone(children):
     return not alive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "processes"),
     [
@@ -141,6 +142,7 @@ def test_sigterm_to_one_process_stops_all(started, tmp_path):
     assert gone(children)
 
 
+@pytest.mark.slow
 def test_kill_9_of_one_process_ends_all_and_nothing_is_lost(started, program, undisturbed):
     process, children = begin(started, 3)
     workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
@@ -166,6 +168,7 @@ def test_kill_9_of_everything_and_resume(started, program, undisturbed):
     assert resume(program, 3) == undisturbed
 
 
+@pytest.mark.slow
 def test_processes_do_not_outlive_a_killed_launcher(started):
     process, children = begin(started, 2)
     process.kill()

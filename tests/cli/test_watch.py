@@ -77,6 +77,7 @@ def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(st
     assert json.loads(plain.stdout) == json.loads(lines[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
     training = Training(tmp_path / "runs/x")  # which holds the run's lock, and does not end

@@ -92,6 +92,7 @@ def test_another_seed_is_another_result(one, tmp_path):
     assert got["weights_sha256"] != one[0]["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "reduction"), [(3, "central"), slow(1, "central-cpu"), slow(2, "central-cpu")])
 def test_central_has_the_bits_of_tree(one, tmp_path, processes, reduction):
     got = program(tmp_path, "--steps", STEPS, "--processes", processes, "--reduction", reduction)
@@ -115,6 +116,7 @@ def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed(one, processes, tmp_pat
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 10, 20, 23]
 
 
+@pytest.mark.slow
 def test_towers_that_are_no_power_of_two_nor_divide_evenly(tmp_path):
     five = recipe(towers=5, batch=80)
     expected, _ = here(tmp_path / "five", five)
@@ -131,6 +133,7 @@ def test_allreduce_is_another_result_and_said_to_be(one, tmp_path):
     assert got["weights_sha256"] != one[0]["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_bfloat16(tmp_path):
     expected, _ = here(tmp_path / "bf16", recipe(precision="bfloat16"))
     got = program(tmp_path, "--steps", STEPS, "--precision", "bfloat16", "--processes", 4)
@@ -186,6 +189,7 @@ precision = "bfloat16"
 """
 
 
+@pytest.mark.slow
 def test_what_makes_a_recipe_fast_keeps_its_bits(tmp_path):
     """All of it together: alike on 1 and 3 processes, and stopped between two sizes."""
     random = np.random.default_rng(0)

@@ -32,10 +32,8 @@ def trained(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(
-    "precision",
-    [pytest.param("float32", marks=pytest.mark.slow), pytest.param("bfloat16", marks=pytest.mark.slow), "float16"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_every_precision_learns_digits_as_well_as_float32(trained, precision):
     wide, wide_weights = trained("float32")
     accuracy, weights = trained(precision)
