@@ -8,13 +8,13 @@ accuracy nor hash.
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from lockstep.bench import ceiling
-from lockstep.bench.record import Measurement
+from lockstep.bench.record import Measurement, Speed
 from lockstep.config.jobs import BenchJob, BenchMode
 from lockstep.config.recipe import Course
 from lockstep.data import synthetic
@@ -128,15 +128,6 @@ class StepTimes(Listener):
             self.every = self._every_timed
 
 
-class _Speed(TypedDict):
-    images_per_s: float
-    images_per_s_error: float
-    images_per_s_jitter: float
-    s_per_step: float
-    s_per_step_median: float
-    split: dict[str, float]
-
-
 def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurement:
     """Time `job.steps` steps after `job.warmup` others, in every process. Return the record, equal in every process."""
     modes, steps = job.modes, job.steps
@@ -182,7 +173,7 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     }
 
 
-def _speed(batch: int, timed: Sequence[TimedSteps], reduction: Reduction) -> _Speed:
+def _speed(batch: int, timed: Sequence[TimedSteps], reduction: Reduction) -> Speed:
     """Return the speed of the timed steps.
 
     images_per_s: batch / mean seconds of a step, of the slowest process. images_per_s_error: standard error of the

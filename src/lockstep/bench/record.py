@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from typing import TypedDict
 
 
-class Measurement(TypedDict):
+class Speed(TypedDict):
+    """The times of the measured steps, in seconds, and the throughput that follows from them, in images per second."""
+
+    images_per_s: float
+    images_per_s_error: float
+    images_per_s_jitter: float
+    s_per_step: float
+    s_per_step_median: float
+    split: dict[str, float]
+
+
+class Measurement(Speed):
     """The record of one number of processes."""
 
     kind: str
@@ -16,12 +27,6 @@ class Measurement(TypedDict):
     precision: str
     threads: int
     steps: int
-    images_per_s: float
-    images_per_s_error: float
-    images_per_s_jitter: float
-    s_per_step: float
-    s_per_step_median: float
-    split: dict[str, float]
     peak_memory_bytes: list[int]
     vector_bytes: int
     flops_per_step: int

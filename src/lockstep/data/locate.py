@@ -49,7 +49,7 @@ def present(source: Source, folder: Path | None) -> list[Path] | None:
 
 
 def incomplete(source: Source, folder: Path | None) -> Incomplete | None:
-    """Return the first searched folder that has only some of the files; None if there is no such folder."""
+    """Return the first searched folder that has some of the files but not all, or None."""
     return _search(source, candidates(source, folder))[1]
 
 
