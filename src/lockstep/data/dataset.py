@@ -79,7 +79,7 @@ class Dataset:
         """Return the examples of `tower` under `plan`, augmented.
 
         The result depends only on (plan, tower), so every process gets the same bits.
-        Raises: IndexError if tower is not in range(plan.towers).
+        Raises: IndexError if the plan has no such tower.
         """
         keys = plan.keys(tower)
         rows = torch.from_numpy(keys.examples).to(self.labels.device)

@@ -53,11 +53,6 @@ class Plan:
             chosen[inside] = _order(seed, epoch, examples)[offsets[inside]]
         return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), augmentation, size_px)
 
-    @property
-    def towers(self) -> int:
-        """The number of towers."""
-        return len(self.examples)
-
     def first(self, count: int) -> "Plan":
         """Return a plan of one tower with the first `count` examples of this plan's first tower (all, if fewer)."""
         return replace(self, epochs=self.epochs[:1, :count], examples=self.examples[:1, :count])

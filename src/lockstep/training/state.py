@@ -49,11 +49,6 @@ class State:
         self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
 
     @property
-    def classifier(self) -> Mapping[str, Tensor]:
-        """Return the parameters of the finished classifier: their average if the recipe keeps one."""
-        return self.ema if self.ema is not None else self.parameters
-
-    @property
     def loss_scale(self) -> float:
         """Return the factor on the loss in towers: 1, except in float16."""
         return self._scale.value if self._scale else 1.0
