@@ -60,6 +60,7 @@ class Recipe(Settings):
         towers: number of logical replicas; each sees batch / towers examples a step.
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them is set.
+        min_steps: the least number of steps of a run whose length is in epochs, so that a small dataset is learnt too.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
         weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
         freeze: name of a layer or parameter -> share of the run after which it is no longer trained. The backward pass
@@ -91,6 +92,7 @@ class Recipe(Settings):
     batch: int = Field(ge=1)
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0)
+    min_steps: int = Field(1, ge=1)
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
@@ -131,7 +133,7 @@ class Recipe(Settings):
         if self.steps is not None:
             return Course(self, examples, self.steps)
         assert self.epochs is not None
-        return Course(self, examples, max(1, round(self.epochs * examples / self.batch)))
+        return Course(self, examples, max(self.min_steps, round(self.epochs * examples / self.batch)))
 
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the non-default settings.
