@@ -14,7 +14,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
-from lockstep.run.arithmetic import probe, slowdown
+from lockstep.run.arithmetic import Probe, probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import fingerprint
 from lockstep.run.source import sources
@@ -97,15 +97,15 @@ class Session:
             self.state.load(load(tensors))
             self.require_agreement()
 
-    def probe(self, train_set: Dataset) -> str:
-        """Return the arithmetic probe: the SHA-256 of a small update; see `arithmetic.probe`.
+    def probe(self, train_set: Dataset) -> Probe:
+        """Return the arithmetic probe; see `arithmetic.probe`.
 
         Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
         """
         self.require_agreement()
         result = probe(self.recipe, self.network, self.state, train_set)
         if self.recipe.exact:
-            require_equal("arithmetic", result, self.reduction, self.fingerprint)
+            require_equal("arithmetic", result.sha256, self.reduction, self.fingerprint)
         return result
 
     def emulation_note(self, train_set: Dataset) -> str | None:
