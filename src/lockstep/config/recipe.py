@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, Augmentation
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -45,7 +45,10 @@ class Recipe(Settings):
 
     Attributes:
         name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: a name in DATASETS.
+        dataset: a name in DATASETS, or "folder": the folder of images that the placement names as `data`.
+        image_px: the side in pixels to which the images of a folder are brought; None for other datasets.
+        test_share: of a folder without a test part, the share of the images that become it, by a hash of each file.
+        skip_unreadable: False makes files of a folder that are no readable images an error.
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
             of the test images, so that settings can be chosen without looking at the test images. The choice of
             images is the same for every seed.
@@ -81,6 +84,9 @@ class Recipe(Settings):
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
+    image_px: int | None = Field(None, ge=32, le=256)
+    test_share: float = Field(0.2, gt=0, lt=1)
+    skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
@@ -108,8 +114,12 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.dataset not in DATASETS:
-            raise ValueError(unknown("dataset", self.dataset, DATASETS))
+        if self.dataset not in (*DATASETS, IMAGE_FOLDER):
+            raise ValueError(unknown("dataset", self.dataset, (*DATASETS, IMAGE_FOLDER)))
+        if self.dataset == IMAGE_FOLDER and self.image_px is None:
+            raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
+        if self.dataset in DATASETS and self.image_px is not None:
+            raise ValueError(f"image_px is for folders of images, and dataset {self.dataset} has one size: leave it out")
         if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):

@@ -17,6 +17,9 @@ DATASETS = {
     "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
+# The dataset of a folder of images, which the placement names. `folder/` reads it.
+IMAGE_FOLDER = "folder"
+
 # To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate | Crop
 AUGMENTATIONS = kinds(Augmentation)

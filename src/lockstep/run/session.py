@@ -1,6 +1,7 @@
 """Session: one process's data, network and state. All processes of a run hold the same."""
 
 import json
+from collections.abc import Callable
 
 import torch
 from safetensors.torch import load, save
@@ -9,7 +10,7 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
-from lockstep.data import DATASETS
+from lockstep.data import DATASETS, IMAGE_FOLDER, folder
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.reduce import Reduction
@@ -34,6 +35,7 @@ class Session:
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model; {} for a built-in model.
         fingerprint: see `environment.fingerprint`.
+        notes: messages for the user about the dataset.
     """
 
     def __init__(
@@ -46,10 +48,8 @@ class Session:
     ) -> None:
         """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
-        try:
-            self.splits = splits or load_object(DATASETS[recipe.dataset])(placement.data)
-        except (OSError, UnicodeDecodeError) as error:
-            raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
+        self.notes: list[str] = []
+        self.splits = splits or _read(recipe, placement, self.notes.append)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
@@ -158,6 +158,21 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
+
+
+def _read(recipe: Recipe, placement: Placement, note: Callable[[str], None]) -> dict[str, Dataset]:
+    """Return the splits of the recipe's dataset. `note` receives messages for the user. Raises: LockstepError."""
+    try:
+        if recipe.dataset != IMAGE_FOLDER:
+            splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+            return splits
+        assert recipe.image_px is not None
+        return folder.load(
+            folder.given(placement.data), image_px=recipe.image_px, test_share=recipe.test_share,
+            skip_unreadable=recipe.skip_unreadable, note=note,
+        )  # fmt: skip
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
