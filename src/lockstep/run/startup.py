@@ -35,7 +35,8 @@ def startup_lines(
         ("batch", f"{recipe.batch} images a step (global) = {recipe.towers} {_plural('tower', recipe.towers)} "
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
         ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"),
-        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"),
+        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"
+                 + (f"; gradients clipped to norm {recipe.clip:g}" if recipe.clip else "")),
         ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
         ("processes", _processes(recipe, placement, reduction, device)),
         ("run", f"{run}   (watch it: {watch})"),
