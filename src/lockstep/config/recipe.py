@@ -65,7 +65,10 @@ class Recipe(Settings):
         steps, epochs: the length of the run; exactly one of them is set.
         min_steps: the least number of steps of a run whose length is in epochs, so that a small dataset is learnt too.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
-        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
+        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss, except with AdamW. The name
+            "default" stands for all parameters of two or more dimensions (Muon: exactly two) that are not named.
+        clip: the largest norm of the mean gradient of all parameters together; a longer gradient is shortened to it
+            before the update. None does not clip.
         freeze: name of a layer or parameter -> share of the run after which it is no longer trained. The backward pass
             ends before frozen layers at the input.
         ema: the exponential moving average of the parameters, or None.
@@ -103,6 +106,7 @@ class Recipe(Settings):
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    clip: float | None = Field(None, gt=0)
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     ema: EMA | None = None
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"

@@ -63,7 +63,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
         raise _not_repeatable(recipe)
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
     part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.parameters).items()}
-    decay = {name: coefficient for name, coefficient in recipe.weight_decay.items() if name in part}
+    decay = {name: coefficient for name, coefficient in state.decay.items() if name in part}
     small = State(recipe.replace(weight_decay=decay, freeze={}), part, state.buffers, gradients.device)
     flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
     small.apply(flat, statistics, course.learning_rate(0))

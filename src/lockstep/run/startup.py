@@ -46,7 +46,8 @@ def startup_lines(
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
         ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"
                    f"{_expected(session, course, tower_s)}"),
-        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"),
+        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"
+                 + (f"; gradients clipped to norm {recipe.clip:g}" if recipe.clip else "")),
         ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
         ("processes", _processes(recipe, placement, reduction, device)),
         ("run", f"{run}   (watch it: {watch})"),
