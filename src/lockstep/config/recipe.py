@@ -51,6 +51,7 @@ class Recipe(Settings):
             images is the same for every seed.
         model: a name in MODELS, or package.module:function of your own.
         model_options: keyword arguments of the model's function; see its docstring.
+        init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
         augmentation: how images become network input.
         progressive: smaller images in the first part of training; None trains on full-sized images.
         label_smoothing: share of each target that is spread over all classes, in training.
@@ -62,8 +63,12 @@ class Recipe(Settings):
         steps, epochs: the length of the run; exactly one of them is set.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
         weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
-        freeze: name of a layer or parameter -> share of the run after which it is no longer trained. The backward pass
-            ends before frozen layers at the input.
+        freeze: name of a layer or parameter -> share of the run after which it is no longer trained; 0 from the start.
+            The backward pass ends before frozen layers at the input. Buffers of frozen layers do not change either, and
+            their norm layers compute with the running averages. This holds for a norm layer that is named, lies in a
+            named layer, or has only parameters that are frozen.
+        lr_factors: name of a layer or parameter -> factor on its learning rate. Of several names that a parameter lies
+            in, the longest counts.
         ema: the exponential moving average of the parameters, or None.
         precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
             reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
@@ -83,6 +88,7 @@ class Recipe(Settings):
     held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
+    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -96,6 +102,7 @@ class Recipe(Settings):
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
+    lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     ema: EMA | None = None
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
     compile: bool = False
