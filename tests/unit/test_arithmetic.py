@@ -137,7 +137,7 @@ def test_one_bit_of_arithmetic_changes_the_probe(monkeypatch, change):
         ("dictionary", r"returned a dict, expected \[2, 10\]"),
         ("numbers", r"returned int32, expected \[2, 10\]"),
         ("remembers", "computes other bits when it is run again"),
-        ("one_argument", "too many positional arguments"),
+        ("one_argument", r"has the arguments \(shape\)\. Give a function of \(shape"),
         ("two_inputs", "forward takes one tensor of images .*missing a required argument: 'more'"),
         ("nothing_to_train", "has no parameters to train"),
         ("frozen", "has no parameters to train"),

@@ -54,6 +54,7 @@ class Recipe(Settings):
             images is the same for every seed.
         model: a name in MODELS, or package.module:function of your own.
         model_options: keyword arguments of the model's function; see its docstring.
+        init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
         augmentation: how images become network input.
         progressive: smaller images in the first part of training; None trains on full-sized images.
         label_smoothing: share of each target that is spread over all classes, in training.
@@ -69,8 +70,12 @@ class Recipe(Settings):
             "default" stands for all parameters of two or more dimensions (Muon: exactly two) that are not named.
         clip: the largest norm of the mean gradient of all parameters together; a longer gradient is shortened to it
             before the update. None does not clip.
-        freeze: name of a layer or parameter -> share of the run after which it is no longer trained. The backward pass
-            ends before frozen layers at the input.
+        freeze: name of a layer or parameter -> share of the run after which it is no longer trained; 0 from the start.
+            The backward pass ends before frozen layers at the input. Buffers of frozen layers do not change either, and
+            their norm layers compute with the running averages. This holds for a norm layer that is named, lies in a
+            named layer, or has only parameters that are frozen.
+        lr_factors: name of a layer or parameter -> factor on its learning rate. Of several names that a parameter lies
+            in, the longest counts.
         ema: the exponential moving average of the parameters, or None.
         precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
             reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
@@ -93,6 +98,7 @@ class Recipe(Settings):
     held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
+    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -108,6 +114,7 @@ class Recipe(Settings):
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     clip: float | None = Field(None, gt=0)
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
+    lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     ema: EMA | None = None
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
     compile: bool = False
@@ -123,7 +130,9 @@ class Recipe(Settings):
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
         if self.dataset in DATASETS and self.image_px is not None:
-            raise ValueError(f"image_px is for folders of images, and dataset {self.dataset} has one size: leave it out")
+            raise ValueError(
+                f"image_px is for folders of images, and dataset {self.dataset} has one size: leave it out"
+            )
         if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):

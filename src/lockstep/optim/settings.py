@@ -130,7 +130,7 @@ class Muon(OptimizerSettings):
                 "params": [p for p in group["params"] if p.ndim in dimensions],
                 "weight_decay": group["weight_decay"],
                 "momentum": momentum,
-                "scale": scale,
+                "scale": scale * group.get("scale", 1.0),
                 "orthogonal": 3 in dimensions,
             }
             for group in groups
@@ -185,6 +185,20 @@ def by_weight_decay(parameters: "Mapping[str, Tensor]", decay: Mapping[str, floa
     return [
         {"params": [p for name, p in parameters.items() if decay.get(name, 0.0) == c], "weight_decay": c}
         for c in coefficients
+    ]
+
+
+def by_lr_factor(groups: list[ParameterGroup], factors: "Mapping[Tensor, float]") -> list[ParameterGroup]:
+    """Return `groups`, each divided by the factor on the learning rate of its parameters: the new groups' `scale`.
+
+    A parameter that is not in `factors` has factor 1.
+    """
+    if not factors:
+        return groups
+    return [
+        {**group, "params": [p for p in group["params"] if factors.get(p, 1.0) == factor], "scale": factor}
+        for group in groups
+        for factor in sorted({factors.get(p, 1.0) for p in group["params"]})
     ]
 
 

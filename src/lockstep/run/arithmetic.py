@@ -13,7 +13,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
 from lockstep.training.digest import digest
-from lockstep.training.network import Network
+from lockstep.training.network import Network, failure
 from lockstep.training.state import State
 from lockstep.training.tower import Tower
 
@@ -64,7 +64,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
     part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.parameters).items()}
     decay = {name: coefficient for name, coefficient in state.decay.items() if name in part}
-    small = State(recipe.replace(weight_decay=decay, freeze={}), part, state.buffers, gradients.device)
+    small = State(recipe.replace(weight_decay=decay, freeze={}, lr_factors={}), part, state.buffers, gradients.device)
     flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
     small.apply(flat, statistics, course.learning_rate(0))
     sha256 = digest([torch.frombuffer(bytearray(digests[0]), dtype=torch.uint8), *small.named().values()]).hex()
@@ -122,30 +122,49 @@ def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
 def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int) -> None:
     """Raise a LockstepError unless the model returns logits [b, classes] for `images` [b, C, H, W], twice the same."""
     require_one_input(recipe.model, network.module)
-    network.module.train()
     buffers = {name: buffer.clone() for name, buffer in network.buffers.items()}
 
-    def compute() -> object:
+    def compute(training: bool) -> Tensor:
         network.load_buffers(buffers)  # A forward pass in training mode changes them.
+        network.module.train(training)
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", 0, 0))
-        with torch.no_grad():
-            return network.module(images.to(network.dtype))
+        try:
+            with torch.no_grad():
+                output = network.module(images.to(network.dtype))
+        except LockstepError:
+            raise
+        except Exception as error:
+            raise LockstepError(
+                f"model {recipe.model} fails on images [channels, height, width] {list(images.shape[1:])}: "
+                f"{failure(error)}. Correct the model, or give it images of the size that it takes"
+            ) from None
+        return _require_logits(recipe.model, output, [len(images), classes], training)
 
-    output = compute()
-    expected = [len(images), classes]
+    if digest([compute(training=True)]) != digest([compute(training=True)]) and recipe.exact:
+        raise _not_repeatable(recipe)
+    compute(training=False)
+
+
+def _require_logits(model: str, output: object, expected: list[int], training: bool) -> Tensor:
+    """Return `output` if it is a floating-point tensor of the shape `expected`. Raises: LockstepError."""
+    hint = ""
     if not isinstance(output, Tensor):
         got = f"a {type(output).__name__}"
+        if training:
+            hint = (
+                ". If the model has auxiliary outputs in training, turn them off, as torchvision's GoogLeNet does with "
+                "--set model_options.aux_logits=false"
+            )
     elif list(output.shape) != expected:
         got = str(list(output.shape))
     elif not output.is_floating_point():
         got = f"{output.dtype}".removeprefix("torch.")
     else:
-        repeated = compute()
-        assert isinstance(repeated, Tensor)
-        if recipe.exact and digest([output]) != digest([repeated]):
-            raise _not_repeatable(recipe)
-        return
-    raise LockstepError(f"model {recipe.model} returned {got}, expected {expected}: float logits, [images, classes]")
+        return output
+    mode = "training" if training else "evaluation"
+    raise LockstepError(
+        f"model {model} returned {got}, expected {expected}: float logits, [images, classes], in {mode} mode{hint}"
+    )
 
 
 def _is_large(network: Network) -> bool:

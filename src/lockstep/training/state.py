@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch import Tensor
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.optim.scale import LossScale
-from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
+from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
 from lockstep.training.digest import short
-from lockstep.training.network import layer_parameters
+from lockstep.training.network import frozen_layers, layer_parameters
 from lockstep.training.vector import named_views
 
 
@@ -46,9 +46,12 @@ class State:
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = named_views(self._average, self._shapes) if self._average is not None else None
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
-        layer_parameters(tuple(recipe.freeze), self.parameters)  # rejects a name that no layer or parameter has
+        layer_parameters(recipe.freeze, self.parameters)  # rejects a name that no layer or parameter has
+        self._unmoved_by: tuple[tuple[str, ...], Collection[str], Collection[str]] = ((), (), ())  # of the last step
         self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
-        self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, self.decay))
+        groups = by_weight_decay(self.parameters, self.decay)
+        factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
+        self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
 
     @property
     def loss_scale(self) -> float:
@@ -77,26 +80,38 @@ class State:
         with self.update_lock:
             if self._recipe.clip is not None:
                 gradients = clipped(gradients, self._recipe.clip)
-            unmoved = layer_parameters(frozen, self.parameters)
+            unmoved, unmoved_buffers = self._unmoved(frozen)
             for name, gradient in self.by_name(gradients).items():
                 self.parameters[name].grad = None if name in unmoved else gradient
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate * group.get("scale", 1.0)
             self.optimizer.step()
             self.step += 1
-            self._update_buffers(statistics)
+            self._update_buffers(statistics, unmoved_buffers)
             if self._scale is not None:
                 self._scale.stepped()
             if self._average is not None and self._recipe.ema is not None:
                 self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
 
-    def _update_buffers(self, statistics: Tensor) -> None:
+    def _unmoved(self, frozen: Sequence[str]) -> tuple[Collection[str], Collection[str]]:
+        """Return the names of the parameters and of the buffers that do not move if `frozen` is frozen."""
+        key = tuple(frozen)
+        if self._unmoved_by[0] != key:
+            layers = {name.rpartition(".")[0] for name in self.buffers}
+            still = set(frozen_layers(key, layers, self.parameters))
+            buffers = {name for name in self.buffers if name.rpartition(".")[0] in still}
+            self._unmoved_by = key, layer_parameters(key, self.parameters), buffers
+        return self._unmoved_by[1:]
+
+    def _update_buffers(self, statistics: Tensor, unmoved: Collection[str]) -> None:
         start = 0
         for name, buffer in self.buffers.items():
             if buffer.is_floating_point():
-                buffer.add_(statistics[start : start + buffer.numel()].view_as(buffer))
+                change = statistics[start : start + buffer.numel()].view_as(buffer)
                 start += buffer.numel()
-            elif name.endswith("num_batches_tracked"):
+                if name not in unmoved:
+                    buffer.add_(change)
+            elif name.endswith("num_batches_tracked") and name not in unmoved:
                 buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
@@ -192,6 +207,18 @@ def clipped(gradients: Tensor, norm: float) -> Tensor:
     length = torch.linalg.vector_norm(gradients)
     factor: Tensor = (norm / length).clamp(max=1.0)
     return gradients * factor
+
+
+def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
+    """Return the factor on the learning rate of each parameter that has one, by name.
+
+    Raises: LockstepError if `recipe.lr_factors` has a name that is neither a layer nor a parameter.
+    """
+    factors: dict[str, float] = {}
+    for name in sorted(recipe.lr_factors, key=len):  # a longer name replaces what a shorter one set
+        inside = layer_parameters([name], parameters, "lr_factors")
+        factors |= dict.fromkeys(inside, recipe.lr_factors[name])
+    return factors
 
 
 class StatesDifferError(LockstepError):
