@@ -47,6 +47,9 @@ class ConstantInput(Dataset):
             self._shards[tower] = super().shard(plan, tower)
         return self._shards[tower]
 
+    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+        """Do nothing, as no other images are read."""
+
 
 class NoExchange:
     """A reduction that adds only this process's vectors, so that processes do not exchange any ("independent")."""

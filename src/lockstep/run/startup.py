@@ -94,7 +94,7 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
         "parameters, float32": sum(t.nbytes for t in state.parameters.values()),
         "their average": sum(t.nbytes for t in (state.ema or {}).values()),
         f"the network's copy, {recipe.precision}": sum(t.nbytes for t in session.network.parameters.values()),
-        "data": sum(dataset.images.nbytes for dataset in session.splits.values()),
+        "data": sum(dataset.held_bytes for dataset in session.splits.values()),
     }
     sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
     lines.append(("in each", f"{sizes}; and the optimizer's state"))
