@@ -136,7 +136,8 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     modes, steps = job.modes, job.steps
     # All steps are of one kind: images of full size, and no layer frozen.
     recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze={}, held_out=0)
-    splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
+    known = recipe.dataset in synthetic.SHAPES  # The shape of any other dataset is known only when it is read.
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes and known else None
     session = Session(recipe, job.placement, reduction, device, splits)
     dataset, state = session.split("train"), session.state
     course = recipe.over(len(dataset))

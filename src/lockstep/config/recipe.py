@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
+from lockstep.data import AUGMENTATIONS, DATASETS, MEMORY, Augmentation
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_OWN_MODEL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -45,7 +45,9 @@ class Recipe(Settings):
 
     Attributes:
         name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: a name in DATASETS.
+        dataset: a name in DATASETS, or package.module:function of your own, or "memory" for data that a Python program
+            gave.
+        dataset_sha256: the SHA-256 of the data that a Python program gave; None for all other datasets.
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
             of the test images, so that settings can be chosen without looking at the test images. The choice of
             images is the same for every seed.
@@ -80,6 +82,7 @@ class Recipe(Settings):
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
+    dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
@@ -106,9 +109,14 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.dataset not in DATASETS:
-            raise ValueError(unknown("dataset", self.dataset, DATASETS))
-        if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
+        if self.dataset not in (*DATASETS, MEMORY) and not _OWN.fullmatch(self.dataset):
+            raise ValueError(unknown("dataset", self.dataset, DATASETS) + ", or package.module:function of your own")
+        if (self.dataset == MEMORY) != (self.dataset_sha256 is not None):
+            raise ValueError(
+                f"dataset {MEMORY} and dataset_sha256 belong together, and data= of lockstep.train sets both: leave "
+                f"them out"
+            )
+        if self.model not in MODELS and not _OWN.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
@@ -120,6 +128,11 @@ class Recipe(Settings):
     def tower_batch(self) -> int:
         """Return the number of examples that a tower sees in a step."""
         return self.batch // self.towers
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """Return the settings that name code of the user's own, as package.module:function."""
+        return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
 
     @property
     def evaluated_split(self) -> str:

@@ -16,6 +16,8 @@ DATASETS = {
     "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
+MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `own.py` stores and reads it
+
 # To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate
 AUGMENTATIONS = kinds(Augmentation)

@@ -9,16 +9,15 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
-from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.errors import USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
 from lockstep.run.arithmetic import probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import fingerprint
 from lockstep.run.source import sources
-from lockstep.settings import load_object
+from lockstep.run.splits import read_splits
 from lockstep.training.evaluate import Evaluation, Progress, evaluate
 from lockstep.training.network import Network, initial_model, persistent_buffers
 from lockstep.training.state import State, StatesDifferError
@@ -32,7 +31,7 @@ class Session:
         splits: the dataset's splits by name, on the CPU.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
-        model_source: SHA-256 of each source file of the user's own model; {} for a built-in model.
+        model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
         fingerprint: see `environment.fingerprint`.
     """
 
@@ -46,19 +45,21 @@ class Session:
     ) -> None:
         """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
-        try:
-            self.splits = splits or load_object(DATASETS[recipe.dataset])(placement.data)
-        except (OSError, UnicodeDecodeError) as error:
-            raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
+        self.splits = splits or read_splits(recipe, placement)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
+        if recipe.evaluated_split not in self.splits:
+            raise LockstepError(
+                f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
+                f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
+            )
         train_set = self.splits["train"]
         try:
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
         model = initial_model(recipe, shape, train_set)
-        self.model_source = sources(recipe.model)
+        self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.fingerprint = fingerprint(device)
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
@@ -128,7 +129,9 @@ class Session:
         texts = {"recipe": self.recipe.digest()}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
-        texts["source of the model"] = json.dumps(self.model_source)
+        texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
+            json.dumps(self.model_source)
+        )
         texts["weights"] = self.state.weights_sha256()
         for what, own in texts.items():
             require_equal(what, own, self.reduction, self.fingerprint)
