@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lockstep.data.decode import UnreadableImageError, decode_image
 from lockstep.errors import DATA, LockstepError
-from lockstep.settings import load_object
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -195,12 +195,10 @@ def _pixels(where: str, image: object, image_px: int | None) -> Bytes:
             return pixels
     else:
         _refuse(where, f"the image is a {_kind(image)}, expected a Pillow image or a uint8 array")
-    decode_image = load_object("lockstep.data.decode:decode_image")
     try:
-        pixels = decode_image(image, image_px)
-    except LockstepError as error:
-        _refuse(where, f"the image cannot be read: {error}")
-    return pixels
+        return decode_image(image, image_px)
+    except UnreadableImageError as error:
+        _refuse(where, f"the image cannot be used: {error}")
 
 
 def require_shape(where: str, shape: Sequence[int], expected: Sequence[int]) -> None:
