@@ -1,7 +1,7 @@
 """Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,23 +32,26 @@ class RunFolder:
     numbered: bool = False
 
 
-def recipe_of(what: str, changes: dict[str, Any], imports: bool = True) -> tuple[Recipe, Path | None]:
+def recipe_of(
+    what: str, changes: dict[str, Any], imports: bool = True, note: Callable[[str], None] = lambda text: None
+) -> tuple[Recipe, Path | None]:
     """Return the recipe that `what` names, with `changes`, and the run's folder if `what` names a run.
 
     `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
-    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). Raises: LockstepError.
+    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for
+    the user about the recipe. Raises: LockstepError.
     """
     path = Path(what)
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes), None
+        return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes, note=note), None
     if what not in RECIPES and (path.is_dir() or "/" in what):
         recipe = Run.open(path).recipe()
         if imports:
             refuse_code(path, recipe, changes)
-        return make(recipe.model_dump(mode="json"), changes), path
-    return make(named(what).model_dump(mode="json"), changes), None
+        return make(recipe.model_dump(mode="json"), changes, note=note), path
+    return make(named(what).model_dump(mode="json"), changes, note=note), None
 
 
 def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:

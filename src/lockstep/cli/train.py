@@ -115,10 +115,12 @@ def train(
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
         },
     )  # fmt: skip
-    recipe, named_run = recipe_of(what, changes)
+    notes: list[str] = []
+    recipe, named_run = recipe_of(what, changes, note=notes.append)
     world = World.from_environment()
     folder = folder_for(named_run, name, runs, resume, recipe, world)
     recipe, precision_note = fixed_precision(recipe, placement.device, folder.path if folder.resume else None)
+    notes += [precision_note] if precision_note else []
     if folder.resume:
         if (result := result_of(folder.path, recipe, world)) is not None:
             if world.process == 0:
@@ -127,7 +129,7 @@ def train(
         placement = placement.replace(data=data_of(folder.path, placement.data, world))
     job = TrainJob(
         recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
-        strict=strict, notes=(precision_note,) if precision_note else (), json_output=json_output, quiet=quiet,
+        strict=strict, notes=tuple(notes), json_output=json_output, quiet=quiet,
         started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job, world))

@@ -13,7 +13,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
-from lockstep.run.arithmetic import probe, slowdown
+from lockstep.run.arithmetic import Probe, probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import fingerprint
 from lockstep.run.source import sources
@@ -33,6 +33,7 @@ class Session:
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
         fingerprint: see `environment.fingerprint`.
+        notes: messages for the user about the dataset.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Session:
     ) -> None:
         """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
-        self.splits = splits or read_splits(recipe, placement)
+        self.notes: list[str] = []
+        self.splits = splits or read_splits(recipe, placement, self.notes.append)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         if recipe.evaluated_split not in self.splits:
@@ -98,15 +100,15 @@ class Session:
             self.state.load(load(tensors))
             self.require_agreement()
 
-    def probe(self, train_set: Dataset) -> str:
-        """Return the arithmetic probe: the SHA-256 of a small update; see `arithmetic.probe`.
+    def probe(self, train_set: Dataset) -> Probe:
+        """Return the arithmetic probe; see `arithmetic.probe`.
 
         Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
         """
         self.require_agreement()
         result = probe(self.recipe, self.network, self.state, train_set)
         if self.recipe.exact:
-            require_equal("arithmetic", result, self.reduction, self.fingerprint)
+            require_equal("arithmetic", result.sha256, self.reduction, self.fingerprint)
         return result
 
     def emulation_note(self, train_set: Dataset) -> str | None:

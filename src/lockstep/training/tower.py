@@ -12,7 +12,7 @@ from lockstep.config.recipe import Course
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes
-from lockstep.training.network import Network, layer_parameters
+from lockstep.training.network import Network
 from lockstep.training.state import State
 from lockstep.training.vector import CPU_S_MODULUS, UNKNOWN, Layout, Metrics, Requests
 
@@ -52,10 +52,10 @@ class Tower:
         first = self._loaded_step != step
         if first:  # Later towers of the step use the same weights.
             network.load_parameters(state.parameters)
-            network.freeze(layer_parameters(self._course.frozen(step), network.parameters))
+            network.freeze(self._course.frozen(step))
             self._loaded_step = step
         network.load_buffers(state.buffers)  # The tower before this one changed them.
-        network.module.train()
+        network.train()
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
         logits = network(shard.images)
         loss = functional.cross_entropy(logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing)
