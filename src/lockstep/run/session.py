@@ -54,6 +54,8 @@ class Session:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
         try:
+            if recipe.policy:
+                recipe.policy.check(train_set.images.shape[3])
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None

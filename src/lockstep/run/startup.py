@@ -41,6 +41,8 @@ def startup_lines(
         ("processes", _processes(recipe, placement, reduction, device)),
         ("run", f"{run}   (watch it: {watch})"),
     ]  # fmt: skip
+    if extras := _augmentation_extras(recipe):
+        lines.insert(5, ("augmented", "; ".join(extras)))
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
@@ -48,6 +50,17 @@ def startup_lines(
     if note := idle_devices(recipe, placement, reduction.processes, local_processes, device):
         lines.append(("note", note))
     return lines
+
+
+def _augmentation_extras(recipe: Recipe) -> list[str]:
+    """Return what happens to training images and their loss beside `augmentation`, in words."""
+    return [
+        *([recipe.policy.describe()] if recipe.policy else []),
+        *([f"random erasing with probability {recipe.erasing:g}"] if recipe.erasing else []),
+        *([f"MixUp, alpha {recipe.mixup:g}"] if recipe.mixup else []),
+        *([f"CutMix, alpha {recipe.cutmix:g}"] if recipe.cutmix else []),
+        *(["loss weighted so that all classes count alike"] if recipe.class_weights == "balanced" else []),
+    ]
 
 
 def placement_lines(session: Session, vector_length: int) -> list[Line]:
