@@ -59,6 +59,8 @@ class Session:
             )
         train_set = self.splits["train"]
         try:
+            if recipe.policy:
+                recipe.policy.check(train_set.images.shape[3])
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
