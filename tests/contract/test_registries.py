@@ -19,7 +19,13 @@ from lockstep.recipes import RECIPES
 from lockstep.reduce import REDUCTIONS
 from lockstep.settings import load_object, validated
 
-SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28), "whitened": (3, 16, 16)}
+SHAPES = {
+    "digits": (1, 8, 8),
+    "tutorial": (3, 24, 24),
+    "mnist": (1, 28, 28),
+    "whitened": (3, 16, 16),
+    "residual": (3, 16, 16),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -47,6 +47,9 @@ class ConstantInput(Dataset):
             self._shards[tower] = super().shard(plan, tower)
         return self._shards[tower]
 
+    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+        """Do nothing, as no other images are read."""
+
 
 class NoExchange:
     """A reduction that adds only this process's vectors, so that processes do not exchange any ("independent")."""
@@ -134,7 +137,7 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     # All steps are of one kind: images of full size, and the same layers frozen.
     freeze = {name: share for name, share in job.recipe.freeze.items() if share == 0}
     recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0)
-    splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if "synthetic" in modes else None
     session = Session(recipe, job.placement, reduction, device, splits)
     dataset, state = session.split("train"), session.state
     course = recipe.over(len(dataset))

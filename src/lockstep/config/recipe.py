@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, Augmentation
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -45,7 +45,10 @@ class Recipe(Settings):
 
     Attributes:
         name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: a name in DATASETS.
+        dataset: a name in DATASETS, or "folder": the folder of images that the placement names as `data`.
+        image_px: the side in pixels to which the images of a folder are brought; None for other datasets.
+        test_share: of a folder without a test part, the share of the images that become it, by a hash of each file.
+        skip_unreadable: False makes files of a folder that are no readable images an error.
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
             of the test images, so that settings can be chosen without looking at the test images. The choice of
             images is the same for every seed.
@@ -61,8 +64,12 @@ class Recipe(Settings):
         towers: number of logical replicas; each sees batch / towers examples a step.
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them is set.
+        min_steps: the least number of steps of a run whose length is in epochs, so that a small dataset is learnt too.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
-        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
+        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss, except with AdamW. The name
+            "default" stands for all parameters of two or more dimensions (Muon: exactly two) that are not named.
+        clip: the largest norm of the mean gradient of all parameters together; a longer gradient is shortened to it
+            before the update. None does not clip.
         freeze: name of a layer or parameter -> share of the run after which it is no longer trained; 0 from the start.
             The backward pass ends before frozen layers at the input. Buffers of frozen layers do not change either, and
             their norm layers compute with the running averages. This holds for a norm layer that is named, lies in a
@@ -85,6 +92,9 @@ class Recipe(Settings):
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
+    image_px: int | None = Field(None, ge=32, le=256)
+    test_share: float = Field(0.2, gt=0, lt=1)
+    skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
@@ -97,10 +107,12 @@ class Recipe(Settings):
     batch: int = Field(ge=1)
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0)
+    min_steps: int = Field(1, ge=1)
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    clip: float | None = Field(None, gt=0)
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     ema: EMA | None = None
@@ -113,8 +125,14 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.dataset not in DATASETS:
-            raise ValueError(unknown("dataset", self.dataset, DATASETS))
+        if self.dataset not in (*DATASETS, IMAGE_FOLDER):
+            raise ValueError(unknown("dataset", self.dataset, (*DATASETS, IMAGE_FOLDER)))
+        if self.dataset == IMAGE_FOLDER and self.image_px is None:
+            raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
+        if self.dataset in DATASETS and self.image_px is not None:
+            raise ValueError(
+                f"image_px is for folders of images, and dataset {self.dataset} has one size: leave it out"
+            )
         if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
@@ -138,7 +156,7 @@ class Recipe(Settings):
         if self.steps is not None:
             return Course(self, examples, self.steps)
         assert self.epochs is not None
-        return Course(self, examples, max(1, round(self.epochs * examples / self.batch)))
+        return Course(self, examples, max(self.min_steps, round(self.epochs * examples / self.batch)))
 
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the non-default settings.

@@ -1,5 +1,6 @@
 """Datasets and augmentations, and the registries of both."""
 
+from lockstep.data.augmentations import Crop as Crop
 from lockstep.data.augmentations import Distort as Distort
 from lockstep.data.augmentations import FlipTranslate as FlipTranslate
 from lockstep.data.augmentations import Plain as Plain
@@ -16,6 +17,9 @@ DATASETS = {
     "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
+# The dataset of a folder of images, which the placement names. `folder/` reads it.
+IMAGE_FOLDER = "folder"
+
 # To add an augmentation, write its settings class and add the class to this union.
-Augmentation = Plain | Shift | Distort | FlipTranslate
+Augmentation = Plain | Shift | Distort | FlipTranslate | Crop
 AUGMENTATIONS = kinds(Augmentation)

@@ -1,6 +1,7 @@
-"""Dataset: labelled images in memory. Shard: the examples of one tower in one step."""
+"""Dataset: labelled images, in memory or read on demand. Shard: the examples of one tower in one step."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
+from lockstep.data.images import Images
 from lockstep.data.plan import Plan
 from lockstep.data.transforms import resize
 
@@ -30,13 +32,14 @@ class Dataset:
     """Labelled images of one size, all on one device.
 
     Attributes:
-        images: uint8 [N, H, W, C].
+        images: uint8 [N, H, W, C]: a tensor, or `Images` that are not all in memory. Both have `shape` and `to`, and
+            are indexed by an int64 tensor or a slice.
         labels: int64 [N], each in range(len(classes)).
         classes: the names of the classes, in label order.
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
     """
 
-    images: Tensor
+    images: Tensor | Images
     labels: Tensor
     classes: tuple[str, ...]
     sha256: str
@@ -62,7 +65,7 @@ class Dataset:
 
     def first(self, count: int) -> "Dataset":
         """Return the first `count` examples, in file order. The dataset must be on the CPU."""
-        return Dataset.of(self.images[:count].numpy(), self.labels[:count].numpy(), self.classes)
+        return self._select(np.arange(min(count, len(self))))
 
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
         """Split off `count` random examples: return (the remaining examples, the held-out examples).
@@ -71,9 +74,32 @@ class Dataset:
         """
         chosen = np.zeros(len(self), bool)
         chosen[rng.permutation(0, "held-out", 0, len(self))[:count]] = True
-        images, labels = self.images.numpy(), self.labels.numpy()
-        kept, held = (Dataset.of(images[rows], labels[rows], self.classes) for rows in (~chosen, chosen))
+        kept, held = (self._select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
         return kept, held
+
+    def _select(self, rows: NDArray[np.int64]) -> "Dataset":
+        """Return the examples of `rows`. Pixels of `Images` are not copied."""
+        labels = self.labels.numpy()[rows]
+        if isinstance(self.images, Tensor):
+            return Dataset.of(self.images.numpy()[rows], labels, self.classes)
+        digest = hashlib.sha256(f"{self.sha256} rows".encode() + rows.tobytes()).hexdigest()
+        return Dataset(self.images.select(rows), torch.from_numpy(labels), self.classes, digest)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of pixels that this process holds."""
+        return self.images.nbytes if isinstance(self.images, Tensor) else self.images.held_bytes
+
+    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+        """Prepare for reading the shards of `towers` under `plan` soon. Does nothing for images in memory."""
+        if isinstance(self.images, Images):
+            for tower in towers:
+                self.images.expect(torch.from_numpy(plan.examples[tower]))
+
+    def expect_rows(self, start: int, stop: int) -> None:
+        """Prepare for reading the images from `start` to `stop` (not included) soon, as `expect` does."""
+        if isinstance(self.images, Images):
+            self.images.expect(slice(start, stop))
 
     def shard(self, plan: Plan, tower: int) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.
@@ -83,5 +109,6 @@ class Dataset:
         """
         keys = plan.keys(tower)
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
-        images = plan.augmentation.train(self.images.index_select(0, rows), keys)
+        pixels = self.images.index_select(0, rows) if isinstance(self.images, Tensor) else self.images[rows]
+        images = plan.augmentation.train(pixels, keys)
         return Shard(tower, resize(images, plan.size_px) if plan.size_px else images, self.labels[rows])

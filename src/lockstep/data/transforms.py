@@ -81,8 +81,31 @@ def translate(images: Tensor, keys: Keys, pixels: int, flips: NDArray[np.bool_])
     return _gathered(images, rows, np.where(flips[:, None], columns[:, ::-1], columns))
 
 
+def resized_crop(
+    images: Tensor, keys: Keys, scale: tuple[float, float], ratio: tuple[float, float], flip: bool
+) -> Tensor:
+    """Crop each image at random and resize the crop to the image's size, bilinear; uint8 -> float32 [b, H, W, C].
+
+    The crop's share of the area is uniform in `scale`, the logarithm of its width / height (of a square image) uniform
+    in that of `ratio`, its position uniform; a crop that would be larger than the image is cut to it. With `flip`, each
+    image is mirrored with probability 1/2. A crop is never larger than the result, so no antialiasing is needed.
+    """
+    height, width = images.shape[1:3]
+    area = rng.uniform(keys.words("crop_area"), *scale)
+    aspect = np.exp(rng.uniform(keys.words("crop_ratio"), math.log(ratio[0]), math.log(ratio[1])))
+    down = np.minimum(np.sqrt(area / aspect), 1.0) * height
+    across = np.minimum(np.sqrt(area * aspect), 1.0) * width
+    tops, lefts = (rng.uniform(keys.words(stream)) for stream in ("crop_y", "crop_x"))
+    rows = _sampled((height - down) * tops, down, height)
+    columns = _sampled((width - across) * lefts, across, width)
+    if flip:
+        mirrored = (rng.below(keys.words("flip"), 2) == 1)[:, None]
+        columns = np.where(mirrored, columns[:, ::-1], columns)
+    return _interpolated(images, rows, columns)
+
+
 def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Tensor:
-    """Return (pixel / 255 - mean) / deviation by channel: uint8 [b, H, W, C] -> float32 [b, C, H, W], channels last."""
+    """Return (pixel / 255 - mean) / deviation by channel: [b, H, W, C] -> float32 [b, C, H, W], channels last."""
     scales, offsets = _affine(tuple(means), tuple(deviations), images.device)
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
@@ -168,6 +191,36 @@ def _gathered(images: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64
     pixels = starts[:, :, None] + torch.from_numpy(columns).to(images.device)[:, None]  # [b, h, w]
     # One flat index of whole pixels takes a quarter of the time, on a CPU, of three indices for each byte.
     return images.reshape(-1, images.shape[3]).index_select(0, pixels.view(-1)).view(*pixels.shape, -1)
+
+
+def _sampled(starts: NDArray[np.float64], lengths: NDArray[np.float64], extent: int) -> NDArray[np.float64]:
+    """Return the positions [b, extent] of `extent` samples at the centres of equal parts of [start, start + length)."""
+    centres = starts[:, None] + (np.arange(extent) + 0.5) * (lengths[:, None] / extent) - 0.5
+    return np.clip(centres, 0.0, extent - 1.0)
+
+
+def _interpolated(images: Tensor, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Tensor:
+    """Return the values of uint8 images [b, H, W, C] at fractional `rows` [b, h] and `columns` [b, w], float32.
+
+    Every output value is computed from its four neighbours alone, so it does not depend on the rest of the batch.
+    """
+    batch, height, width, channels = images.shape
+    device = images.device
+    first = torch.arange(batch, device=device)[:, None]
+
+    def blended(values: Tensor, positions: NDArray[np.float64], extent: int) -> Tensor:
+        """Return values [b * extent, n] at `positions` [b, m] as float32 [b, m, n]."""
+        below = np.floor(positions).astype(np.int64)
+        share = torch.from_numpy((positions - below).astype(np.float32)).to(device)[:, :, None]
+        index = first * extent + torch.from_numpy(below).to(device)
+        after = first * extent + torch.from_numpy(np.minimum(below + 1, extent - 1)).to(device)
+        low, high = (values.index_select(0, i.view(-1)).view(*i.shape, -1).float() for i in (index, after))
+        return low.lerp_(high, share)
+
+    sampled = blended(images.reshape(batch * height, -1), rows, height)  # [b, h, W C]
+    turned = sampled.view(batch, -1, width, channels).transpose(1, 2)  # [b, W, h, C]
+    result = blended(turned.reshape(batch * width, -1), columns, width)  # [b, w, h C]
+    return result.view(batch, columns.shape[1], -1, channels).transpose(1, 2).contiguous()
 
 
 def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:

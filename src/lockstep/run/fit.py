@@ -57,7 +57,7 @@ def fit(
     # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
     probe = session.probe(train_set)
     emulation = session.emulation_note(train_set)
-    with open_writer(job, session, probe, [*job.notes, *([emulation] if emulation else [])]) as writer:
+    with open_writer(job, session, probe, [*job.notes, *session.notes, *([emulation] if emulation else [])]) as writer:
         session.restore(writer.checkpoint)
         check_profile(placement, state.step, course.steps)
         test_set = session.split(recipe.evaluated_split)

@@ -1,6 +1,7 @@
 """Session: one process's data, network and state. All processes of a run hold the same."""
 
 import json
+from collections.abc import Callable
 
 import torch
 from safetensors.torch import load, save
@@ -9,12 +10,12 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
-from lockstep.data import DATASETS
+from lockstep.data import DATASETS, IMAGE_FOLDER, folder
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
-from lockstep.run.arithmetic import probe, slowdown
+from lockstep.run.arithmetic import Probe, probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import fingerprint
 from lockstep.run.initial_weights import load_initial_weights
@@ -36,6 +37,7 @@ class Session:
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model; {} for a built-in model.
         fingerprint: see `environment.fingerprint`.
+        notes: messages for the user about the dataset.
     """
 
     def __init__(
@@ -48,10 +50,8 @@ class Session:
     ) -> None:
         """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
-        try:
-            self.splits = splits or load_object(DATASETS[recipe.dataset])(placement.data)
-        except (OSError, UnicodeDecodeError) as error:
-            raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
+        self.notes: list[str] = []
+        self.splits = splits or _read(recipe, placement, self.notes.append)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
@@ -111,15 +111,15 @@ class Session:
                 f"run as --init, or start from random ones with --set init_sha256=none"
             )
 
-    def probe(self, train_set: Dataset) -> str:
-        """Return the arithmetic probe: the SHA-256 of a small update; see `arithmetic.probe`.
+    def probe(self, train_set: Dataset) -> Probe:
+        """Return the arithmetic probe; see `arithmetic.probe`.
 
         Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
         """
         self.require_agreement()
         result = probe(self.recipe, self.network, self.state, train_set)
         if self.recipe.exact:
-            require_equal("arithmetic", result, self.reduction, self.fingerprint)
+            require_equal("arithmetic", result.sha256, self.reduction, self.fingerprint)
         return result
 
     def emulation_note(self, train_set: Dataset) -> str | None:
@@ -172,6 +172,21 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
+
+
+def _read(recipe: Recipe, placement: Placement, note: Callable[[str], None]) -> dict[str, Dataset]:
+    """Return the splits of the recipe's dataset. `note` receives messages for the user. Raises: LockstepError."""
+    try:
+        if recipe.dataset != IMAGE_FOLDER:
+            splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+            return splits
+        assert recipe.image_px is not None
+        return folder.load(
+            folder.given(placement.data), image_px=recipe.image_px, test_share=recipe.test_share,
+            skip_unreadable=recipe.skip_unreadable, note=note,
+        )  # fmt: skip
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:

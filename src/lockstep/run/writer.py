@@ -14,6 +14,7 @@ from lockstep.files import append
 from lockstep.report import console
 from lockstep.report.metrics import MetricsFile
 from lockstep.run import checkpoint
+from lockstep.run.arithmetic import Probe
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import changes
 from lockstep.run.folder import Run
@@ -29,7 +30,7 @@ from lockstep.training.log import Log
 
 
 @contextmanager
-def open_writer(job: TrainJob, session: Session, probe: str, notes: Sequence[str]) -> Iterator["Writer"]:
+def open_writer(job: TrainJob, session: Session, probe: Probe, notes: Sequence[str]) -> Iterator["Writer"]:
     """Open this process's writer: a `RunWriter` in process 0, else a `Writer`, which writes nothing.
 
     `probe` is the session's arithmetic probe; `notes` are messages for the user at the start.
@@ -112,9 +113,9 @@ class RunWriter(Writer):
         saver: writes the checkpoints.
     """
 
-    def __init__(self, job: TrainJob, session: Session, probe: str) -> None:
+    def __init__(self, job: TrainJob, session: Session, probe: Probe) -> None:
         """Make the run's folder, or lock the existing one. Raises: LockstepError."""
-        self._job, self._session = job, session
+        self._job, self._session, self._probe = job, session, probe
         placement = session.placement
         self.notes: list[str] = []
         self._earlier: list[dict[str, Any]] = []
@@ -130,7 +131,7 @@ class RunWriter(Writer):
             "processes": session.reduction.processes,
             "data": str(placement.data) if placement.data else None,
             "init": str(placement.init) if placement.init else None,
-            "probe": probe,
+            "probe": probe.sha256,
             "model_source": session.model_source,
             **session.fingerprint,
         }
@@ -227,7 +228,9 @@ class RunWriter(Writer):
         checkpoint.clear_ahead(self.run.checkpoints, step)
         self.run.forget_ahead(step, self.notes.append)
         self.run.write("environment.json", [*self._earlier, {"step": step, **self._environment}])
-        lines = startup_lines(session, log.course, train_set, test_set, self.run.path, local_processes)
+        lines = startup_lines(
+            session, log.course, train_set, test_set, self.run.path, local_processes, self._probe.tower_s
+        )
         lines += placement_lines
         if step:
             lines.append(("resumes", f"after step {step}"))

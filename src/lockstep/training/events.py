@@ -36,6 +36,7 @@ class StepEvent:
         gpu_utilisation: percentage of the last sampling period, a second or less, in which each process's GPU computed.
             None on CPUs and where it is not known.
         loss_scale: scale of the loss in float16, else None.
+        gradient_norm: norm of the mean gradient before it is clipped. None if the recipe does not clip.
         skipped: True if a float16 overflow makes the run leave out this update. The losses may then not be finite.
     """
 
@@ -59,6 +60,7 @@ class StepEvent:
     cpu_utilisation: list[float] | None
     gpu_utilisation: list[float] | None
     loss_scale: float | None = None
+    gradient_norm: float | None = None
     skipped: bool = False
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.optim.scale import LossScale
-from lockstep.optim.settings import by_lr_factor, by_weight_decay
+from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
 from lockstep.training.digest import short
 from lockstep.training.network import frozen_layers, layer_parameters
 from lockstep.training.vector import named_views
@@ -27,6 +27,7 @@ class State:
         step: number of updates so far.
         parameters, buffers: the tensors, by name.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
+        decay: the weight-decay coefficient of each parameter that has one, by name.
         update_lock: a thread that copies the state holds it, so that no update changes the state meanwhile.
     """
 
@@ -47,7 +48,8 @@ class State:
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
         layer_parameters(recipe.freeze, self.parameters)  # rejects a name that no layer or parameter has
         self._unmoved_by: tuple[tuple[str, ...], Collection[str], Collection[str]] = ((), (), ())  # of the last step
-        groups = by_weight_decay(self.parameters, recipe.weight_decay)
+        self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
+        groups = by_weight_decay(self.parameters, self.decay)
         factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
         self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
 
@@ -71,10 +73,13 @@ class State:
     def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
         """Make one update, in place. Waits for `update_lock`.
 
-        `gradients` is the mean gradient, float32 [parameters]; `statistics` the mean change of the floating-point
-        buffers, float32 [their elements]; `frozen` names layers and parameters that do not move.
+        `gradients` is the mean gradient, float32 [parameters]; it is clipped if the recipe says so. `statistics` is the
+        mean change of the floating-point buffers, float32 [their elements]. `frozen` names layers and parameters that
+        do not move.
         """
         with self.update_lock:
+            if self._recipe.clip is not None:
+                gradients = clipped(gradients, self._recipe.clip)
             unmoved, unmoved_buffers = self._unmoved(frozen)
             for name, gradient in self.by_name(gradients).items():
                 self.parameters[name].grad = None if name in unmoved else gradient
@@ -118,10 +123,20 @@ class State:
         return bool(torch.stack(self._flat.aminmax()).isfinite().all())
 
     def decay_losses(self) -> dict[str, Tensor]:
-        """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device."""
-        decay = {name: c for name, c in self._recipe.weight_decay.items() if c}
-        flat = {name: self.parameters[name].view(-1) for name in decay}
-        return {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in decay.items()}
+        """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device.
+
+        The parameters that `weight_decay.default` is for share one term, "default". Decay that the optimizer decouples
+        from the loss has no terms.
+        """
+        if not self._recipe.optimizer.decays_in_loss:
+            return {}
+        named = {name: c for name, c in self._recipe.weight_decay.items() if c and name != DEFAULT}
+        flat = {name: self.parameters[name].view(-1) for name in named}
+        terms = {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in named.items()}
+        others = [self.parameters[name] for name in self.decay if name not in self._recipe.weight_decay]
+        if others and (c := self._recipe.weight_decay[DEFAULT]):
+            terms[DEFAULT] = torch.stack(torch._foreach_norm(others)).square().sum() * (c / 2)
+        return terms
 
     def digest(self) -> str:
         """Return 18 hexadecimal digits that depend on every bit an update changes. Waits for the device."""
@@ -184,6 +199,14 @@ class State:
             for name in sorted(group):
                 digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def clipped(gradients: Tensor, norm: float) -> Tensor:
+    """Return `gradients` [n], shortened to the Euclidean norm `norm` if they are longer."""
+    # Every process computes the same bits here, because the reduction gave all of them the same gradients.
+    length = torch.linalg.vector_norm(gradients)
+    factor: Tensor = (norm / length).clamp(max=1.0)
+    return gradients * factor
 
 
 def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
