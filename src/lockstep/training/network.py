@@ -80,7 +80,7 @@ class Network:
         self._frozen_norms = [norms[name] for name in frozen_layers(names, norms, self.parameters)]
 
     def train(self) -> None:
-        """Set all layers to training mode, except frozen norm layers, which compute with their running averages."""
+        """Set all layers to training mode, except frozen norm layers: they keep and use their running averages."""
         self.module.train()
         for norm in self._frozen_norms:
             norm.eval()
