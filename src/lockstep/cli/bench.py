@@ -86,7 +86,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep.bench.analysis import Link, summarise
-    from lockstep.cli.resolve import fixed_precision, recipe_of
+    from lockstep.api.resolve import fixed_precision, recipe_of
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
     from lockstep.errors import LockstepError

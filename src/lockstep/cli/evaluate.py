@@ -99,7 +99,7 @@ def evaluate(
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
-    from lockstep.cli.resolve import data_of, refuse_code
+    from lockstep.api.resolve import data_of, refuse_code
     from lockstep.config.jobs import EvalJob
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch

@@ -88,7 +88,7 @@ def train(
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of
+    from lockstep.api.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of
     from lockstep.config import overrides
     from lockstep.config.jobs import TrainJob
     from lockstep.config.placement import Placement
