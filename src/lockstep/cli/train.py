@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet
+from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet, note_of
 
 
 def train(
@@ -88,9 +88,10 @@ def train(
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.api.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of
+    from lockstep import numerics
+    from lockstep.api.jobs import CompleteRun, train_job
+    from lockstep.api.resolve import recipe_of
     from lockstep.config import overrides
-    from lockstep.config.jobs import TrainJob
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
     from lockstep.processes.world import World
@@ -113,19 +114,15 @@ def train(
     )  # fmt: skip
     recipe, named_run = recipe_of(what, changes)
     world = World.from_environment()
-    folder = folder_for(named_run, name, runs, resume, recipe, world)
-    recipe, precision_note = fixed_precision(recipe, placement.device, folder.path if folder.resume else None)
-    if folder.resume:
-        if (result := result_of(folder.path, recipe, world)) is not None:
-            if world.process == 0:
-                _print_complete(folder.path, result, quiet=quiet, json_output=json_output)
-            return
-        placement = placement.replace(data=data_of(folder.path, placement.data, world))
-    job = TrainJob(
-        recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
-        strict=strict, notes=(precision_note,) if precision_note else (), json_output=json_output, quiet=quiet,
-        started=STARTED,
+    numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
+    job = train_job(
+        recipe, named_run, placement, name=name, runs=runs, resume=resume, strict=strict, world=world,
+        note=note_of(world), json_output=json_output, quiet=quiet, started=STARTED,
     )  # fmt: skip
+    if isinstance(job, CompleteRun):
+        if world.process == 0:
+            _print_complete(job.path, job.result, quiet=quiet, json_output=json_output)
+        return
     raise typer.Exit(launch(job, world))
 
 
