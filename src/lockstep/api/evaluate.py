@@ -54,6 +54,8 @@ def evaluate(
     processes: int | None = None,
     device: str = "auto",
     model: str | None = None,
+    dataset: str | None = None,
+    cache_limit: float | None = None,
     strict: bool = False,
     quiet: bool = False,
 ) -> EvaluationRecord:
@@ -72,6 +74,8 @@ def evaluate(
         processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
         device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
         model: the run's own package.module:function, to allow that its code is executed.
+        dataset: likewise for a dataset of your own.
+        cache_limit: GB of disk space for caches of decoded images; None: half of the free space.
         strict: True to refuse a model whose source has changed since it was trained.
         quiet: True to print no messages.
 
@@ -84,11 +88,14 @@ def evaluate(
     opened = run if isinstance(run, Run) else Run.open(Path(run).expanduser())
     placement = validated(
         Placement,
-        {"device": device, "processes": processes, "data": Path(data).expanduser().absolute() if data else None},
-    )
+        {
+            "device": device, "processes": processes, "cache_limit": cache_limit,
+            "data": Path(data).expanduser().absolute() if data else None,
+        },
+    )  # fmt: skip
     with streams(quiet) as (_, err):
         job = eval_job(
-            opened, placement, model=model, split=split, checkpoint=checkpoint,
+            opened, placement, code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
             note=lambda text: print(printable(text), file=err),
             weights=weights, examples=examples, strict=strict, json_output=True, quiet=quiet,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
 from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
+from lockstep.run.weights_file import WeightsFile
 from lockstep.settings import dotted
 
 
@@ -30,37 +31,81 @@ class RunFolder:
     numbered: bool = False
 
 
-def recipe_of(what: str | Recipe, changes: dict[str, Any], imports: bool = True) -> tuple[Recipe, Path | None]:
+def recipe_of(
+    what: str | Recipe, changes: dict[str, Any], imports: bool = True, note: Callable[[str], None] = lambda text: None
+) -> tuple[Recipe, Path | None]:
     """Return the recipe that `what` is or names, with `changes`, and the run's folder if `what` names a run.
 
-    `imports` says that the command imports the recipe's model. A run's own model must then be among the `changes`, so
-    that the code of an unknown run is never executed (`refuse_code`). Raises: LockstepError.
+    `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
+    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for
+    the user about the recipe. Raises: LockstepError.
     """
     if isinstance(what, Recipe):
-        return make(what.model_dump(mode="json"), changes), None
+        return make(what.model_dump(mode="json"), changes, note=note), None
     path = Path(what)
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes), None
+        return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes, note=note), None
     if what not in RECIPES and (path.is_dir() or "/" in what):
         recipe = Run.open(path).recipe()
-        if imports and "model" not in changes:
-            refuse_code(path, recipe)
-        return make(recipe.model_dump(mode="json"), changes), path
-    return make(named(what).model_dump(mode="json"), changes), None
+        if imports:
+            refuse_code(path, recipe, changes)
+        return make(recipe.model_dump(mode="json"), changes, note=note), path
+    return make(named(what).model_dump(mode="json"), changes, note=note), None
 
 
-def refuse_code(path: Path, recipe: Recipe) -> None:
-    """Raise a LockstepError if the recipe of the run at `path` names a model of the user's own.
+def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:
+    """Raise a LockstepError if the recipe of the run at `path` names code of the user's own that is not `given`.
 
-    The run may come from somebody else, and importing the model would execute a module in the current folder.
+    The run may come from somebody else, and importing its model or dataset would execute a module in the current
+    folder. `given` are the names of the settings that the command states itself.
     """
-    if ":" in recipe.model:
+    if missing := {name: value for name, value in recipe.own_code.items() if name not in given}:
+        what = " and ".join(f"a {name} that is not built in, {value}" for name, value in missing.items())
+        options = " ".join(f"--{name} {value}" for name, value in missing.items())
         raise LockstepError(
-            f"{path} uses a model that is not built in, {recipe.model}, and loading it executes its code. If it is "
-            f"yours, or you trust it, add --model {recipe.model}"
+            f"{path} uses {what}, and loading it executes its code. If it is yours, or you trust it, add {options}"
         )
+
+
+def with_initial_weights(
+    recipe: Recipe, weights: WeightsFile | None, resumed: Path | None, own_recipe: bool = True
+) -> Recipe:
+    """Return `recipe` with the SHA-256 of the `weights` that the run starts from, if any.
+
+    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` is that of the
+    run that the weights come from: the run may itself have started from other weights.
+    Raises: LockstepError if the recipe, or the run to continue, states other weights.
+    """
+    if resumed is not None:
+        stated = (Run(resumed).read("recipe.json") or {}).get("init_sha256")
+        if weights is not None and weights.sha256 != stated:
+            raise LockstepError(f"{resumed} was not started from {weights.path}: leave out --init to resume it")
+        return recipe.replace(init_sha256=stated) if weights or recipe.init_sha256 is None else recipe
+    if weights is not None:
+        if own_recipe and recipe.init_sha256 not in (None, weights.sha256):
+            raise LockstepError(
+                f"{weights.path} has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
+                f"{recipe.init_sha256}: give that file, or --set init_sha256=none to start from this one"
+            )
+        return recipe.replace(init_sha256=weights.sha256)
+    if recipe.init_sha256 is not None:
+        raise LockstepError(
+            f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give their file or run as "
+            f"--init, or start from random ones with --set init_sha256=none"
+        )
+    return recipe
+
+
+def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> None:
+    """Raise a LockstepError unless the options `given` (or None), by setting, name the code of the run at `path`."""
+    for name, value in given.items():
+        if value not in (None, getattr(recipe, name)):
+            raise LockstepError(
+                f"--{name} {value}: {path} was trained with {name} {getattr(recipe, name)}: give that, or leave it out"
+            )
+    refuse_code(path, recipe, [name for name, value in given.items() if value is not None])
 
 
 def data_of(path: Path, data: Path | None, note: Callable[[str], None]) -> Path | None:

@@ -12,6 +12,7 @@ from lockstep.api.output import line_width, streams
 from lockstep.api.resolve import recipe_of
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
+from lockstep.data import MEMORY
 from lockstep.errors import LockstepError, printable, unknown
 from lockstep.processes.caller import compute, require_alone
 from lockstep.processes.world import World
@@ -25,9 +26,10 @@ RECIPE_OPTIONS = (
 
 
 def train(
-    what: str | Path | Recipe | Run = "digits",
+    what: str | Path | Recipe | Run | None = None,
     *,
-    data: str | Path | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
+    init: str | Path | Run | None = None,
     name: str | None = None,
     runs: str | Path = "runs",
     resume: bool = False,
@@ -51,8 +53,12 @@ def train(
     saves the state and returns the run, whose `complete` is then False. A second Ctrl-C ends at once.
 
     Args:
-        what: name of a recipe, a Recipe, a recipe file, or with `resume` a run or its folder.
-        data: folder of the dataset. None searches LOCKSTEP_DATA and the user's cache, and then downloads.
+        what: name of a recipe, a Recipe, a recipe file, or with `resume` a run or its folder. None: "digits", or the
+            recipe of the run given as `init`.
+        data: folder of the dataset; None searches LOCKSTEP_DATA and the user's cache, and then downloads. Or the
+            dataset itself, which is written once to a cache: {"train": (images, labels), "test": (images, labels),
+            "classes": names}, with arrays uint8 [N, H, W, C] and integers [N], or sequences of (image, label).
+        init: start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.
         name: name of the run; None numbers it, as in runs/digits-1.
         runs: folder that contains the runs.
         resume: True to continue a run.
@@ -74,18 +80,20 @@ def train(
     started = time.time()
     require_alone()
     strict, own, placing = _sorted(options)
-    placement = validated(
-        Placement,
-        {"device": device, "processes": processes, "data": Path(data).expanduser().absolute() if data else None}
-        | placing,
-    )
-    recipe, named_run = recipe_of(_named(what), _changes(settings or {}, own))
+    changes = _changes(settings or {}, own)
+    where: dict[str, Any] = {"device": device, "processes": processes}
+    if isinstance(data, Mapping):
+        where["data"], changes = _stored(data, _named(what), changes)
+    elif data is not None:
+        where["data"] = Path(data).expanduser().absolute()
+    placement = validated(Placement, where | placing)
+    weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
     with streams(quiet) as (out, err), tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         path_file = Path(folder) / "path"
         job = train_job(
-            recipe, named_run, placement, name=name, runs=Path(runs).expanduser(), resume=resume, strict=strict,
-            world=World(), note=lambda text: print(printable(text), file=err), quiet=quiet, started=started,
-            line_width=line_width(out), path_file=path_file,
+            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(), resume=resume,
+            world=World(), note=lambda text: print(printable(text), file=err), strict=strict, quiet=quiet,
+            started=started, line_width=line_width(out), path_file=path_file,
         )  # fmt: skip
         if isinstance(job, CompleteRun):
             print(f"{printable(str(job.path))} is complete: nothing to resume", file=out)
@@ -95,17 +103,32 @@ def train(
             raise KeyboardInterrupt  # before there was a run
         run = Run.open(path_file.read_text())
         if not done:
-            model = f", model={recipe.model!r}" if ":" in recipe.model else ""
-            print(f"  in Python  lockstep.train({str(run.path)!r}, resume=True{model})", file=out)
+            code = "".join(f", {setting}={value!r}" for setting, value in job.recipe.own_code.items())
+            print(f"  in Python  lockstep.train({str(run.path)!r}, resume=True{code})", file=out)
         return run
 
 
-def _named(what: str | Path | Recipe | Run) -> str | Recipe:
+def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Write a dataset in memory to a cache. Return its folder, and `changes` with those that name it.
+
+    Raises: LockstepError if the dataset or the recipe is not valid.
+    """
+    from lockstep.data.own import store_in_memory  # imports torch
+
+    if "dataset" in changes:
+        raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
+    named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
+    recipe, _ = recipe_of(what or "digits", named)
+    folder, sha256 = store_in_memory(data, recipe.image_px)
+    return folder, named | {"dataset_sha256": sha256}
+
+
+def _named(what: str | Path | Recipe | Run | None) -> str | Recipe | None:
     if isinstance(what, Run):
         return _folder_text(what.path)
     if isinstance(what, Path):
         return _folder_text(what.expanduser())
-    if isinstance(what, str | Recipe):
+    if what is None or isinstance(what, str | Recipe):
         return what
     raise LockstepError(
         f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run with resume=True"
@@ -122,13 +145,13 @@ def _sorted(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any], dict[str,
 
     Raises: LockstepError for an unknown option.
     """
-    placement = set(Placement.model_fields) - {"data", "device", "processes"}
+    placement = set(Placement.model_fields) - {"data", "device", "init", "processes"}
     for option in options:
         if option in ("strict", *RECIPE_OPTIONS, *placement):
             continue
         if option in Recipe.model_fields:
             raise LockstepError(f"{option} is a setting of the recipe: give settings={{{option!r}: ...}}")
-        arguments = ("data", "name", "runs", "resume", "processes", "device", "settings", "quiet")
+        arguments = ("data", "init", "name", "runs", "resume", "processes", "device", "settings", "quiet")
         raise LockstepError(unknown("option", option, ["strict", *arguments, *RECIPE_OPTIONS, *placement]))
     given = {name: value for name, value in options.items() if value is not None}
     own = {name: given[name] for name in RECIPE_OPTIONS if name in given}

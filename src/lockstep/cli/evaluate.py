@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lockstep.cli.options import Data, Device, Json, note_of
+from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, note_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def evaluate(
         typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new."),
     ] = False,
     data: Data = None,
+    cache_limit: CacheLimit = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -64,8 +65,9 @@ def evaluate(
         str | None,
         typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
     ] = None,
+    dataset: Dataset = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a model whose source has changed since it was trained.")
+        bool, typer.Option("--strict", help="Refuse a model or dataset whose source has changed since it was trained.")
     ] = False,
     save_model: Annotated[
         Path | None,
@@ -120,11 +122,13 @@ def evaluate(
         _check_new_file(save_model)
     opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.open(run)
     processes = 1 if watch and processes is None else processes
-    fields = {"device": device, "processes": processes, "data": data.absolute() if data else None}
+    fields = {
+        "device": device, "processes": processes, "data": data.absolute() if data else None, "cache_limit": cache_limit,
+    }  # fmt: skip
     job = eval_job(
-        opened, validated(Placement, fields), model=model, split=split, checkpoint=checkpoint, note=note_of(world),
-        weights=weights, examples=examples, save_model=save_model, watch=watch, interval=interval, once=once,
-        strict=strict, json_output=json_output, quiet=quiet,
+        opened, validated(Placement, fields), code={"model": model, "dataset": dataset}, split=split,
+        checkpoint=checkpoint, note=note_of(world), weights=weights, examples=examples, save_model=save_model,
+        watch=watch, interval=interval, once=once, strict=strict, json_output=json_output, quiet=quiet,
     )  # fmt: skip
     raise typer.Exit(launch(job, world))
 

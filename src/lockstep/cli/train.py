@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet, note_of
+from lockstep.cli.options import STARTED, CacheLimit, Data, Device, Json, Processes, Quiet, note_of
 
 
 def train(
     what: Annotated[
-        str,
-        typer.Argument(metavar="[RECIPE|FILE.toml|RUN]", help="A recipe's name, a recipe file, or a run's folder."),
-    ] = "digits",
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE|FILE.toml|RUN]",
+            help="A recipe's name, a recipe file, or a run's folder. Default: digits, or the recipe of --init RUN.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change any recipe setting; `lockstep show` lists them."),
@@ -27,10 +30,21 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of initial weights, order, augmentation and dropout.")] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as package.module:function.")] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|RUN",
+            help="Start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.",
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A built-in dataset, or your own as package.module:function.")
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware.")
     ] = None,
     data: Data = None,
+    cache_limit: CacheLimit = None,
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder that contains the runs.")] = Path("runs"),
     resume: Annotated[
@@ -85,12 +99,11 @@ def train(
       lockstep train mnist --precision bfloat16 --data ~/mnist
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
+      lockstep train --init runs/try --epochs 20              a new run from the final weights of another
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep import numerics
     from lockstep.api.jobs import CompleteRun, train_job
-    from lockstep.api.resolve import recipe_of
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
@@ -99,25 +112,23 @@ def train(
 
     options = {
         "towers": towers, "batch": batch, "tower_batch": tower_batch, "epochs": epochs, "steps": steps,
-        "lr": lr, "seed": seed, "model": model, "precision": precision,
+        "lr": lr, "seed": seed, "model": model, "dataset": dataset, "precision": precision,
     }  # fmt: skip
     changes = overrides.parse(settings or [], options)
     placement = validated(
         Placement,
         {
             "device": device, "processes": processes, "reduction": reduction,
-            "data": data.absolute() if data else None,
+            "data": data.absolute() if data else None, "cache_limit": cache_limit,
             "log_every": log_every, "save_every": save_every, "save_every_s": save_every_s, "eval_every": eval_every,
             "digest_every": digest_every, "keep": keep,
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
         },
     )  # fmt: skip
-    recipe, named_run = recipe_of(what, changes)
     world = World.from_environment()
-    numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     job = train_job(
-        recipe, named_run, placement, name=name, runs=runs, resume=resume, strict=strict, world=world,
-        note=note_of(world), json_output=json_output, quiet=quiet, started=STARTED,
+        what, changes, placement, init=init, name=name, runs=runs, resume=resume, world=world, note=note_of(world),
+        own_program=True, strict=strict, json_output=json_output, quiet=quiet, started=STARTED,
     )  # fmt: skip
     if isinstance(job, CompleteRun):
         if world.process == 0:

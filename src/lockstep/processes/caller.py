@@ -20,9 +20,8 @@ from typing import IO
 from lockstep import numerics
 from lockstep.config.jobs import Job
 from lockstep.config.placement import check
-from lockstep.data.download.fetch import ensure
 from lockstep.errors import CRASH, LockstepError
-from lockstep.processes.launch import POLL_S, count, silence_stderr, was_stopped
+from lockstep.processes.launch import POLL_S, count, prepare_data, silence_stderr, was_stopped
 from lockstep.processes.signals import SignalForwarder
 from lockstep.processes.workers import Workers
 from lockstep.processes.world import RENDEZVOUS, World
@@ -42,7 +41,7 @@ def compute(job: Job, out: IO[str], err: IO[str]) -> bool:
     require_alone()
     check(job.recipe, job.placement)
     with silence_stderr(job.quiet):
-        ensure(job.recipe.dataset, job.placement.data)
+        prepare_data(job.recipe, job.placement)
     processes = count(job.recipe, job.placement)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
         workers = Workers(job, processes, Path(name))

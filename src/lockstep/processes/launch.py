@@ -17,6 +17,7 @@ from lockstep import hardware, numerics
 from lockstep.config.jobs import BenchJob, Job
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.download.fetch import ensure
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.processes.signals import Handler, SignalForwarder, handled_by, leave
@@ -35,9 +36,23 @@ def launch(job: Job, world: World | None = None) -> int:
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
     if not (isinstance(job, BenchJob) and "synthetic" in job.modes):
         with handled_by(leave), silence_stderr(job.quiet):
-            ensure(job.recipe.dataset, job.placement.data)
+            prepare_data(job.recipe, job.placement)
     processes = 1 if world.joined else count(job.recipe, job.placement)
     return run_job(job, world) if processes == 1 else _run_workers(job, processes)
+
+
+def prepare_data(recipe: Recipe, placement: Placement) -> None:
+    """Download the recipe's dataset, or index the folder of images, once for all processes of this host."""
+    if recipe.dataset != IMAGE_FOLDER:
+        ensure(recipe.dataset, placement.data)
+        return
+    from lockstep.data import folder  # needs torch
+
+    assert recipe.image_px is not None
+    folder.prepare(
+        folder.given(placement.data), image_px=recipe.image_px, test_share=recipe.test_share,
+        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
+    )  # fmt: skip
 
 
 def _check_count(placement: Placement, world: World) -> None:

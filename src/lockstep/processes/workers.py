@@ -113,8 +113,8 @@ class Workers:
             return LockstepError(failures[0]["message"], failures[0]["code"])
         recipe, how_to_continue = self.job.recipe, ""
         if isinstance(self.job, TrainJob):
-            model = ("--model", recipe.model) if ":" in recipe.model else ()
-            command = shlex.join(["lockstep", "train", str(self.job.path), "--resume", *model])
+            code = [word for setting, value in recipe.own_code.items() for word in (f"--{setting}", value)]
+            command = shlex.join(["lockstep", "train", str(self.job.path), "--resume", *code])
             how_to_continue = f" Continue with: {command}"
         killed = [number for number, code in failed.items() if code < 0]
         if killed:

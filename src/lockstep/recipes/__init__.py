@@ -4,6 +4,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
 from lockstep.recipes.cifar import cifar10, cifar10_96, cifar10_record, cifar10_tutorial, cifar100
 from lockstep.recipes.digits import digits
+from lockstep.recipes.folder import folder
 from lockstep.recipes.mnist import mnist
 
 RECIPES = {
@@ -14,6 +15,7 @@ RECIPES = {
     "cifar10-tutorial": cifar10_tutorial,
     "cifar100": cifar100,
     "mnist": mnist,
+    "folder": folder,
 }
 
 

@@ -14,6 +14,7 @@ from lockstep.files import append
 from lockstep.report import console
 from lockstep.report.metrics import MetricsFile
 from lockstep.run import checkpoint
+from lockstep.run.arithmetic import Probe
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import changes
 from lockstep.run.folder import Run
@@ -21,7 +22,7 @@ from lockstep.run.model_file import save_model
 from lockstep.run.profile import Profile
 from lockstep.run.saver import Saver
 from lockstep.run.session import Session
-from lockstep.run.source import source_changes
+from lockstep.run.source import own_code, source_changes
 from lockstep.run.startup import Line, startup_lines
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.events import Listener
@@ -29,7 +30,7 @@ from lockstep.training.log import Log
 
 
 @contextmanager
-def open_writer(job: TrainJob, session: Session, probe: str, notes: Sequence[str]) -> Iterator["Writer"]:
+def open_writer(job: TrainJob, session: Session, probe: Probe, notes: Sequence[str]) -> Iterator["Writer"]:
     """Open this process's writer: a `RunWriter` in process 0, else a `Writer`, which writes nothing.
 
     `probe` is the session's arithmetic probe; `notes` are messages for the user at the start.
@@ -112,9 +113,9 @@ class RunWriter(Writer):
         saver: writes the checkpoints.
     """
 
-    def __init__(self, job: TrainJob, session: Session, probe: str) -> None:
+    def __init__(self, job: TrainJob, session: Session, probe: Probe) -> None:
         """Make the run's folder, or lock the existing one. Raises: LockstepError."""
-        self._job, self._session = job, session
+        self._job, self._session, self._probe = job, session, probe
         placement = session.placement
         self.notes: list[str] = []
         self._earlier: list[dict[str, Any]] = []
@@ -131,7 +132,8 @@ class RunWriter(Writer):
         self._environment = {
             "processes": session.reduction.processes,
             "data": str(placement.data) if placement.data else None,
-            "probe": probe,
+            "init": str(placement.init) if placement.init else None,
+            "probe": probe.sha256,
             "model_source": session.model_source,
             **session.fingerprint,
         }
@@ -190,7 +192,7 @@ class RunWriter(Writer):
             sources = source_changes(earlier.get("model_source", {}), self._session.model_source)
             elsewhere = changes(earlier, self._session.fingerprint)
             if sources and "model_source" in earlier:
-                self.notes.append(f"the source of model {self._session.recipe.model} has changed: {'; '.join(sources)}")
+                self.notes.append(f"the source of {own_code(self._session.recipe)} has changed: {'; '.join(sources)}")
             if "probe" in earlier and earlier["probe"] != self._environment["probe"]:
                 where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
                 self.notes.append(
@@ -228,7 +230,9 @@ class RunWriter(Writer):
         checkpoint.clear_ahead(self.run.checkpoints, step)
         self.run.forget_ahead(step, self.notes.append)
         self.run.write("environment.json", [*self._earlier, {"step": step, **self._environment}])
-        lines = startup_lines(session, log.course, train_set, test_set, self.run.path, local_processes)
+        lines = startup_lines(
+            session, log.course, train_set, test_set, self.run.path, local_processes, self._probe.tower_s
+        )
         lines += placement_lines
         if step:
             lines.append(("resumes", f"after step {step}"))
@@ -373,9 +377,9 @@ class RunWriter(Writer):
         return "raw weights: the same on any number of processes"
 
     def _command(self, name: str, *options: str) -> str:
-        """Return a shell command on this run. It names the user's own model, because the command runs its code."""
-        model = ("--model", self._session.recipe.model) if ":" in self._session.recipe.model else ()
-        return shlex.join(["lockstep", name, str(self.run.path), *options, *model])
+        """Return a shell command on this run. It names the user's own code, because the command runs it."""
+        code = [word for setting, value in self._session.recipe.own_code.items() for word in (f"--{setting}", value)]
+        return shlex.join(["lockstep", name, str(self.run.path), *options, *code])
 
     def _note(self, text: str) -> None:
         """Send a message for the user to all listeners."""

@@ -1,0 +1,263 @@
+"""From an image file, or an image in memory, to the network's pixels: the one preprocessing of pictures.
+
+Training, evaluation and prediction call `decode_image`, so an image has the same pixels in all of them. Pillow is
+imported on first use, because it is not needed to print a help text.
+"""
+
+import contextlib
+import importlib
+import io
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import DATA, LockstepError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image, Transpose
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # in Pillow's words
+PIXEL_LIMIT = 100_000_000
+RULES = 1  # the version of the rules in `decode_image`; another version may give other pixels
+
+_GAP = 2.0  # an image is shrunk coarsely to no less than so many times `image_px`, then resized with the filter
+_ORIENTATION = 0x0112  # the EXIF tag
+_WHITE = (255, 255, 255, 255)
+_SIXTEEN_BIT = re.compile(r"I;16[BLN]?")
+# mode -> the mode that the image is resized in. Images of other modes are resized as they are.
+_RESIZED_AS = {
+    "1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB",
+    "HSV": "RGB",
+}  # fmt: skip
+_UNSUPPORTED_MODES = {"I": "32-bit integer pixels", "F": "floating-point pixels", "LAB": "CIE Lab colours"}
+# The first bytes of a file -> its format, for files that Pillow cannot identify.
+_MAGIC = (
+    (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG", "PNG"), (rb"RIFF....WEBP", "WebP"), (rb"BM", "BMP"), (rb"GIF8", "GIF"),
+    (rb"II\*\0|MM\0\*|II\+\0|MM\0\+", "TIFF"),
+)  # fmt: skip
+_FOREIGN = (
+    (rb"....ftyp(heic|heix|hevc|hevx|heim|heis|mif1|msf1)", "HEIC"), (rb"....ftyp(avif|avis)", "AVIF"),
+    (rb"%PDF", "PDF"), (rb"\s*(<\?xml[^>]*>\s*)?<svg", "SVG"), (rb"8BPS", "PSD"), (rb"\s*<(!doctype )?html", "HTML"),
+)  # fmt: skip
+
+_PILLOWS_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # as warnings.filterwarnings adds it
+_FILTER_LOCK = threading.Lock()
+
+
+class UnreadableImageError(LockstepError):
+    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated"."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause, DATA)
+
+
+class ImageFacts(NamedTuple):
+    """What `inspect_image` finds: the format in Pillow's words, and the size in pixels as the image is stored."""
+
+    format: str
+    width: int
+    height: int
+
+
+def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int) -> NDArray[np.uint8]:
+    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes and `image_px`.
+
+    `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
+    [H, W, 4] (RGB and alpha).
+
+    1. JPEG, PNG, WebP, BMP, GIF and TIFF are read, by content and not by name; of several frames the first. An image
+       of more than 100 megapixels is refused before it is decoded.
+    2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on the shorter side.
+    3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is taken. CMYK and YCbCr
+       become RGB without a colour profile. 32-bit, floating-point and Lab images are refused.
+    4. The largest square in the middle is resized by Pillow's bicubic filter with antialiasing, in one call, which
+       first averages whole blocks of pixels if the square is 4 `image_px` wide or more.
+    5. Transparency is laid on white. Grey is copied to red, green and blue.
+    6. The EXIF orientation is applied. Unreadable EXIF data counts as none.
+
+    A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
+    May be called from several threads. Pillow's warnings are silenced in this process.
+    Raises: UnreadableImageError.
+    """
+    if isinstance(source, Path | str):
+        source = _read(Path(source))
+    if isinstance(source, bytes):
+        return _decode(source, image_px)[0]
+    with _one_error_type():
+        return _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px)
+
+
+def inspect_image(data: bytes) -> ImageFacts:
+    """Return format and size of an image file's bytes, after decoding it once. Raises: UnreadableImageError."""
+    return _decode(data, 32)[1]
+
+
+def decoder_versions() -> dict[str, str | None]:
+    """Return the versions of Pillow and of the libraries that it decodes with. Other versions may give other pixels."""
+    from PIL import features
+
+    return {
+        "pillow": version("pillow"),
+        "libjpeg_turbo": features.version_feature("libjpeg_turbo"),
+        "zlib": features.version_feature("zlib_ng") or features.version_codec("zlib"),
+        "libtiff": features.version_codec("libtiff"),
+        "webp": features.version_module("webp"),
+    }
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnreadableImageError((error.strerror or str(error)).lower()) from None
+
+
+def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], ImageFacts]:
+    """Return the pixels and the facts of a file's bytes. Raises: UnreadableImageError."""
+    from PIL import Image
+
+    _load_plugins()
+    if not data:
+        raise UnreadableImageError("empty")
+    with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        facts = ImageFacts("JPEG" if image.format == "MPO" else str(image.format), *image.size)
+        return _square(image, image_px, draft=True), facts
+
+
+@cache
+def _load_plugins() -> None:
+    """Import Pillow's plugins for `FORMATS`. Pillow itself finds them by a file's name, and bytes have none."""
+    for name in ("Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
+        importlib.import_module(f"PIL.{name}ImagePlugin")
+
+
+@contextlib.contextmanager
+def _one_error_type(data: bytes = b"") -> Iterator[None]:
+    """Turn all that Pillow raises for an image into an UnreadableImageError. `data` are the bytes of its file."""
+    from PIL import Image, UnidentifiedImageError
+
+    _silence_pillow()
+    try:
+        yield
+    except UnreadableImageError:
+        raise
+    except UnidentifiedImageError:
+        raise UnreadableImageError(_unidentified(data)) from None
+    except Image.DecompressionBombError:
+        raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
+    except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
+        raise UnreadableImageError(_damage(error)) from None
+
+
+def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.uint8]:
+    """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which changes `image`."""
+    from PIL import Image
+
+    width: float
+    height: float
+    width, height = image.size
+    if width * height > PIXEL_LIMIT:
+        raise UnreadableImageError(f"{width * height / 1e6:.0f} megapixels, more than {PIXEL_LIMIT / 1e6:.0f}")
+    if not width or not height:
+        raise UnreadableImageError("no pixels")
+    coarse = int(_GAP * image_px)
+    if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
+        width, height = scaled[1][2:]  # not image.size, which is rounded up
+    image.load()
+    if (width > height) != (image.width > image.height):  # Pillow applies the orientation of a TIFF while it loads it.
+        width, height = height, width
+    orientation = _orientation(image)
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    small = _eight_bit(image).resize(
+        (image_px, image_px), Image.Resampling.BICUBIC, (left, top, left + side, top + side), reducing_gap=_GAP
+    )
+    if small.mode in ("LA", "RGBA"):
+        small = Image.alpha_composite(Image.new("RGBA", small.size, _WHITE), small.convert("RGBA"))
+    if orientation is not None:
+        small = small.transpose(orientation)
+    return np.array(small if small.mode == "RGB" else small.convert("RGB"))
+
+
+def _eight_bit(image: "Image") -> "Image":
+    """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is not supported."""
+    from PIL import Image
+
+    if image.mode in _UNSUPPORTED_MODES:
+        raise UnreadableImageError(f"{_UNSUPPORTED_MODES[image.mode]} are not supported")
+    if _SIXTEEN_BIT.fullmatch(image.mode):
+        values = np.asarray(image).astype(np.uint32)
+        grey = ((values + 128) // 257).astype(np.uint8)
+        if isinstance(transparent := image.info.get("transparency"), int):
+            grey[values == transparent] = 255
+        return Image.fromarray(grey)
+    if image.mode in ("1", "L", "P", "RGB") and image.has_transparency_data:
+        return image.convert("RGBA")
+    return image.convert(_RESIZED_AS[image.mode]) if image.mode in _RESIZED_AS else image
+
+
+def _orientation(image: "Image") -> "Transpose | None":
+    """Return what turns the image upright, or None."""
+    try:
+        return _turns().get(image.getexif().get(_ORIENTATION))
+    except Exception:  # as in `_decode`; the pixels are sound
+        return None
+
+
+@cache
+def _turns() -> "dict[object, Transpose]":
+    """Return EXIF orientation -> what turns the image upright."""
+    from PIL.Image import Transpose
+
+    return {
+        2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
+    }  # fmt: skip
+
+
+def _from_array(array: NDArray[np.uint8]) -> "Image":
+    from PIL import Image
+
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4):
+        raise UnreadableImageError(
+            f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
+        )
+    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
+
+
+def _unidentified(data: bytes) -> str:
+    """Return why Pillow does not identify a file."""
+    for pattern, name in _MAGIC:
+        if re.match(pattern, data, re.DOTALL):
+            return f"damaged {name}"
+    for pattern, name in _FOREIGN:
+        if re.match(pattern, data, re.DOTALL | re.IGNORECASE):
+            return f"{name} is not supported"
+    return "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"
+
+
+def _damage(error: Exception) -> str:
+    """Return the cause of an error that Pillow raises for a damaged file."""
+    text = str(error) or type(error).__name__
+    truncated = isinstance(error, EOFError) or re.search(r"truncated|not enough image data|unexpected end", text, re.I)
+    return "truncated" if truncated else f"damaged ({text})"
+
+
+def _silence_pillow() -> None:
+    """Ignore warnings from Pillow's modules: a damaged EXIF block, or a size that we limit ourselves.
+
+    warnings.catch_warnings is not for threads, so the filter stays, and returns to the front if another one was added.
+    """
+    if warnings.filters[:1] != [_PILLOWS_WARNINGS]:
+        with _FILTER_LOCK:
+            if warnings.filters[:1] != [_PILLOWS_WARNINGS]:
+                warnings.filterwarnings("ignore", module=r"PIL\.")

@@ -1,0 +1,319 @@
+"""Decoding of image files: every format, mode and orientation, and what is wrong with files that cannot be read."""
+
+import contextlib
+import io
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data import decode
+from lockstep.data.decode import UnreadableImageError, decode_image, decoder_versions, inspect_image
+from lockstep.errors import DATA
+
+LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF")
+
+
+def picture(width=48, height=48, channels=3):
+    """A smooth picture, different at every corner, with values that only 16-bit, alpha or palettes would change."""
+    y, x = np.mgrid[0:height, 0:width]
+    planes = [x * 255 // (width - 1), y * 255 // (height - 1), (x + y) * 100 // (width + height)]
+    return np.stack(planes[:channels], axis=-1).astype(np.uint8)
+
+
+def encoded(image, format="PNG", **options):
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def near(a, b, most=3):
+    return np.abs(a.astype(int) - b.astype(int)).max() <= most
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF"])
+def test_an_image_of_the_right_size_keeps_its_pixels(format):
+    pixels = picture(32, 32)
+    assert np.array_equal(decode_image(encoded(pixels, format), 32), pixels)
+
+
+def test_every_source_has_the_same_pixels(tmp_path):
+    pixels = picture(50, 40)
+    data = encoded(pixels)
+    (tmp_path / "a.png").write_bytes(data)
+    result = decode_image(data, 32)
+    assert (result.shape, result.dtype) == ((32, 32, 3), np.uint8)
+    for source in (tmp_path / "a.png", str(tmp_path / "a.png"), Image.open(io.BytesIO(data)), pixels):
+        assert np.array_equal(decode_image(source, 32), result)
+
+
+@pytest.mark.parametrize("format", ["JPEG", *LOSSLESS])
+def test_every_format_is_read_by_content(tmp_path, format):
+    file = tmp_path / "wrong-name.txt"
+    options = {"lossless": True} if format == "WEBP" else {"quality": 95} if format == "JPEG" else {}
+    file.write_bytes(encoded(picture(64, 48), format, **options))
+    assert near(decode_image(file, 32), decode_image(picture(64, 48), 32), 26 if format == "GIF" else 4)
+    assert inspect_image(file.read_bytes()) == (format, 64, 48)
+
+
+def test_the_square_in_the_middle_is_taken():
+    wide = np.zeros((40, 100, 3), np.uint8)
+    wide[:, 30:70] = picture(40, 40)
+    assert np.array_equal(decode_image(wide, 40), picture(40, 40))
+    assert np.array_equal(decode_image(wide.transpose(1, 0, 2), 40), picture(40, 40).transpose(1, 0, 2))
+
+
+def test_the_square_of_a_large_jpeg_is_in_the_middle_too():
+    """The decoder rounds the size of a JPEG that it shrinks up: 1003 / 8 -> 126 columns."""
+    wide = picture(1003, 603)
+    assert near(decode_image(encoded(wide, "JPEG", quality=95), 32), decode_image(wide, 32), 2)
+
+
+def test_shrinking_averages_and_does_not_pick():
+    stripes = np.zeros((512, 512), np.uint8)
+    stripes[:, ::2] = 255
+    for source in (stripes, encoded(stripes, "PNG"), encoded(stripes, "JPEG", quality=95)):
+        assert near(decode_image(source, 32), np.full((32, 32, 3), 127), 4)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("format", "size"), [("PNG", (48, 40)), ("TIFF", (48, 40)), ("JPEG", (301, 203))])
+def test_the_orientation_is_applied(orientation, format, size):
+    upright = Image.fromarray(picture(*size))
+    t = Image.Transpose
+    back = [None, t.FLIP_LEFT_RIGHT, t.ROTATE_180, t.FLIP_TOP_BOTTOM, t.TRANSPOSE, t.ROTATE_90, t.TRANSVERSE,
+            t.ROTATE_270][orientation - 1]  # fmt: skip
+    stored = upright if back is None else upright.transpose(back)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(stored, format, exif=exif, **({"quality": 95} if format == "JPEG" else {}))
+    expected = decode_image(upright, 32)
+    assert near(decode_image(data, 32), expected)
+    assert near(decode_image(Image.open(io.BytesIO(data)), 32), expected)
+
+
+def test_unreadable_exif_counts_as_none():
+    data = encoded(picture(32, 32), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 30)
+    assert np.array_equal(decode_image(data, 32), decode_image(encoded(picture(32, 32), "JPEG"), 32))
+
+
+def on_white(pixels, alpha):
+    return (pixels * (alpha / 255) + 255 * (1 - alpha / 255)).round().astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "HSV"]
+)
+def test_every_mode_in_memory_becomes_rgb(mode):
+    rgba = np.dstack([picture(32, 32), np.full((32, 32), 255, np.uint8)])
+    image = Image.fromarray(rgba)
+    if mode in ("PA", "La"):
+        image = image.convert("LA").convert(mode)
+    elif mode in ("YCbCr", "CMYK", "RGBX", "HSV", "P"):
+        image = image.convert("RGB").convert(mode)
+    elif mode != "RGBA":
+        image = image.convert(mode)
+    assert image.mode == mode
+    grey = mode in ("1", "L", "LA", "PA", "La")
+    expected = np.asarray(image.convert("RGBA" if mode in ("RGBa", "P") else "LA" if mode == "La" else "RGB")
+                          .convert("RGB"))  # fmt: skip
+    assert near(decode_image(image, 32), expected, 2)
+    if mode not in ("1", "P") and not grey:
+        assert near(decode_image(image, 32), picture(32, 32), 8)
+
+
+def test_transparency_is_laid_on_white():
+    alpha = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (32, 1))
+    pixels = picture(32, 32)
+    expected = on_white(pixels, alpha[..., None])
+    assert near(decode_image(np.dstack([pixels, alpha]), 32), expected, 2)
+    assert near(decode_image(encoded(np.dstack([pixels, alpha])), 32), expected, 2)
+    grey = Image.merge("LA", (Image.fromarray(pixels[..., 0]), Image.fromarray(alpha)))
+    assert near(decode_image(encoded(grey), 32)[..., 1], on_white(pixels[..., 0], alpha), 2)
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "RGB", "1"])
+def test_a_transparent_colour_is_white(mode):
+    image = Image.new("RGB", (32, 32), (255, 255, 255) if mode == "1" else (200, 0, 0))
+    image.paste((0, 0, 0), (0, 0, 16, 32))
+    image = image.quantize(2) if mode == "P" else image.convert(mode)
+    black = image.getpixel((0, 0))
+    pixels = decode_image(encoded(image, transparency=black), 32)
+    assert (pixels[:, :14] == 255).all()
+    assert np.array_equal(pixels[:, 20:], np.asarray(image.convert("RGB"))[:, 20:])
+
+
+def test_the_hidden_colour_of_transparent_pixels_does_not_bleed():
+    rgba = np.zeros((64, 64, 4), np.uint8)
+    rgba[..., 0] = 255  # red, but transparent
+    rgba[:, 32:] = (0, 0, 255, 255)
+    pixels = decode_image(rgba, 16)
+    assert (pixels[..., 0].astype(int) - pixels[..., 1]).max() <= 2  # nowhere redder than white or blue
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_16_bit_grey_is_scaled_and_not_clipped(format):
+    values = np.linspace(0, 65535, 32 * 32).astype(np.uint16).reshape(32, 32)
+    pixels = decode_image(encoded(Image.fromarray(values), format), 32)
+    assert near(pixels[..., 0], (values / 257).round(), 0)
+    assert (pixels[0, 0].tolist(), pixels[-1, -1].tolist()) == ([0, 0, 0], [255, 255, 255])
+
+
+def png_16_bit_rgb(pixels, size=None):
+    """A PNG file of these values, which Pillow cannot write. Its header may state another size."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", *(size or pixels.shape[1::-1]), 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_16_bit_colours_keep_their_high_byte():
+    pixels = picture(32, 32).astype(np.uint16) * 256 + 200
+    assert np.array_equal(decode_image(png_16_bit_rgb(pixels), 32), picture(32, 32))
+
+
+@pytest.mark.parametrize("frames", [("GIF", 26), ("TIFF", 0), ("WEBP", 4)])
+def test_the_first_of_several_frames_is_taken(frames):
+    format, most = frames
+    first, second = Image.fromarray(picture(32, 32)), Image.new("RGB", (32, 32), (9, 9, 9))
+    options = {"lossless": True} if format == "WEBP" else {}
+    data = encoded(first, format, save_all=True, append_images=[second], **options)
+    assert near(decode_image(data, 32), picture(32, 32), most)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cause"), [("F", "floating-point pixels"), ("I", "32-bit integer pixels"), ("LAB", "CIE Lab colours")]
+)
+def test_other_modes_are_refused_by_name(mode, cause):
+    with pytest.raises(UnreadableImageError, match=cause):
+        decode_image(encoded(Image.new(mode, (32, 32)), "TIFF"), 32)
+
+
+@pytest.mark.parametrize("format", ["JPEG", *LOSSLESS])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_truncated_file_is_refused(format, share):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    data = encoded(noise, format)
+    with pytest.raises(UnreadableImageError, match=r"truncated|damaged") as caught:
+        decode_image(data[: int(len(data) * share)], 32)
+    assert caught.value.code == DATA
+    assert len(str(caught.value)) < 80
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"", "empty"),
+        (b"hello", "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"),
+        (b"\x89PNG\r\n\x1a\n", "damaged PNG|truncated"),
+        (b"\xff\xd8\xff\xe0", "damaged JPEG|truncated"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC is not supported"),
+        (b"\0\0\0\x18ftypavif\0\0\0\0", "AVIF is not supported"),
+        (b"%PDF-1.4", "PDF is not supported"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a JPEG"),  # would start ghostscript
+        (b"<!DOCTYPE html><html>", "HTML is not supported"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG is not supported"),
+    ],
+)
+def test_the_cause_is_named(data, cause):
+    with pytest.raises(UnreadableImageError, match=f"^({cause})"):
+        decode_image(data, 32)
+
+
+def test_every_damaged_byte_is_an_image_or_our_error():
+    data = encoded(picture(32, 32), "PNG")
+    generator = np.random.default_rng(1)
+    for _ in range(200):
+        damaged = bytearray(data)
+        damaged[generator.integers(len(data))] ^= 1 << generator.integers(8)
+        with contextlib.suppress(UnreadableImageError):
+            assert decode_image(bytes(damaged), 32).shape == (32, 32, 3)
+
+
+def test_too_many_pixels_are_refused_before_decoding(monkeypatch):
+    data = encoded(Image.new("1", (10_001, 10_000)))
+    huge = png_16_bit_rgb(picture(32, 32), size=(65_536, 65_536))
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(UnreadableImageError, match="100 megapixels, more than 100"):
+        decode_image(data, 32)
+    with pytest.raises(UnreadableImageError, match="more than 100 megapixels"):
+        decode_image(huge, 32)  # so large that Pillow itself refuses it
+
+
+def test_a_file_that_cannot_be_opened(tmp_path):
+    with pytest.raises(UnreadableImageError, match="no such file"):
+        decode_image(tmp_path / "none.png", 32)
+    with pytest.raises(UnreadableImageError, match="directory"):
+        decode_image(tmp_path, 32)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros((3, 3, 2), np.uint8), np.zeros((3, 3), np.float32), np.zeros((3,), np.uint8), np.zeros((0, 3), np.uint8)],
+    ids=lambda array: f"{array.dtype} {array.shape}",
+)
+def test_arrays_of_other_shapes_and_types_are_refused(array):
+    with pytest.raises(UnreadableImageError, match=r"give uint8|no pixels"):
+        decode_image(array, 32)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (40, 40, 1)])
+def test_grey_arrays_become_rgb(shape):
+    grey = picture(40, 40)[..., 0].reshape(shape)
+    assert np.array_equal(decode_image(grey, 40), np.repeat(grey.reshape(40, 40, 1), 3, axis=2))
+
+
+def test_a_users_image_is_not_changed():
+    image = Image.open(io.BytesIO(encoded(picture(640, 480), "JPEG")))
+    decode_image(image, 32)
+    assert (image.size, image.mode) == ((640, 480), "RGB")
+
+
+def test_small_and_thin_images():
+    assert decode_image(np.full((1, 1), 7, np.uint8), 32).tolist() == np.full((32, 32, 3), 7).tolist()
+    assert decode_image(np.full((2, 5000), 7, np.uint8), 32).shape == (32, 32, 3)
+
+
+def test_threads_give_the_same_pixels_and_no_warnings():
+    data = [encoded(picture(300 + i, 200), "JPEG") for i in range(4)]
+    data.append(encoded(Image.new("1", (9_500, 9_500))))  # above the size at which Pillow warns
+    expected = [decode_image(item, 32) for item in data]
+    results = {}
+
+    def work(number):
+        results[number] = [decode_image(item, 32) for item in data for _ in range(2)][::2]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(UserWarning):
+            warnings.warn("others are not silenced", stacklevel=1)
+    assert len(results) == 4
+    assert all(np.array_equal(a, b) for one in results.values() for a, b in zip(one, expected, strict=True))
+
+
+def test_versions_name_every_library():
+    versions = decoder_versions()
+    assert set(versions) == {"pillow", "libjpeg_turbo", "zlib", "libtiff", "webp"}
+    assert versions["pillow"] == Image.__version__
+
+
+def test_pillow_is_imported_on_first_use():
+    code = "import sys, lockstep.data.decode; sys.exit('PIL' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert decode.FORMATS
