@@ -1,6 +1,7 @@
 """The contract of every member of every registry. New members are tested without a new test."""
 
 import inspect
+import math
 import tomllib
 
 import numpy as np
@@ -13,7 +14,7 @@ from lockstep.data import AUGMENTATIONS, DATASETS
 from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
-from lockstep.optim.settings import by_weight_decay
+from lockstep.optim.settings import by_lr_factor, by_weight_decay
 from lockstep.recipes import RECIPES
 from lockstep.reduce import REDUCTIONS
 from lockstep.settings import load_object, validated
@@ -97,6 +98,35 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
     assert all(isinstance(slot, torch.Tensor) or slot is None for slot in slots.values())
     assert torch.equal(stepped({})[0], plain)
     assert (stepped({"w": 0.1})[0] <= plain).all()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_a_factor_on_the_learning_rate_acts_as_another_learning_rate(name, coefficient):
+    """Filters, matrices and vectors alike, with weight decay, and without a change of the other parameters."""
+
+    def trained(lr, factors):
+        parameters = {
+            key: torch.linspace(-1, 1, math.prod(shape)).view(shape)
+            for key, shape in {"filter": (4, 3, 3, 3), "matrix": (4, 6), "vector": (5,), "other": (3, 2)}.items()
+        }
+        decay = dict.fromkeys(("matrix", "vector", "other"), coefficient)
+        groups = by_lr_factor(by_weight_decay(parameters, decay), {parameters[k]: f for k, f in factors.items()})
+        optimizer = OPTIMIZERS[name]().build(groups)
+        for _ in range(3):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group.get("scale", 1.0)
+            for parameter in parameters.values():
+                parameter.grad = parameter.sin()
+            with torch.no_grad():
+                optimizer.step()
+        return parameters
+
+    slow = ("filter", "matrix", "vector")
+    divided, low, plain = trained(0.1, dict.fromkeys(slow, 0.25)), trained(0.025, {}), trained(0.1, {})
+    assert all(torch.equal(divided[key], low[key]) for key in slow)
+    assert torch.equal(divided["other"], plain["other"])
+    assert not any(torch.equal(low[key], plain[key]) for key in low)
 
 
 @pytest.mark.parametrize("name", RECIPES)

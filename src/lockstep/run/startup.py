@@ -52,6 +52,8 @@ def startup_lines(
         ("processes", _processes(recipe, placement, reduction, device)),
         ("run", f"{run}   (watch it: {watch})"),
     ]  # fmt: skip
+    if session.initial_weights and not session.state.step:
+        lines[3:3] = session.initial_weights.lines()
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
