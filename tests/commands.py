@@ -11,7 +11,7 @@ from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.recipes import RECIPES, named
 
-RECIPE_OPTIONS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "precision")
+RECIPE_OPTIONS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision")
 
 
 def every_command() -> Iterator[tuple[str, Any]]:

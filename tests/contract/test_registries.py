@@ -10,7 +10,7 @@ import torch
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.data import AUGMENTATIONS, DATASETS
+from lockstep.data import AUGMENTATIONS, DATASETS, POLICIES
 from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
@@ -71,6 +71,24 @@ def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
         later = augmentation.train(images, Keys(3, keys.epochs + 1, keys.examples))
         assert not torch.equal(moved, out)
         assert not torch.equal(later, out)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_a_function_of_seed_epoch_and_example(name, channels):
+    policy = POLICIES[name]()
+    images = torch.randint(256, (40, 24, 32, channels), dtype=torch.uint8)
+    before, keys = images.clone(), Keys(3, np.arange(40) // 20, np.arange(40) % 20)
+    out = policy.apply(images, keys)
+    assert out.shape == images.shape
+    assert out.dtype == torch.uint8
+    assert torch.equal(images, before)  # the dataset's pixels stay
+    order = np.random.default_rng(0).permutation(40)[:27]
+    part = policy.apply(images[order], Keys(3, keys.epochs[order], keys.examples[order]))
+    assert torch.equal(part, out[order])
+    assert not torch.equal(policy.apply(images, Keys(4, keys.epochs, keys.examples)), out)
+    assert not torch.equal(policy.apply(images, Keys(3, keys.epochs + 1, keys.examples)), out)
+    assert policy.describe()
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

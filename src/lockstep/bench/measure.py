@@ -137,7 +137,9 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     # All steps are of one kind: images of full size, and the same layers frozen.
     freeze = {name: share for name, share in job.recipe.freeze.items() if share == 0}
     recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0)
-    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if "synthetic" in modes else None
+    # The shape of another dataset is known only when it is read.
+    invented = "synthetic" in modes and (recipe.dataset in synthetic.SHAPES or recipe.image_px is not None)
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None
     session = Session(recipe, job.placement, reduction, device, splits)
     dataset, state = session.split("train"), session.state
     course = recipe.over(len(dataset))

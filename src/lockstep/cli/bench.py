@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Data, Device, Json
+from lockstep.cli.options import CacheLimit, Data, Device, Json
 
 if TYPE_CHECKING:
     from lockstep.bench.record import Measurement, Summary
@@ -41,6 +41,10 @@ def bench(
     ] = False,
     tower_batch: Annotated[int | None, typer.Option(min=1, help="Images per step and tower.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (or fp32, bf16, fp16).")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, or your own as package.module:function.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A built-in dataset, or your own as package.module:function.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change any setting of the recipe. Repeatable."),
@@ -54,6 +58,7 @@ def bench(
     ] = "tree",
     device: Device = "auto",
     data: Data = None,
+    cache_limit: CacheLimit = None,
     table: Annotated[
         bool, typer.Option("--table", help="Print the table only, without analysis, verdict and prediction.")
     ] = False,
@@ -102,10 +107,11 @@ def bench(
         _check_plot(plot)
     switches: dict[BenchMode, bool] = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     modes = tuple(mode for mode, chosen in switches.items() if chosen)
-    recipe, _ = recipe_of(what, overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision}))
+    options = {"tower_batch": tower_batch, "precision": precision, "model": model, "dataset": dataset}
+    recipe, _ = recipe_of(what, overrides.parse(settings or [], options))
     recipe, _ = fixed_precision(recipe, device, None)
     place = {"device": device, "processes": processes, "data": data.absolute() if data else None}
-    placement = validated(Placement, {**place, "reduction": reduction})
+    placement = validated(Placement, {**place, "cache_limit": cache_limit, "reduction": reduction})
     most = processes or capacity(recipe, placement)
 
     def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Measurement":

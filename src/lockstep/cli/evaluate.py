@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lockstep.cli.options import Data, Device, Json
+from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def evaluate(
         typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new."),
     ] = False,
     data: Data = None,
+    cache_limit: CacheLimit = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -64,8 +65,9 @@ def evaluate(
         str | None,
         typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
     ] = None,
+    dataset: Dataset = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a model whose source has changed since it was trained.")
+        bool, typer.Option("--strict", help="Refuse a model or dataset whose source has changed since it was trained.")
     ] = False,
     save_model: Annotated[
         Path | None,
@@ -99,7 +101,7 @@ def evaluate(
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
-    from lockstep.cli.resolve import data_of, refuse_code
+    from lockstep.cli.resolve import check_code, data_of
     from lockstep.config.jobs import EvalJob
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
@@ -121,13 +123,13 @@ def evaluate(
         _check_new_file(save_model)
     opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.open(run)
     recipe = opened.recipe()
-    if model is None:
-        refuse_code(run, recipe)
-    elif model != recipe.model:
-        raise LockstepError(f"--model {model}: {run} was trained with model {recipe.model}: give that, or leave it out")
+    check_code(run, recipe, {"model": model, "dataset": dataset})
     opened.check_recipe()
     processes = 1 if watch and processes is None else processes
-    fields = {"device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None, world)}
+    fields = {
+        "device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None, world),
+        "cache_limit": cache_limit,
+    }  # fmt: skip
     job = EvalJob(
         recipe=recipe, placement=validated(Placement, fields), path=run,
         weights=weights, split=split or recipe.evaluated_split, examples=examples, checkpoint=chosen,

@@ -14,6 +14,19 @@ Data = Annotated[
         "--data", help="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download."
     ),
 ]
+CacheLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--cache-limit",
+        metavar="GB",
+        min=0,
+        help="Disk space for caches of decoded images; 0: decode on the fly. Default: half of the free space.",
+    ),
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option("--dataset", help="The run's own package.module:function, to allow that its code is executed."),
+]
 Processes = Annotated[
     int | None,
     typer.Option(

@@ -1,7 +1,7 @@
 """Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,9 @@ def recipe_of(
 ) -> tuple[Recipe, Path | None]:
     """Return the recipe that `what` names, with `changes`, and the run's folder if `what` names a run.
 
-    `imports` says that the command imports the recipe's model. A run's own model must then be among the `changes`, so
-    that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for the user about the
-    recipe. Raises: LockstepError.
+    `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
+    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for
+    the user about the recipe. Raises: LockstepError.
     """
     path = Path(what)
     if path.suffix == ".toml" and what not in RECIPES:
@@ -49,21 +49,23 @@ def recipe_of(
         return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes, note=note), None
     if what not in RECIPES and (path.is_dir() or "/" in what):
         recipe = Run.open(path).recipe()
-        if imports and "model" not in changes:
-            refuse_code(path, recipe)
+        if imports:
+            refuse_code(path, recipe, changes)
         return make(recipe.model_dump(mode="json"), changes, note=note), path
     return make(named(what).model_dump(mode="json"), changes, note=note), None
 
 
-def refuse_code(path: Path, recipe: Recipe) -> None:
-    """Raise a LockstepError if the recipe of the run at `path` names a model of the user's own.
+def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:
+    """Raise a LockstepError if the recipe of the run at `path` names code of the user's own that is not `given`.
 
-    The run may come from somebody else, and importing the model would execute a module in the current folder.
+    The run may come from somebody else, and importing its model or dataset would execute a module in the current
+    folder. `given` are the names of the settings that the command states itself.
     """
-    if ":" in recipe.model:
+    if missing := {name: value for name, value in recipe.own_code.items() if name not in given}:
+        what = " and ".join(f"a {name} that is not built in, {value}" for name, value in missing.items())
+        options = " ".join(f"--{name} {value}" for name, value in missing.items())
         raise LockstepError(
-            f"{path} uses a model that is not built in, {recipe.model}, and loading it executes its code. If it is "
-            f"yours, or you trust it, add --model {recipe.model}"
+            f"{path} uses {what}, and loading it executes its code. If it is yours, or you trust it, add {options}"
         )
 
 
@@ -94,6 +96,16 @@ def with_initial_weights(
             f"--init, or start from random ones with --set init_sha256=none"
         )
     return recipe
+
+
+def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> None:
+    """Raise a LockstepError unless the options `given` (or None), by setting, name the code of the run at `path`."""
+    for name, value in given.items():
+        if value not in (None, getattr(recipe, name)):
+            raise LockstepError(
+                f"--{name} {value}: {path} was trained with {name} {getattr(recipe, name)}: give that, or leave it out"
+            )
+    refuse_code(path, recipe, [name for name, value in given.items() if value is not None])
 
 
 def data_of(path: Path, data: Path | None, world: World) -> Path | None:

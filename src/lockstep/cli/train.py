@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet
+from lockstep.cli.options import STARTED, CacheLimit, Data, Device, Json, Processes, Quiet
 
 
 def train(
@@ -37,10 +37,14 @@ def train(
             help="Start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.",
         ),
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A built-in dataset, or your own as package.module:function.")
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware.")
     ] = None,
     data: Data = None,
+    cache_limit: CacheLimit = None,
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder that contains the runs.")] = Path("runs"),
     resume: Annotated[
@@ -110,14 +114,14 @@ def train(
 
     options = {
         "towers": towers, "batch": batch, "tower_batch": tower_batch, "epochs": epochs, "steps": steps,
-        "lr": lr, "seed": seed, "model": model, "precision": precision,
+        "lr": lr, "seed": seed, "model": model, "dataset": dataset, "precision": precision,
     }  # fmt: skip
     changes = overrides.parse(settings or [], options)
     placement = validated(
         Placement,
         {
             "device": device, "processes": processes, "reduction": reduction,
-            "data": data.absolute() if data else None,
+            "data": data.absolute() if data else None, "cache_limit": cache_limit,
             "log_every": log_every, "save_every": save_every, "save_every_s": save_every_s, "eval_every": eval_every,
             "digest_every": digest_every, "keep": keep,
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,

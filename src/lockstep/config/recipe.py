@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, Augmentation
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Policy
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_OWN_MODEL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -40,13 +40,20 @@ def _full_name(precision: Any) -> Any:
     return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
 
 
+def _policy(value: Any) -> Any:
+    return None if value is None else choose("policy", POLICIES)(value)
+
+
 class Recipe(Settings):
     """All settings that can change a bit of the result. A frozen value that can be read without torch.
 
     Attributes:
         name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: a name in DATASETS, or "folder": the folder of images that the placement names as `data`.
-        image_px: the side in pixels to which the images of a folder are brought; None for other datasets.
+        dataset: a name in DATASETS; "folder": the folder of images that the placement names as `data`;
+            package.module:function of your own; or "memory" for data that a Python program gave.
+        dataset_sha256: the SHA-256 of the data that a Python program gave; None for all other datasets.
+        image_px: the side in pixels to which the images of a folder, or of your own dataset, are brought. None for all
+            others, and for own images that have one size.
         test_share: of a folder without a test part, the share of the images that become it, by a hash of each file.
         skip_unreadable: False makes files of a folder that are no readable images an error.
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
@@ -56,6 +63,13 @@ class Recipe(Settings):
         model_options: keyword arguments of the model's function; see its docstring.
         init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
         augmentation: how images become network input.
+        policy: random operations on the training images before `augmentation`; None for no operations.
+        erasing: probability that a random box of a training image is set to 0 after `augmentation`: the mean colour
+            if that normalises, else black.
+        mixup, cutmix: parameter alpha of the Beta(alpha, alpha) distribution of an image's share when it is mixed with
+            the next image of its tower; 0 turns it off. The loss is the mixed one of both labels.
+        class_weights: "balanced" multiplies the training loss of each example by examples / (classes * examples of its
+            class). "none" leaves it unweighted. Evaluations never weight.
         progressive: smaller images in the first part of training; None trains on full-sized images.
         label_smoothing: share of each target that is spread over all classes, in training.
         test_views: which views of an image are classified in evaluation; their logits are averaged. "one": the image.
@@ -92,6 +106,7 @@ class Recipe(Settings):
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
+    dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     image_px: int | None = Field(None, ge=32, le=256)
     test_share: float = Field(0.2, gt=0, lt=1)
     skip_unreadable: bool = False
@@ -100,6 +115,11 @@ class Recipe(Settings):
     model_options: dict[str, Any] = Field({})
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
+    policy: Annotated[Policy | None, BeforeValidator(_policy)] = None
+    erasing: float = Field(0.0, ge=0, le=1)
+    mixup: float = Field(0.0, ge=0)
+    cutmix: float = Field(0.0, ge=0)
+    class_weights: Literal["none", "balanced"] = "none"
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
@@ -125,26 +145,39 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.dataset not in (*DATASETS, IMAGE_FOLDER):
-            raise ValueError(unknown("dataset", self.dataset, (*DATASETS, IMAGE_FOLDER)))
+        if self.dataset not in (*DATASETS, IMAGE_FOLDER, MEMORY) and not _OWN.fullmatch(self.dataset):
+            allowed = unknown("dataset", self.dataset, (*DATASETS, IMAGE_FOLDER))
+            raise ValueError(f"{allowed}, or package.module:function of your own")
+        if (self.dataset == MEMORY) != (self.dataset_sha256 is not None):
+            raise ValueError(
+                f"dataset {MEMORY} and dataset_sha256 belong together, and data= of lockstep.train sets both: leave "
+                f"them out"
+            )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
         if self.dataset in DATASETS and self.image_px is not None:
             raise ValueError(
                 f"image_px is for folders of images, and dataset {self.dataset} has one size: leave it out"
             )
-        if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
+        if self.model not in MODELS and not _OWN.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
+        if (self.mixup or self.cutmix) and self.tower_batch == 1:
+            raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
         return self
 
     @property
     def tower_batch(self) -> int:
         """Return the number of examples that a tower sees in a step."""
         return self.batch // self.towers
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """Return the settings that name code of the user's own, as package.module:function."""
+        return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
 
     @property
     def evaluated_split(self) -> str:
@@ -222,16 +255,23 @@ class Course:
 
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and how they are augmented."""
-        from lockstep.data.plan import Plan  # imports torch, which must not happen before numerics.prepare
+        # These import torch, which must not happen before numerics.prepare.
+        from lockstep.data.mixing import Mixing
+        from lockstep.data.plan import Plan
 
+        recipe = self.recipe
         return Plan.at(
-            seed=self.recipe.seed,
+            seed=recipe.seed,
             step=step,
-            batch=self.recipe.batch,
-            towers=self.recipe.towers,
+            batch=recipe.batch,
+            towers=recipe.towers,
             examples=self.examples,
-            augmentation=self.recipe.augmentation,
+            augmentation=recipe.augmentation,
             size_px=self.size_px(step),
+            policy=recipe.policy,
+            erasing=recipe.erasing,
+            mixing=Mixing(recipe.mixup, recipe.cutmix),
+            balanced=recipe.class_weights == "balanced",
         )
 
 

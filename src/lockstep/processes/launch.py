@@ -21,7 +21,7 @@ from lockstep import hardware, numerics
 from lockstep.config.jobs import BenchJob, Job, TrainJob
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
-from lockstep.data import IMAGE_FOLDER, folder
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.download.fetch import ensure
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.processes.signals import Handler, SignalForwarder, handled_by, leave
@@ -51,10 +51,12 @@ def _prepare_data(recipe: Recipe, placement: Placement) -> None:
     if recipe.dataset != IMAGE_FOLDER:
         ensure(recipe.dataset, placement.data)
         return
+    from lockstep.data import folder  # needs torch
+
     assert recipe.image_px is not None
     folder.prepare(
         folder.given(placement.data), image_px=recipe.image_px, test_share=recipe.test_share,
-        skip_unreadable=recipe.skip_unreadable,
+        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Fit: a run from its folder to its result. All processes compute the same; only process 0 writes (`writer.py`)."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from signal import Signals
@@ -42,15 +43,17 @@ def fit(
     *,
     stop_requested: Callable[[], Signals | None] = lambda: None,
     local_processes: int = 1,
+    reading: AbstractContextManager[None] = nullcontext(),  # noqa: B008  does nothing, so it can be shared
 ) -> Outcome:
     """Train the run of `job`.
 
     `stop_requested` returns the signal that this process was sent, if any. `local_processes` is how many of the run's
-    processes are on this host.
+    processes are on this host. `reading` is entered while the dataset is read, which may take long.
     Raises: LockstepError. After a loss that is not finite, the last good state is saved first.
     """
     recipe, placement = job.recipe, job.placement
-    session = Session(recipe, placement, reduction, device)
+    with reading:
+        session = Session(recipe, placement, reduction, device)
     state, train_set = session.state, session.split("train")
     course = recipe.over(len(train_set))
     check_profile(placement, 0, course.steps)

@@ -1,7 +1,6 @@
 """Session: one process's data, network and state. All processes of a run hold the same."""
 
 import json
-from collections.abc import Callable
 
 import torch
 from safetensors.torch import load, save
@@ -10,9 +9,8 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
-from lockstep.data import DATASETS, IMAGE_FOLDER, folder
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.errors import USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
 from lockstep.run.arithmetic import Probe, probe, slowdown
@@ -20,7 +18,7 @@ from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import fingerprint
 from lockstep.run.initial_weights import load_initial_weights
 from lockstep.run.source import sources
-from lockstep.settings import load_object
+from lockstep.run.splits import read_splits
 from lockstep.training.evaluate import Evaluation, Progress, evaluate
 from lockstep.training.network import Network, initial_model, persistent_buffers
 from lockstep.training.state import State, StatesDifferError
@@ -35,7 +33,7 @@ class Session:
         initial_weights: what the model took from `placement.init`, or None if it names no file.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
-        model_source: SHA-256 of each source file of the user's own model; {} for a built-in model.
+        model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
         fingerprint: see `environment.fingerprint`.
         notes: messages for the user about the dataset.
     """
@@ -51,11 +49,18 @@ class Session:
         """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
         self.notes: list[str] = []
-        self.splits = splits or _read(recipe, placement, self.notes.append)
+        self.splits = splits or read_splits(recipe, placement, self.notes.append)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
+        if recipe.evaluated_split not in self.splits:
+            raise LockstepError(
+                f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
+                f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
+            )
         train_set = self.splits["train"]
         try:
+            if recipe.policy:
+                recipe.policy.check(train_set.images.shape[3])
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
@@ -64,7 +69,7 @@ class Session:
         self.initial_weights = None
         if placement.init is not None and recipe.init_sha256 is not None:
             self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
-        self.model_source = sources(recipe.model)
+        self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.fingerprint = fingerprint(device)
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
@@ -142,7 +147,9 @@ class Session:
         texts = {"recipe": self.recipe.digest()}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
-        texts["source of the model"] = json.dumps(self.model_source)
+        texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
+            json.dumps(self.model_source)
+        )
         texts["weights"] = self.state.weights_sha256()
         for what, own in texts.items():
             require_equal(what, own, self.reduction, self.fingerprint)
@@ -172,21 +179,6 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
-
-
-def _read(recipe: Recipe, placement: Placement, note: Callable[[str], None]) -> dict[str, Dataset]:
-    """Return the splits of the recipe's dataset. `note` receives messages for the user. Raises: LockstepError."""
-    try:
-        if recipe.dataset != IMAGE_FOLDER:
-            splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
-            return splits
-        assert recipe.image_px is not None
-        return folder.load(
-            folder.given(placement.data), image_px=recipe.image_px, test_share=recipe.test_share,
-            skip_unreadable=recipe.skip_unreadable, note=note,
-        )  # fmt: skip
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:

@@ -54,6 +54,8 @@ def startup_lines(
     ]  # fmt: skip
     if session.initial_weights and not session.state.step:
         lines[3:3] = session.initial_weights.lines()
+    if extras := _augmentation_extras(recipe):
+        lines.insert(5, ("augmented", "; ".join(extras)))
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
@@ -79,6 +81,17 @@ def _duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{1 if seconds < 9.5 * size else 0}f} {unit}"
     return f"{max(1, round(seconds))} s"
+
+
+def _augmentation_extras(recipe: Recipe) -> list[str]:
+    """Return what happens to training images and their loss beside `augmentation`, in words."""
+    return [
+        *([recipe.policy.describe()] if recipe.policy else []),
+        *([f"random erasing with probability {recipe.erasing:g}"] if recipe.erasing else []),
+        *([f"MixUp, alpha {recipe.mixup:g}"] if recipe.mixup else []),
+        *([f"CutMix, alpha {recipe.cutmix:g}"] if recipe.cutmix else []),
+        *(["loss weighted so that all classes count alike"] if recipe.class_weights == "balanced" else []),
+    ]
 
 
 def placement_lines(session: Session, vector_length: int) -> list[Line]:

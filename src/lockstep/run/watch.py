@@ -16,7 +16,7 @@ from lockstep.run import checkpoint
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.folder import Run
 from lockstep.run.session import Session
-from lockstep.run.source import source_changes
+from lockstep.run.source import own_code, source_changes
 from lockstep.training.events import EvaluatingEvent
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
@@ -76,7 +76,7 @@ class Evaluator:
         if found is None or "model_source" not in found.manifest:
             return
         if changed := source_changes(found.manifest["model_source"], self.session.model_source):
-            text = f"the source of model {self.session.recipe.model} is not the one it was trained with"
+            text = f"the source of {own_code(self.session.recipe)} is not the one it was trained with"
             text = f"{text} ({'; '.join(changed)})"
             if self._strict:
                 raise LockstepError(f"--strict: {text}", DATA)

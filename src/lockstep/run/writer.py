@@ -22,7 +22,7 @@ from lockstep.run.model_file import save_model
 from lockstep.run.profile import Profile
 from lockstep.run.saver import Saver
 from lockstep.run.session import Session
-from lockstep.run.source import source_changes
+from lockstep.run.source import own_code, source_changes
 from lockstep.run.startup import Line, startup_lines
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.events import Listener
@@ -190,7 +190,7 @@ class RunWriter(Writer):
             sources = source_changes(earlier.get("model_source", {}), self._session.model_source)
             elsewhere = changes(earlier, self._session.fingerprint)
             if sources and "model_source" in earlier:
-                self.notes.append(f"the source of model {self._session.recipe.model} has changed: {'; '.join(sources)}")
+                self.notes.append(f"the source of {own_code(self._session.recipe)} has changed: {'; '.join(sources)}")
             if "probe" in earlier and earlier["probe"] != self._environment["probe"]:
                 where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
                 self.notes.append(
@@ -373,9 +373,9 @@ class RunWriter(Writer):
         return "raw weights: the same on any number of processes"
 
     def _command(self, name: str, *options: str) -> str:
-        """Return a shell command on this run. It names the user's own model, because the command runs its code."""
-        model = ("--model", self._session.recipe.model) if ":" in self._session.recipe.model else ()
-        return shlex.join(["lockstep", name, str(self.run.path), *options, *model])
+        """Return a shell command on this run. It names the user's own code, because the command runs it."""
+        code = [word for setting, value in self._session.recipe.own_code.items() for word in (f"--{setting}", value)]
+        return shlex.join(["lockstep", name, str(self.run.path), *options, *code])
 
     def _note(self, text: str) -> None:
         """Send a message for the user to all listeners."""

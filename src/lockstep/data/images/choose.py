@@ -87,8 +87,8 @@ def _no_space(source: Source, folder: Path, limit: float | None) -> str | None:
 
 def _build(source: Source, key: str, folder: Path, progress: Progress) -> None:
     """Make the cache. Raises: OSError if it cannot be written, LockstepError if an image cannot be read."""
-    with new_cache(folder, source.shape) as writer:
-        writer.reserve(source.count)
+    with new_cache(folder) as writer:
+        writer.reserve(source.count, source.shape)
         starts = range(0, source.count, _CHUNK_IMAGES)
         with (
             progress(f"caching {source.count:,} images in {folder}", source.count) as advance,
@@ -100,7 +100,7 @@ def _build(source: Source, key: str, folder: Path, progress: Progress) -> None:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        writer.finish(source.count, {"key": key})
+        writer.finish(source.count, source.shape, {"key": key})
 
 
 def _write_chunk(source: Source, writer: CacheWriter, first: int) -> int:

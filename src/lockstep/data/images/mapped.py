@@ -83,40 +83,44 @@ def _damaged(path: Path, problem: str) -> LockstepError:
 
 
 class CacheWriter:
-    """Writes the files of a cache into a partial folder. Rows may be written in any order, by several threads."""
+    """Writes the files of a cache into a partial folder. Rows may be written in any order, by several threads.
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        self.folder, self._shape = folder, shape
-        self._image_bytes = int(np.prod(shape))
+    Attributes:
+        folder: the partial folder. Other files in it become part of the cache.
+        destination: the folder of the complete cache.
+    """
+
+    def __init__(self, folder: Path, destination: Path) -> None:
+        self.folder, self.destination = folder, destination
         self._file = os.open(folder / PIXELS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._crc32 = np.zeros(0, "<u4")
 
-    def reserve(self, count: int) -> None:
+    def reserve(self, count: int, shape: Shape) -> None:
         """Reserve the space of `count` images, so that a full disk is noticed now. Raises: OSError."""
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._file, 0, count * self._image_bytes)
+            os.posix_fallocate(self._file, 0, count * int(np.prod(shape)))
         self._grow(count)
 
     def write(self, first: int, images: Bytes) -> None:
-        """Write `images` [n, H, W, C] as rows `first`, `first` + 1 and so on. Raises: OSError."""
+        """Write `images` [n, H, W, C] as rows `first`, `first` + 1 and so on. Raises: OSError.
+
+        Threads may call this at the same time after `reserve`.
+        """
         images = np.ascontiguousarray(images)
-        self._grow(first + len(images))  # Threads reserve first, so that only one thread grows the table.
+        self._grow(first + len(images))
         for row, image in enumerate(images, first):
             self._crc32[row] = zlib.crc32(image.data)
-        data, position = images.data.cast("B"), first * self._image_bytes
+        data, position = images.data.cast("B"), first * images[0].nbytes
         while data:
             written = os.pwrite(self._file, data, position)
             data, position = data[written:], position + written
 
-    def finish(self, count: int, facts: Mapping[str, Any]) -> None:
+    def finish(self, count: int, shape: Shape, facts: Mapping[str, Any]) -> None:
         """Write the other files of a cache of `count` images, with `facts` in the manifest. Raises: OSError."""
-        os.ftruncate(self._file, count * self._image_bytes)
         self._crc32[:count].tofile(self.folder / CRC32)
         versions = {name: version(name) for name in ("lockstep", "numpy", "pillow")}
-        manifest = {
-            "format": _FORMAT, "count": count, "shape": list(self._shape), **facts,
-            "versions": {**versions, "python": platform.python_version()},
-        }  # fmt: skip
+        versions["python"] = platform.python_version()
+        manifest = {"format": _FORMAT, "count": count, "shape": list(shape), **facts, "versions": versions}
         (self.folder / MANIFEST).write_text(json.dumps(manifest) + "\n")
         for path in self.folder.iterdir():
             flush(path)
@@ -144,24 +148,25 @@ def locked_cache(name: str, waiting: Callable[[], None] = lambda: None) -> Itera
 
 
 @contextmanager
-def new_cache(folder: Path, shape: Shape) -> Iterator[CacheWriter]:
+def new_cache(folder: Path) -> Iterator[CacheWriter]:
     """Yield a writer of the cache in `folder`, which appears at the end of the context, if the writer has finished.
 
     The caller holds the lock of the cache. Whatever ends the context, nothing else is left. Partial folders of killed
-    programs are removed.
+    programs are removed. A writer that finds the name of the cache only in its contents changes its `destination`; an
+    existing cache of that name is kept.
     """
     for old in folder.parent.glob(".*-partial"):
         _remove_abandoned(old, own=folder)
     partial = _partial(folder)
     partial.mkdir()
     try:
-        writer = CacheWriter(partial, shape)
+        writer = CacheWriter(partial, folder)
         try:
             yield writer
         finally:
             writer.close()
-        if (partial / MANIFEST).is_file():
-            partial.rename(folder)
+        if (partial / MANIFEST).is_file() and not writer.destination.exists():
+            partial.rename(writer.destination)
             flush(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
