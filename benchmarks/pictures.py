@@ -1,8 +1,8 @@
 """Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME ...]`.
 
 `train`, `own-images` and `data-check` run Lockstep in a pseudo-terminal and draw what the terminal shows. The photos
-are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. All are written to
-docs/pictures/, on a background of their own, so that they read on light and dark pages.
+are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. All are written
+to docs/pictures/, on a background of their own, so that they read on light and dark pages.
 """
 
 import fcntl
