@@ -106,7 +106,8 @@ def shortened(words: list[str]) -> list[str]:
         return [command, *kept, *_SHORT[command], "--batch", "8", "--set", "image_px=32"]
     if command == "train" and "/" in first:
         return [command, *kept]  # a run that is resumed has the length of its recipe
-    return [command, *([] if first or command == "eval" else ["digits"]), *kept, *_SHORT[command]]
+    named = first or command == "eval" or "--init" in kept  # --init RUN names the recipe too
+    return [command, *([] if named else ["digits"]), *kept, *_SHORT[command]]
 
 
 def shortened_train(train: Callable[..., Any]) -> Callable[..., Any]:
