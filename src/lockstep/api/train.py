@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.api.jobs import CompleteRun, train_job
 from lockstep.api.output import line_width, streams
-from lockstep.api.resolve import recipe_of
+from lockstep.api.resolve import subject_of
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
@@ -53,8 +53,8 @@ def train(
     saves the state and returns the run, whose `complete` is then False. A second Ctrl-C ends at once.
 
     Args:
-        what: name of a recipe, a Recipe, a recipe file, or with `resume` a run or its folder. None: "digits", or the
-            recipe of the run given as `init`.
+        what: name of a recipe, a Recipe, a recipe file, a folder that holds a folder of images for each class, or with
+            `resume` a run or its folder. None: "digits", or the recipe of the run given as `init`.
         data: folder of the dataset; None searches LOCKSTEP_DATA and the user's cache, and then downloads. Or the
             dataset itself, which is written once to a cache: {"train": (images, labels), "test": (images, labels),
             "classes": names}, with arrays uint8 [N, H, W, C] and integers [N], or sequences of (image, label).
@@ -118,7 +118,7 @@ def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[st
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
-    recipe, _ = recipe_of(what or "digits", named)
+    recipe = subject_of(what or "digits", named).recipe
     folder, sha256 = store_in_memory(data, recipe.image_px)
     return folder, named | {"dataset_sha256": sha256}
 

@@ -23,6 +23,7 @@ from lockstep.settings import Settings, choose, dotted
 if TYPE_CHECKING:
     from lockstep.data.plan import Plan
 
+LEAST_IMAGE_PX = 32  # the least side of the images of a folder
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -107,7 +108,7 @@ class Recipe(Settings):
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
     dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    image_px: int | None = Field(None, ge=32, le=256)
+    image_px: int | None = Field(None, ge=LEAST_IMAGE_PX, le=256)
     test_share: float = Field(0.2, gt=0, lt=1)
     skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
