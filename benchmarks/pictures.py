@@ -39,8 +39,10 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 # The folders of src/lockstep, from the top: a folder imports only from rows below its own.
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
+    (("api", "the Python functions, and how words become a recipe, a folder and a job"),),
     (("processes", "starts worker processes, or joins an outer launcher; signals"),),
     (("bench", "lockstep bench: measures steps, explains what limits them, predicts"),),
+    (("inference", "a classifier from a run or a file: predicts images as evaluation does"),),
     (("run", "a run's folder: sessions, checkpoints, resume, evaluation beside training"),),
     (("report", "listeners: console, log file, metrics.jsonl, TensorBoard"),),
     (("training", "the loop, the tower, the state and its one update; events"),),
