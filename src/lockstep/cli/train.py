@@ -138,7 +138,8 @@ def train(
         named_run, placement = None, placement.replace(data=data_of(parent, placement.data, world))
     folder = folder_for(named_run, name, runs, resume, recipe, world)
     resumed = folder.path if folder.resume else None
-    recipe = with_initial_weights(recipe, weights, resumed, own_recipe=parent is None)
+    own_recipe = parent is None or "init_sha256" in changes
+    recipe = with_initial_weights(recipe, weights, resumed, own_recipe)
     recipe, precision_note = fixed_precision(recipe, placement.device, resumed)
     notes += [precision_note] if precision_note else []
     if folder.resume:
