@@ -47,7 +47,7 @@ def show(
       lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml
       lockstep show runs/digits-1                       the recipe of a run, and its accuracy
     """
-    from lockstep.cli.resolve import recipe_of
+    from lockstep.api.resolve import recipe_of
     from lockstep.run.folder import Run
 
     recipe, run_path = recipe_of(what, {}, imports=False)

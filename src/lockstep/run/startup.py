@@ -72,7 +72,7 @@ def _expected(session: Session, course: Course, tower_s: float | None) -> str:
     recipe = session.recipe
     # All processes wait for the one with the most towers.
     towers = max(len(owned(recipe.towers, session.reduction.processes, p)) for p in range(session.reduction.processes))
-    return f"; about {_duration((course.steps - session.state.step) * towers * tower_s)}, by the time of one step"
+    return f"; about {_duration((course.steps - session.state.step) * towers * tower_s)}"
 
 
 def _duration(seconds: float) -> str:

@@ -98,7 +98,7 @@ def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> Check
 
     Raises: LockstepError if it does not exist or is damaged.
     """
-    return evaluator(_read_chosen(evaluator.run, which) if evaluator.is_first else None)
+    return evaluator(read_chosen(evaluator.run, which) if evaluator.is_first else None)
 
 
 def watch(
@@ -204,7 +204,8 @@ class _Watcher:
             self._note(text)
 
 
-def _read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+    """Return the checkpoint after `which` updates, or the best. Raises: LockstepError if there is none, or damaged."""
     while True:
         steps = checkpoint.steps(run.checkpoints)
         if not steps:

@@ -127,6 +127,8 @@ class RunWriter(Writer):
             self._earlier = self.run.read("environment.json") or []
         else:
             self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
+        if job.path_file is not None:
+            job.path_file.write_text(str(self.run.path))
         self._environment = {
             "processes": session.reduction.processes,
             "data": str(placement.data) if placement.data else None,
@@ -145,9 +147,9 @@ class RunWriter(Writer):
         placement, session = self._session.placement, self._session
         stream = sys.stderr if self._job.json_output else sys.stdout
         listeners: list[Listener] = [
-            *([] if self._job.quiet else [console.for_stream(stream, placement.log_every)]),
+            *([] if self._job.quiet else [console.for_stream(stream, placement.log_every, self._job.line_width)]),
             console.Plain(append(self.run.log), placement.log_every),
-            MetricsFile(self.run.metrics, placement.log_every),
+            MetricsFile(self.run.metrics_path, placement.log_every),
         ]
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
@@ -273,6 +275,8 @@ class RunWriter(Writer):
             "recipe_digest": session.recipe.digest(),
             "data_sha256": session.data_sha256,
             "model_source": session.model_source,
+            "classes": session.splits["train"].classes,
+            "image_shape": list(session.splits["train"].images.shape[1:]),
         }
         self.saver.save(session.state, facts)
 

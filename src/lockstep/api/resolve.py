@@ -1,12 +1,10 @@
 """Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
-import sys
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep import numerics
 from lockstep.config.overrides import make, read_file
 from lockstep.config.precision import on_gpu, resolve
 from lockstep.config.recipe import Recipe, plain_name
@@ -34,14 +32,16 @@ class RunFolder:
 
 
 def recipe_of(
-    what: str, changes: dict[str, Any], imports: bool = True, note: Callable[[str], None] = lambda text: None
+    what: str | Recipe, changes: dict[str, Any], imports: bool = True, note: Callable[[str], None] = lambda text: None
 ) -> tuple[Recipe, Path | None]:
-    """Return the recipe that `what` names, with `changes`, and the run's folder if `what` names a run.
+    """Return the recipe that `what` is or names, with `changes`, and the run's folder if `what` names a run.
 
     `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
     the `changes`, so that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for
     the user about the recipe. Raises: LockstepError.
     """
+    if isinstance(what, Recipe):
+        return make(what.model_dump(mode="json"), changes, note=note), None
     path = Path(what)
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
@@ -108,15 +108,14 @@ def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> N
     refuse_code(path, recipe, [name for name, value in given.items() if value is not None])
 
 
-def data_of(path: Path, data: Path | None, world: World) -> Path | None:
+def data_of(path: Path, data: Path | None, note: Callable[[str], None]) -> Path | None:
     """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
 
-    If that folder does not exist on this host, print so on stderr and return None, which searches the usual folders.
+    If that folder does not exist on this host, `note` says so, and None is returned, which searches the usual folders.
     """
     known = Run(path).data() if data is None else None
     if known is not None and not known.is_dir():
-        if world.process == 0:
-            print(f"{path} was trained with --data {known}, which is not on this host: searching", file=sys.stderr)
+        note(f"{path} was trained with --data {known}, which is not on this host: searching")
         return None
     return known or data
 
@@ -147,13 +146,15 @@ def folder_for(
 
 
 def fixed_precision(recipe: Recipe, device: str, resumed: Path | None) -> tuple[Recipe, str | None]:
-    """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice."""
+    """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice.
+
+    Imports torch if the host has a GPU driver.
+    """
     if recipe.precision != "auto":
         return recipe, None
     stated = Run(resumed).read("recipe.json") if resumed is not None else None
     if stated:
         return recipe.replace(precision=stated["precision"]), None
-    numerics.prepare(recipe.threads_per_tower)  # on_gpu may import torch
     return resolve(recipe, on_gpu(device))
 
 
