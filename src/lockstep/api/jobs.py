@@ -66,7 +66,8 @@ def train_job(
     recipe, placement = subject.recipe, placement.replace(data=subject.data)
     folder = folder_for(subject, name, runs, resume, world)
     resumed = folder.path if folder.resume else None
-    recipe = with_initial_weights(recipe, weights, resumed, own_recipe=parent is None)
+    own_recipe = parent is None or "init_sha256" in changes
+    recipe = with_initial_weights(recipe, weights, resumed, own_recipe)
     if own_program:
         numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, precision_note = fixed_precision(recipe, placement.device, resumed)

@@ -142,8 +142,8 @@ def with_initial_weights(
 ) -> Recipe:
     """Return `recipe` with the SHA-256 of the `weights` that the run starts from, if any.
 
-    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` is that of the
-    run that the weights come from: the run may itself have started from other weights.
+    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` has
+    its `init_sha256` from the run that the weights come from, which may itself have started from other weights.
     Raises: LockstepError if the recipe, or the run to continue, states other weights.
     """
     if resumed is not None:
