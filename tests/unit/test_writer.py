@@ -37,5 +37,5 @@ def test_other_processes_open_no_folder(tmp_path):
     job = SimpleNamespace(path=tmp_path / "run", resume=False)
     with open_writer(job, session, "", []) as writer:
         assert type(writer) is Writer
-        assert writer.finish({}, []) is None
+        assert writer.finish({}, [], 0) is None
     assert list(tmp_path.iterdir()) == []

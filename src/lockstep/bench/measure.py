@@ -131,8 +131,10 @@ class StepTimes(Listener):
 def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurement:
     """Time `job.steps` steps after `job.warmup` others, in every process. Return the record, equal in every process."""
     modes, steps = job.modes, job.steps
-    # All steps are of one kind: images of full size, and no layer frozen.
-    recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze={}, held_out=0)
+    # All steps are of one kind: images of full size, and no layer frozen. Nothing is evaluated.
+    recipe = job.recipe.replace(
+        steps=job.warmup + steps, epochs=None, progressive=None, freeze={}, held_out=0, patience=None
+    )
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
     session = Session(recipe, job.placement, reduction, device, splits)
     dataset, state = session.split("train"), session.state
