@@ -15,6 +15,7 @@ from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
 from lockstep.run.arithmetic import Probe, probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
+from lockstep.run.early_stop import EarlyStop
 from lockstep.run.environment import fingerprint
 from lockstep.run.initial_weights import load_initial_weights
 from lockstep.run.source import sources
@@ -31,6 +32,7 @@ class Session:
         recipe, placement, reduction, device: what the session was made with.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
+        early_stop: decides when a run with `patience` ends.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
@@ -52,12 +54,18 @@ class Session:
         self.splits = splits or read_splits(recipe, placement, self.notes.append)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
+        train_set = self.splits["train"]
+        if recipe.patience is not None and recipe.evaluated_split not in self.splits:
+            raise LockstepError(
+                f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
+                f"has no validation split: set held_out to a number of training images, as in --set held_out="
+                f"{max(1, len(train_set) // 10)}"
+            )
         if recipe.evaluated_split not in self.splits:
             raise LockstepError(
                 f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
                 f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
             )
-        train_set = self.splits["train"]
         try:
             if recipe.policy:
                 recipe.policy.check(train_set.images.shape[3])
@@ -74,6 +82,7 @@ class Session:
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
+        self.early_stop = EarlyStop(recipe.over(len(train_set)))
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
 
     @property
@@ -96,6 +105,13 @@ class Session:
                 )
             dataset = dataset.first(examples)
         return dataset.to(self.device)
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        """Continue from the checkpoint that process 0 read, in every process. None keeps the initial state."""
+        self.restore(checkpoint)
+        if self.recipe.patience is not None:
+            manifest = json.dumps(checkpoint.manifest if checkpoint else {}).encode()
+            self.early_stop.load(json.loads(self.reduction.broadcast(manifest)))
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Load the checkpoint that process 0 read, in every process. None keeps the initial state.

@@ -56,6 +56,11 @@ def startup_lines(
         lines[3:3] = session.initial_weights.lines()
     if extras := _augmentation_extras(recipe):
         lines.insert(5, ("augmented", "; ".join(extras)))
+    if recipe.patience is not None:
+        epochs = f"{recipe.patience} {_plural('epoch', recipe.patience)}"
+        lines.insert(
+            5, ("patience", f"ends after {epochs} without a better accuracy on the {recipe.evaluated_split} images")
+        )
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":

@@ -86,9 +86,17 @@ class Evaluator:
 
 
 def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
-    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none."""
-    found = checkpoint.latest(evaluator.run.checkpoints, note) if evaluator.is_first else None
-    if evaluator.is_first and found is None:
+    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none.
+
+    Of a complete run with `patience`, evaluate the best one in its place, as its weights are the run's result.
+    """
+    if not evaluator.is_first:
+        return evaluator(None)
+    result = evaluator.run.result() or {}
+    if (best := result.get("best_step")) is not None:
+        return evaluator(_read_chosen(evaluator.run, int(best)))
+    found = checkpoint.latest(evaluator.run.checkpoints, note)
+    if found is None:
         raise _none_yet(evaluator.run)
     return evaluator(found)
 
