@@ -106,7 +106,7 @@ def main() -> None:
             folder = Path(temporary) / name
             write(case.splits(args.data), folder, case.format)
             length = ("--epochs", args.epochs) if args.epochs else ()
-            result = train(folder, *case.changes, *length, data=None)
+            result = train("folder", *case.changes, *length, data=folder)
         del result["run"]  # a temporary folder
         accuracy = result["accuracy"]["ema"] or result["accuracy"]["raw"]
         print(f"{case.what}: {accuracy:.2%}, {result['train_s']:.0f} s, {result['steps']} steps", flush=True)

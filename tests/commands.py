@@ -49,5 +49,6 @@ def check(line: str) -> None:
     fields = {name: given[name] for name in Placement.model_fields if given.get(name) is not None}
     Placement.model_validate(fields)
     changes = parse(given["settings"] or [], {name: given.get(name) for name in RECIPE_OPTIONS})
-    if given["what"] in RECIPES:  # else a file or a run, which the line before may have made
-        make(named(given["what"]).model_dump(mode="json"), changes)
+    what = given["what"] or "digits"
+    if what in RECIPES:  # else a file or a run, which the line before may have made
+        make(named(what).model_dump(mode="json"), changes)

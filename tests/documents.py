@@ -101,7 +101,8 @@ def shortened(words: list[str]) -> list[str]:
     first = kept[0] if kept and not kept[0].startswith("-") else ""
     if command == "train" and "/" in first:
         return [command, *kept]  # a run that is resumed has the length of its recipe
-    return [command, *([] if first or command == "eval" else ["digits"]), *kept, *_SHORT[command]]
+    named = first or command == "eval" or "--init" in kept  # --init RUN names the recipe too
+    return [command, *([] if named else ["digits"]), *kept, *_SHORT[command]]
 
 
 # What a document calls `package.module:function`, for a page that only names it.

@@ -37,7 +37,7 @@ def test_changing_towers_keeps_the_tower_batch():
         ({"tower": 2}, "did you mean towers"),
         ({"optimizer.momentm": 0.9}, "did you mean optimizer.momentum"),
         ({"optimizer.kind": "sdg"}, "did you mean sgd"),
-        ({"schedule": "stairs"}, "Allowed: constant, staircase, triangle"),
+        ({"schedule": "stairs"}, "Allowed: constant, cosine, staircase, triangle"),
         ({"dataset": "cifar-10"}, "did you mean cifar10"),
         ({"model": "tutoral"}, "did you mean tutorial"),
         ({"precision": "fp8"}, "'float32', 'bfloat16' or 'float16'"),

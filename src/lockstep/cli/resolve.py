@@ -14,6 +14,7 @@ from lockstep.errors import LockstepError
 from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
 from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
+from lockstep.run.weights_file import WeightsFile
 from lockstep.settings import dotted
 
 
@@ -66,6 +67,35 @@ def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:
         raise LockstepError(
             f"{path} uses {what}, and loading it executes its code. If it is yours, or you trust it, add {options}"
         )
+
+
+def with_initial_weights(
+    recipe: Recipe, weights: WeightsFile | None, resumed: Path | None, own_recipe: bool = True
+) -> Recipe:
+    """Return `recipe` with the SHA-256 of the `weights` that the run starts from, if any.
+
+    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` is that of the
+    run that the weights come from: the run may itself have started from other weights.
+    Raises: LockstepError if the recipe, or the run to continue, states other weights.
+    """
+    if resumed is not None:
+        stated = (Run(resumed).read("recipe.json") or {}).get("init_sha256")
+        if weights is not None and weights.sha256 != stated:
+            raise LockstepError(f"{resumed} was not started from {weights.path}: leave out --init to resume it")
+        return recipe.replace(init_sha256=stated) if weights or recipe.init_sha256 is None else recipe
+    if weights is not None:
+        if own_recipe and recipe.init_sha256 not in (None, weights.sha256):
+            raise LockstepError(
+                f"{weights.path} has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
+                f"{recipe.init_sha256}: give that file, or --set init_sha256=none to start from this one"
+            )
+        return recipe.replace(init_sha256=weights.sha256)
+    if recipe.init_sha256 is not None:
+        raise LockstepError(
+            f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give their file or run as "
+            f"--init, or start from random ones with --set init_sha256=none"
+        )
+    return recipe
 
 
 def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> None:

@@ -12,9 +12,12 @@ from lockstep.cli.options import STARTED, CacheLimit, Data, Device, Json, Proces
 
 def train(
     what: Annotated[
-        str,
-        typer.Argument(metavar="[RECIPE|FILE.toml|RUN]", help="A recipe's name, a recipe file, or a run's folder."),
-    ] = "digits",
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE|FILE.toml|RUN]",
+            help="A recipe's name, a recipe file, or a run's folder. Default: digits, or the recipe of --init RUN.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change any recipe setting; `lockstep show` lists them."),
@@ -27,6 +30,13 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of initial weights, order, augmentation and dropout.")] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as package.module:function.")] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|RUN",
+            help="Start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.",
+        ),
+    ] = None,
     dataset: Annotated[
         str | None, typer.Option(help="A built-in dataset, or your own as package.module:function.")
     ] = None,
@@ -89,15 +99,17 @@ def train(
       lockstep train mnist --precision bfloat16 --data ~/mnist
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
+      lockstep train --init runs/try --epochs 20              a new run from the final weights of another
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of
+    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of, with_initial_weights
     from lockstep.config import overrides
     from lockstep.config.jobs import TrainJob
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
     from lockstep.processes.world import World
+    from lockstep.run.weights_file import find_weights
     from lockstep.settings import validated
 
     options = {
@@ -116,10 +128,18 @@ def train(
         },
     )  # fmt: skip
     notes: list[str] = []
-    recipe, named_run = recipe_of(what, changes, note=notes.append)
     world = World.from_environment()
+    weights = find_weights(init) if init else None
+    if weights:
+        placement = placement.replace(init=weights.path)
+    parent = weights.run if weights and what is None else None  # the run whose recipe and data a new run takes over
+    recipe, named_run = recipe_of(what or str(parent.absolute() if parent else "digits"), changes, note=notes.append)
+    if parent:
+        named_run, placement = None, placement.replace(data=data_of(parent, placement.data, world))
     folder = folder_for(named_run, name, runs, resume, recipe, world)
-    recipe, precision_note = fixed_precision(recipe, placement.device, folder.path if folder.resume else None)
+    resumed = folder.path if folder.resume else None
+    recipe = with_initial_weights(recipe, weights, resumed, own_recipe=parent is None)
+    recipe, precision_note = fixed_precision(recipe, placement.device, resumed)
     notes += [precision_note] if precision_note else []
     if folder.resume:
         if (result := result_of(folder.path, recipe, world)) is not None:

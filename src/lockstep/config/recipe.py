@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Policy
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -40,6 +40,10 @@ def _full_name(precision: Any) -> Any:
     return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
 
 
+def _policy(value: Any) -> Any:
+    return None if value is None else choose("policy", POLICIES)(value)
+
+
 class Recipe(Settings):
     """All settings that can change a bit of the result. A frozen value that can be read without torch.
 
@@ -59,6 +63,13 @@ class Recipe(Settings):
         model_options: keyword arguments of the model's function; see its docstring.
         init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
         augmentation: how images become network input.
+        policy: random operations on the training images before `augmentation`; None for no operations.
+        erasing: probability that a random box of a training image is set to 0 after `augmentation`: the mean colour
+            if that normalises, else black.
+        mixup, cutmix: parameter alpha of the Beta(alpha, alpha) distribution of an image's share when it is mixed with
+            the next image of its tower; 0 turns it off. The loss is the mixed one of both labels.
+        class_weights: "balanced" multiplies the training loss of each example by examples / (classes * examples of its
+            class). "none" leaves it unweighted. Evaluations never weight.
         progressive: smaller images in the first part of training; None trains on full-sized images.
         label_smoothing: share of each target that is spread over all classes, in training.
         test_views: which views of an image are classified in evaluation; their logits are averaged. "one": the image.
@@ -104,6 +115,11 @@ class Recipe(Settings):
     model_options: dict[str, Any] = Field({})
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
+    policy: Annotated[Policy | None, BeforeValidator(_policy)] = None
+    erasing: float = Field(0.0, ge=0, le=1)
+    mixup: float = Field(0.0, ge=0)
+    cutmix: float = Field(0.0, ge=0)
+    class_weights: Literal["none", "balanced"] = "none"
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
@@ -149,6 +165,8 @@ class Recipe(Settings):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
+        if (self.mixup or self.cutmix) and self.tower_batch == 1:
+            raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
         return self
 
     @property
@@ -237,16 +255,23 @@ class Course:
 
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and how they are augmented."""
-        from lockstep.data.plan import Plan  # imports torch, which must not happen before numerics.prepare
+        # These import torch, which must not happen before numerics.prepare.
+        from lockstep.data.mixing import Mixing
+        from lockstep.data.plan import Plan
 
+        recipe = self.recipe
         return Plan.at(
-            seed=self.recipe.seed,
+            seed=recipe.seed,
             step=step,
-            batch=self.recipe.batch,
-            towers=self.recipe.towers,
+            batch=recipe.batch,
+            towers=recipe.towers,
             examples=self.examples,
-            augmentation=self.recipe.augmentation,
+            augmentation=recipe.augmentation,
             size_px=self.size_px(step),
+            policy=recipe.policy,
+            erasing=recipe.erasing,
+            mixing=Mixing(recipe.mixup, recipe.cutmix),
+            balanced=recipe.class_weights == "balanced",
         )
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -12,19 +13,25 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.data.images import Images
+from lockstep.data.mixing import mix, partners
 from lockstep.data.plan import Plan
-from lockstep.data.transforms import resize
+from lockstep.data.transforms import erase, resize
 
 
 class Shard(NamedTuple):
     """The examples of one tower in one step.
 
-    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b].
+    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b]; of a mixed image the one with
+    the larger share. weights: float32 [b], the factor of each image's loss for its label; None stands for ones.
+    other_labels, other_weights: of the rest of each mixed image, or None if images are not mixed.
     """
 
     tower: int
     images: Tensor
     labels: Tensor
+    weights: Tensor | None = None
+    other_labels: Tensor | None = None
+    other_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,35 @@ class Dataset:
         """
         keys = plan.keys(tower)
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
-        pixels = self.images.index_select(0, rows) if isinstance(self.images, Tensor) else self.images[rows]
-        images = plan.augmentation.train(pixels, keys)
-        return Shard(tower, resize(images, plan.size_px) if plan.size_px else images, self.labels[rows])
+        images = self.images.index_select(0, rows) if isinstance(self.images, Tensor) else self.images[rows]
+        if plan.policy:
+            images = plan.policy.apply(images, keys)
+        images = plan.augmentation.train(images, keys)
+        if plan.size_px:
+            images = resize(images, plan.size_px)
+        if plan.erasing:
+            images = erase(images, keys, plan.erasing)
+        labels = self.labels[rows]
+        weights = self.balanced_weights[labels] if plan.balanced else None
+        if not any(plan.mixing):
+            return Shard(tower, images, labels, weights)
+        images, shares = mix(images, keys, plan.mixing)
+        weights = torch.ones_like(shares) if weights is None else weights
+        own, other = (labels, weights * shares), (partners(labels), partners(weights) * (1.0 - shares))
+        smaller = shares < 0.5
+        pairs = (own, other), (other, own)
+        (labels, weights), (other_labels, other_weights) = (
+            (torch.where(smaller, b[0], a[0]), torch.where(smaller, b[1], a[1]).float()) for a, b in pairs
+        )
+        return Shard(tower, images, labels, weights, other_labels, other_weights)
+
+    @cached_property
+    def balanced_weights(self) -> Tensor:
+        """Return the factor of each class's loss that gives all classes the same part of it: float32 [classes].
+
+        It is examples / (classes with examples * examples of the class), so its mean over the examples is 1. A class
+        without examples has 0.
+        """
+        counts = torch.bincount(self.labels.cpu(), minlength=len(self.classes)).double()
+        even = len(self) / (torch.count_nonzero(counts) * counts)
+        return torch.where(counts > 0, even, 0.0).float().to(self.labels.device)

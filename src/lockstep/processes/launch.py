@@ -51,11 +51,11 @@ def _prepare_data(recipe: Recipe, placement: Placement) -> None:
     if recipe.dataset != IMAGE_FOLDER:
         ensure(recipe.dataset, placement.data)
         return
-    from lockstep.data import folder  # needs torch
+    from lockstep.data.folder.reader import load  # imports torch
 
     assert recipe.image_px is not None
-    folder.prepare(
-        folder.given(placement.data), image_px=recipe.image_px, test_share=recipe.test_share,
+    load(
+        placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
         skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
     )  # fmt: skip
 

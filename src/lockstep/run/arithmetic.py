@@ -22,14 +22,15 @@ _IMAGES, _IMAGES_OF_LARGE, _LARGE_PARAMETERS = 16, 4, 4_000_000
 _IMAGES_OF_CHECK = 2
 _UPDATED_VALUES, _MATRIX_ROWS = 2**20, 64  # parameters in the probe's update, and rows of each matrix among them
 _TIMED_CALLS = 3
-_TIMED_S = 0.5  # A tower's computation is timed at the start of a run unless it takes longer.
+_TIMED_S = 0.2  # for the images whose computation is timed at the start of a run
 
 
 class Probe(NamedTuple):
     """The arithmetic probe of a session.
 
     sha256: of one small update, in hex. It is equal where, as far as the probe can tell, the run's bits are.
-    tower_s: seconds of a tower's computation in a step, None if measuring them would have taken too long.
+    tower_s: about how many seconds a tower computes in a step, by the time of some of its images; None if the network
+        is compiled, which would take longer than the estimate is worth.
     """
 
     sha256: str
@@ -57,8 +58,10 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
             digests.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
             image_s = (time.perf_counter() - began) / len(shard.labels)  # `digest` waits for a GPU
         tower_s = None
-        if image_s * recipe.tower_batch < _TIMED_S and not recipe.compile:
-            tower_s = _seconds(tower, state, dataset.shard(course.plan(0), 0), calls=2)
+        if not recipe.compile:
+            count = min(recipe.tower_batch, max(1, int(_TIMED_S / image_s)))
+            timed = dataset.shard(course.plan(0).first(count), 0)
+            tower_s = _seconds(tower, state, timed, calls=2) * recipe.tower_batch / len(timed.labels)
     if digests[0] != digests[-1] and recipe.exact:
         raise _not_repeatable(recipe)
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))

@@ -16,6 +16,7 @@ from lockstep.run.agreement import exchange, require_equal
 from lockstep.run.arithmetic import Probe, probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import fingerprint
+from lockstep.run.initial_weights import load_initial_weights
 from lockstep.run.source import sources
 from lockstep.run.splits import read_splits
 from lockstep.training.evaluate import Evaluation, Progress, evaluate
@@ -29,6 +30,7 @@ class Session:
     Attributes:
         recipe, placement, reduction, device: what the session was made with.
         splits: the dataset's splits by name, on the CPU.
+        initial_weights: what the model took from `placement.init`, or None if it names no file.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
@@ -57,10 +59,16 @@ class Session:
             )
         train_set = self.splits["train"]
         try:
+            if recipe.policy:
+                recipe.policy.check(train_set.images.shape[3])
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
         model = initial_model(recipe, shape, train_set)
+        # After everything that initialises the model from the training images: weights from a file replace it.
+        self.initial_weights = None
+        if placement.init is not None and recipe.init_sha256 is not None:
+            self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.fingerprint = fingerprint(device)
         # The state copies the weights first, because the network casts them in place.
@@ -90,7 +98,10 @@ class Session:
         return dataset.to(self.device)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Load the checkpoint that process 0 read, in every process. None keeps the initial state."""
+        """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
+
+        Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from are not given.
+        """
         if checkpoint is not None and checkpoint.manifest.get("recipe_digest") != self.recipe.digest():
             raise LockstepError(
                 f"{checkpoint.path} was trained by another recipe than the run's recipe.json states", USAGE
@@ -99,6 +110,11 @@ class Session:
         if tensors:
             self.state.load(load(tensors))
             self.require_agreement()
+        elif self.recipe.init_sha256 is not None and self.initial_weights is None:
+            raise LockstepError(
+                f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
+                f"run as --init, or start from random ones with --set init_sha256=none"
+            )
 
     def probe(self, train_set: Dataset) -> Probe:
         """Return the arithmetic probe; see `arithmetic.probe`.

@@ -30,10 +30,10 @@ def read_splits(recipe: Recipe, placement: Placement, note: Callable[[str], None
 
 
 def _folder(recipe: Recipe, placement: Placement, note: Callable[[str], None]) -> dict[str, Dataset]:
-    from lockstep.data import folder
+    from lockstep.data.folder.reader import load
 
     assert recipe.image_px is not None
-    return folder.load(
-        folder.given(placement.data), image_px=recipe.image_px, test_share=recipe.test_share,
+    return load(
+        placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
         skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit, note=note,
     )  # fmt: skip

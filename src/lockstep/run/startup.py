@@ -52,6 +52,10 @@ def startup_lines(
         ("processes", _processes(recipe, placement, reduction, device)),
         ("run", f"{run}   (watch it: {watch})"),
     ]  # fmt: skip
+    if session.initial_weights and not session.state.step:
+        lines[3:3] = session.initial_weights.lines()
+    if extras := _augmentation_extras(recipe):
+        lines.insert(5, ("augmented", "; ".join(extras)))
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
@@ -68,7 +72,7 @@ def _expected(session: Session, course: Course, tower_s: float | None) -> str:
     recipe = session.recipe
     # All processes wait for the one with the most towers.
     towers = max(len(owned(recipe.towers, session.reduction.processes, p)) for p in range(session.reduction.processes))
-    return f"; about {_duration((course.steps - session.state.step) * towers * tower_s)}, by the time of one step"
+    return f"; about {_duration((course.steps - session.state.step) * towers * tower_s)}"
 
 
 def _duration(seconds: float) -> str:
@@ -77,6 +81,17 @@ def _duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{1 if seconds < 9.5 * size else 0}f} {unit}"
     return f"{max(1, round(seconds))} s"
+
+
+def _augmentation_extras(recipe: Recipe) -> list[str]:
+    """Return what happens to training images and their loss beside `augmentation`, in words."""
+    return [
+        *([recipe.policy.describe()] if recipe.policy else []),
+        *([f"random erasing with probability {recipe.erasing:g}"] if recipe.erasing else []),
+        *([f"MixUp, alpha {recipe.mixup:g}"] if recipe.mixup else []),
+        *([f"CutMix, alpha {recipe.cutmix:g}"] if recipe.cutmix else []),
+        *(["loss weighted so that all classes count alike"] if recipe.class_weights == "balanced" else []),
+    ]
 
 
 def placement_lines(session: Session, vector_length: int) -> list[Line]:

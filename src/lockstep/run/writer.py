@@ -130,6 +130,7 @@ class RunWriter(Writer):
         self._environment = {
             "processes": session.reduction.processes,
             "data": str(placement.data) if placement.data else None,
+            "init": str(placement.init) if placement.init else None,
             "probe": probe.sha256,
             "model_source": session.model_source,
             **session.fingerprint,

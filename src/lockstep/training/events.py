@@ -22,11 +22,11 @@ class StepEvent:
         loss_average: running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected
             for its start at zero.
         logged_loss: the loss on the console: `loss`, or with the last tower's cross-entropy if the placement says so.
-        cross_entropy: mean over the batch.
+        cross_entropy: mean over the batch; of smoothed, weighted and mixed labels if the recipe has these.
         cross_entropy_average: its running average.
         decay: loss term of each parameter with weight decay, keyed by name.
         decay_average: their running averages.
-        accuracy: share of the batch that is classified correctly.
+        accuracy: share of the batch that is classified correctly. A mixed image counts by the label of its larger part.
         rate: learning rate.
         images_per_s: mean since the previous event of this listener, without evaluation and saving.
         s_per_step: mean seconds of a step over the same time.

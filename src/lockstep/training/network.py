@@ -80,7 +80,7 @@ class Network:
         self._frozen_norms = [norms[name] for name in frozen_layers(names, norms, self.parameters)]
 
     def train(self) -> None:
-        """Set all layers to training mode, except frozen norm layers, which compute with their running averages."""
+        """Set all layers to training mode, except frozen norm layers: they keep and use their running averages."""
         self.module.train()
         for norm in self._frozen_norms:
             norm.eval()
@@ -162,10 +162,14 @@ def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module
     """Return the model before the first step, on the CPU: a function of the recipe's seed and the training images.
 
     `shape` is the [C, H, W] of its input.
-    Raises: LockstepError if the model does not take every image size in the recipe.
+    Raises: LockstepError if the model does not take every image size in the recipe, or is frozen from the start.
     """
     model = build_model(recipe, shape, len(train_set.classes))
     _check_sizes(recipe, model, shape)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    still = [name for name, share in recipe.freeze.items() if share == 0]
+    if trained <= layer_parameters(still, dict(model.named_parameters())):
+        raise LockstepError(f"freeze leaves nothing to train from the start: {', '.join(still)}")
     if callable(whiten := getattr(model, "whiten", None)):
         whiten(recipe.augmentation.test(train_set.images[:_WHITENING_IMAGES].cpu()))
     return model

@@ -1,0 +1,279 @@
+"""The index of an image folder: what is known of each file after it was read once, kept in the user's cache.
+
+A later start compares sizes and times of change only, and reads the files that differ.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+from numpy.typing import NDArray
+
+from lockstep import files, hardware
+from lockstep.data.decode import FORMATS, RULES, UnreadableImageError, decoder_versions, inspect_image
+from lockstep.data.folder.scan import Scan
+from lockstep.errors import printable
+
+_LAYOUT = 1  # the version of the cache file
+# A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
+_GRAIN_NS = 2_000_000_000
+_AT_A_TIME = 32  # files that a thread reads before it takes more
+_FIRST_LINE_S, _LINES_S, _FRAME_S = 1.0, 15.0, 0.2  # of the progress on stderr
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is known of each file of a scan, group after group.
+
+    Attributes:
+        paths: relative to the scanned folder.
+        sha256: uint8 [n, 32], of the file's bytes; zeros if the file could not be opened.
+        formats: uint8 [n], position in FORMATS.
+        sizes_px: int32 [n, 2], width and height as stored; zeros for a file that cannot be decoded.
+        causes: row -> why the file cannot be decoded.
+    """
+
+    paths: list[str]
+    sha256: NDArray[np.uint8]
+    formats: NDArray[np.uint8]
+    sizes_px: NDArray[np.int32]
+    causes: dict[int, str]
+
+    @staticmethod
+    def empty(paths: list[str]) -> "Index":
+        """Return an index that knows nothing yet of the files at `paths`."""
+        n = len(paths)
+        return Index(paths, np.zeros((n, 32), np.uint8), np.zeros(n, np.uint8), np.zeros((n, 2), np.int32), {})
+
+    def rows(self, rows: Sequence[int]) -> "Index":
+        """Return the index of the files in `rows`."""
+        causes = {new: self.causes[old] for new, old in enumerate(rows) if old in self.causes}
+        paths = [self.paths[row] for row in rows]
+        return Index(paths, self.sha256[rows], self.formats[rows], self.sizes_px[rows], causes)
+
+    def put(self, row: int, facts: "_Facts") -> None:
+        """Set what is known of the file in `row`."""
+        self.sha256[row] = np.frombuffer(facts.sha256, np.uint8)
+        self.formats[row], self.sizes_px[row] = facts.format, facts.size_px
+        if facts.cause:
+            self.causes[row] = facts.cause
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What reading a file tells. `cause` is "" if the image can be decoded."""
+
+    sha256: bytes
+    format: int = 0
+    size_px: tuple[int, int] = (0, 0)
+    cause: str = ""
+
+
+def index_of(scan: Scan) -> Index:
+    """Return the index of the scanned files. Files that are new or changed are read, and decoded once, by threads.
+
+    Of several programs at once, one reads the files and the others wait for it. A cache file that is damaged or was
+    written with another decoder is ignored. Progress goes to stderr.
+    """
+    path = cache_file(scan.root)
+    files_by_group = [file for group in scan.groups for file in group.files]
+    paths = [name for name, _, _ in files_by_group]
+    sizes, times = [size for _, size, _ in files_by_group], [time_ns for _, _, time_ns in files_by_group]
+    stamps = np.array([sizes, times], np.int64).T
+    index, unknown = _known(path, paths, stamps)
+    if not unknown:
+        return index
+    with _locked(path, scan.root):
+        index, unknown = _known(path, paths, stamps)
+        started_ns = time.time_ns()
+        done = set(range(len(paths))) - set(unknown)
+        try:
+            _read(scan.root, index, unknown, done)
+        finally:  # A program that is stopped keeps what it has read.
+            if unknown and done:
+                rows = sorted(done)
+                _write(path, index.rows(rows), stamps[rows], started_ns)
+    return index
+
+
+def cache_file(root: Path) -> Path:
+    """Return the cache file of the folder `root`. Two paths to one folder share it."""
+    real = os.path.realpath(root)
+    name = f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:24]}.npz"
+    return Path(platformdirs.user_cache_dir("lockstep")) / "folders" / name
+
+
+def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> None:
+    """Read and decode the files of the rows `unknown` by one thread for each core, and add the rows to `done`."""
+    lock = threading.Lock()
+    parts = [unknown[start : start + _AT_A_TIME] for start in range(0, len(unknown), _AT_A_TIME)]
+
+    def read(rows: Sequence[int]) -> None:
+        facts = [_examine(os.path.join(root, index.paths[row])) for row in rows]
+        with lock:
+            for row, fact in zip(rows, facts, strict=True):
+                index.put(row, fact)
+            done.update(rows)
+            progress.add(len(rows))
+
+    with _Progress(root, len(unknown)) as progress:
+        pool = ThreadPoolExecutor(hardware.cores(), "lockstep-index")
+        try:
+            for future in [pool.submit(read, part) for part in parts]:
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _examine(path: str) -> _Facts:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        return _Facts(bytes(32), cause=(error.strerror or str(error)).lower())
+    sha256 = hashlib.sha256(data).digest()
+    try:
+        facts = inspect_image(data)
+    except UnreadableImageError as error:
+        return _Facts(sha256, cause=str(error))
+    return _Facts(sha256, FORMATS.index(facts.format), (facts.width, facts.height))
+
+
+def _known(path: Path, paths: list[str], stamps: NDArray[np.int64]) -> tuple[Index, list[int]]:
+    """Return the index as far as the cache file knows it, and the rows of the files that must be read.
+
+    `stamps` are size and time of change of each file, int64 [n, 2].
+    """
+    index = Index.empty(paths)
+    cached = _load(path)
+    if cached is None:
+        return index, list(range(len(paths)))
+    known, known_stamps = cached
+    if known.paths == paths:
+        new = old = np.flatnonzero((known_stamps == stamps).all(axis=1))
+        if len(new) == len(paths):
+            return known, []
+    else:
+        rows = {name: row for row, name in enumerate(known.paths)}
+        both = [(new, rows[name]) for new, name in enumerate(paths) if name in rows]
+        new, old = np.array(both, np.int64).reshape(-1, 2).T
+        same = (known_stamps[old] == stamps[new]).all(axis=1)
+        new, old = new[same], old[same]
+    index.sha256[new], index.formats[new], index.sizes_px[new] = (
+        known.sha256[old], known.formats[old], known.sizes_px[old]
+    )  # fmt: skip
+    for row, before in zip(new.tolist(), old.tolist(), strict=True):
+        if before in known.causes:
+            index.causes[row] = known.causes[before]
+    return index, np.setdiff1d(np.arange(len(paths)), new).tolist()
+
+
+def _header() -> bytes:
+    return json.dumps({"layout": _LAYOUT, "rules": RULES, "decoder": decoder_versions()}, sort_keys=True).encode()
+
+
+def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int) -> None:
+    """Replace the cache file atomically. If that is not possible, say so on stderr."""
+    young = stamps[:, 1:] > started_ns - _GRAIN_NS
+    causes = json.dumps({str(row): cause for row, cause in index.causes.items()}).encode()
+    file = io.BytesIO()
+    np.savez(
+        file,
+        header=np.frombuffer(_header(), np.uint8),
+        paths=np.frombuffer(os.fsencode("\0".join(index.paths)), np.uint8),
+        causes=np.frombuffer(causes, np.uint8),
+        stamps=np.where(young, -1, stamps),  # equal to those of no file
+        sha256=index.sha256,
+        formats=index.formats,
+        sizes_px=index.sizes_px,
+    )
+    try:
+        files.replace(path, file.getvalue())
+    except OSError as error:
+        _say(f"cannot write {path} ({error.strerror or error}), so the next start reads all images again")
+
+
+def _load(path: Path) -> tuple[Index, NDArray[np.int64]] | None:
+    """Return the index and the stamps in the cache file, or None if it is missing, old or damaged."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
+            if arrays["header"].tobytes() != _header():
+                return None
+            paths, stamps = os.fsdecode(arrays["paths"].tobytes()).split("\0"), arrays["stamps"]
+            causes = {int(row): str(cause) for row, cause in json.loads(arrays["causes"].tobytes()).items()}
+            index = Index(paths, arrays["sha256"], arrays["formats"], arrays["sizes_px"], causes)
+        shapes = [stamps.shape, index.sha256.shape, index.formats.shape, index.sizes_px.shape]
+        n = len(paths)
+        return (index, stamps) if shapes == [(n, 2), (n, 32), (n,), (n, 2)] else None
+    except Exception:  # A damaged file raises errors of zipfile, zlib, numpy, json and others.
+        return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path, root: Path) -> Iterator[None]:
+    """Hold the lock of a cache file; wait while another program holds it. Where no file can be written, hold none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = files.open_lock(path.with_suffix(".lock"))
+    except OSError:  # `_write` reports it
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"another program is reading the images in {root}: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Progress:
+    """The progress of reading on stderr: one line that is redrawn on a terminal, else a line from time to time."""
+
+    def __init__(self, root: Path, total: int) -> None:
+        self._root, self._total, self._done = root, total, 0
+        self._started, self._drawn = time.monotonic(), 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn and self._terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def add(self, count: int) -> None:
+        """Count files that are read. The caller holds a lock."""
+        self._done += count
+        now = time.monotonic()
+        seconds = now - self._started
+        if seconds < _FIRST_LINE_S or now - self._drawn < (_FRAME_S if self._terminal else _LINES_S):
+            return
+        self._drawn = now
+        rate = self._done / seconds
+        text = (
+            f"reading the images in {self._root}: {self._done:,} of {self._total:,}, {rate:,.0f} images/s, "
+            f"{(self._total - self._done) / rate:.0f} s left"
+        )
+        if self._terminal:
+            print(f"\r\033[K{printable(text)}", end="", file=sys.stderr, flush=True)
+        else:
+            _say(text)
+
+
+def _say(text: str) -> None:
+    print(f"lockstep: {printable(text)}", file=sys.stderr, flush=True)

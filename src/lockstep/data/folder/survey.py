@@ -1,0 +1,275 @@
+"""The examples of an image folder: classes, splits, and everything that a user should know of them before training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.folder.index import Index, index_of
+from lockstep.data.folder.scan import Group, Scan, holds_images, scan
+from lockstep.errors import DATA, LockstepError
+
+ORDER = ("train", "validation", "test")
+_LISTED = 20  # files that an error lists
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The examples of an image folder.
+
+    Attributes:
+        scan, index: the files with a class, and what is known of each.
+        groups: int64 [n], position of each file's group in `scan.groups`.
+        classes: the classes of "train", sorted by code point. The position is the label.
+        labels: int64 [n], label of each file, -1 for a class that "train" lacks.
+        splits: split -> rows of its files, sorted by (label, SHA-256). So names, times and the order on the disk do not
+            matter. Files that cannot be decoded are in no split.
+        contents: int64 [n], equal for files with the same bytes.
+        problems: what makes training impossible, one sentence each.
+        notes: what a user should know, one sentence each.
+    """
+
+    scan: Scan
+    index: Index
+    groups: NDArray[np.int64]
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    splits: dict[str, NDArray[np.int64]]
+    contents: NDArray[np.int64]
+    problems: list[str]
+    notes: list[str]
+
+    def require_sound(self) -> "Survey":
+        """Return this survey. Raises: LockstepError with all problems if there are any."""
+        if self.problems:
+            text = (
+                "".join(f"\n- {problem}" for problem in self.problems) if len(self.problems) > 1 else self.problems[0]
+            )
+            raise LockstepError(f"{self.scan.root} cannot be trained on: {text}", DATA)
+        return self
+
+    def duplicates(self) -> list[list[int]]:
+        """Return the rows of files with the same bytes, for each content that several files have."""
+        groups: dict[int, list[int]] = {}
+        repeated = np.bincount(self.contents)[self.contents] > 1
+        for row in np.flatnonzero(repeated).tolist():
+            groups.setdefault(int(self.contents[row]), []).append(row)
+        return list(groups.values())
+
+    def leaks(self) -> list[list[int]]:
+        """Return the duplicates that are in several splits of a folder that has splits."""
+        return self._differing(lambda group: group.split)
+
+    def conflicts(self) -> list[list[int]]:
+        """Return the duplicates that are in several classes."""
+        return self._differing(lambda group: group.class_name)
+
+    def _differing(self, key: Callable[[Group], str]) -> list[list[int]]:
+        names = [key(group) for group in self.scan.groups]
+        return [rows for rows in self.duplicates() if len({names[self.groups[row]] for row in rows}) > 1]
+
+
+def is_image_folder(path: Path) -> bool:
+    """Return whether `path` is a folder with a folder in it that holds an image."""
+    return path.is_dir() and holds_images(path)
+
+
+def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Survey:
+    """Return the examples under `root`. Problems are collected, not raised.
+
+    A folder without splits, or with "train" alone, is divided: a file is a test image if the first 8 bytes of its
+    SHA-256, as a big-endian share of 2^64, are below `test_share`. So no file changes sides when others are added,
+    renamed or removed, and equal files are on one side. Each class has at least one image on each side: if it would
+    have none, its image with the smallest hash becomes a test image, or the one with the largest a training image, if
+    possible one that no other class has.
+    Raises: LockstepError if `root` is no folder.
+    """
+    if root is None:
+        raise LockstepError("dataset folder: give the folder of images as --data DIR, or lockstep train DIR", DATA)
+    scanned = scan(root)
+    index = index_of(scanned)
+    problems, notes = list(scanned.problems), list[str]()
+    training = "train" if "train" in scanned.splits else ""
+    classes = tuple(scanned.classes(training))
+    positions = {name: label for label, name in enumerate(classes)}
+    groups = np.repeat(np.arange(len(scanned.groups)), [len(group.files) for group in scanned.groups])
+    labels = np.array([positions.get(group.class_name, -1) for group in scanned.groups], np.int64)[groups]
+    contents = _contents(index)
+    readable = np.ones(len(groups), bool)
+    readable[list(index.causes)] = False
+    if not problems:
+        problems += _class_problems(
+            scanned, training, classes, np.bincount(groups[readable], minlength=len(scanned.groups))
+        )
+    problems += _unreadable(index, skip_unreadable, notes)
+    splits = _rows_by_split(scanned, groups, labels, contents, readable)
+    if not problems and "test" not in splits:
+        if "validation" in splits:
+            splits["test"] = splits["validation"]
+            notes.append("there is no test folder, so the validation images are the test images too")
+        else:
+            problems += _divide(splits, index, classes, labels, contents, test_share)
+    if not problems:
+        problems += [f"{split} holds no image that can be read" for split, rows in splits.items() if not len(rows)]
+    result = Survey(scanned, index, groups, classes, labels, splits, contents, problems, notes)
+    notes += _notes(result)
+    return result
+
+
+def _words(index: Index) -> NDArray[np.uint64]:
+    """Return each SHA-256 as four numbers that sort like it, uint64 [n, 4]."""
+    return np.ascontiguousarray(index.sha256).view(">u8").astype(np.uint64).reshape(-1, 4)
+
+
+def _contents(index: Index) -> NDArray[np.int64]:
+    """Return a number for each file, equal for equal contents, in order of SHA-256, int64 [n].
+
+    A file that could not be opened has its own number.
+    """
+    words = _words(index)
+    order = np.lexsort(words.T[::-1])
+    changes = (words[order][1:] != words[order][:-1]).any(axis=1) | ~words[order][1:].any(axis=1)
+    contents = np.zeros(len(words), np.int64)
+    contents[order[1:]] = np.cumsum(changes)
+    return contents
+
+
+def _class_problems(scanned: Scan, training: str, classes: Sequence[str], readable: NDArray[np.int64]) -> list[str]:
+    """Return what is wrong with the classes.
+
+    `training` is the split that defines them, in the scan's words. `readable` counts each group's readable images.
+    """
+    prefix = f"{training}: " if training else ""
+    if not classes:
+        loose = f", but {_count(len(scanned.loose), 'image')} in no class" if scanned.loose else ""
+        return [f"{prefix}it holds no folders{loose}: give each class a folder with its images"]
+    problems = []
+    pairs = list(zip(scanned.groups, readable.tolist(), strict=True))
+    own = [(group, count) for group, count in pairs if group.split == training]
+    if empty := [group.class_name for group, _ in own if not group.files]:
+        problems.append(
+            f"{prefix}{_count(len(empty), 'class', 'classes')} without an image, {_all(empty)}: remove or fill them"
+        )
+    if len(classes) == 1:
+        inner = "" if training else f". If the folders in it are the classes, give {scanned.root / classes[0]}"
+        problems.append(f"{prefix}only one class, {classes[0]}: give each of at least two classes a folder{inner}")
+    for split in scanned.splits:
+        names = scanned.classes(split)
+        if unknown := [name for name in names if name not in classes]:
+            problems.append(
+                f"{split}: {_count(len(unknown), 'class', 'classes')} that train lacks, {_all(unknown)}: "
+                "rename or remove them"
+            )
+    if lost := [group.class_name for group, count in own if group.files and not count]:
+        problems.append(f"{prefix}no image of {_all(lost)} can be read")
+    return problems
+
+
+def _unreadable(index: Index, skip: bool, notes: list[str]) -> list[str]:
+    """Return the problem that files cannot be read, or add a note of it to `notes` if they may be skipped."""
+    if not index.causes:
+        return []
+    listed = [f"{index.paths[row]}: {index.causes[row]}" for row in sorted(index.causes)]
+    count = _count(len(listed), "image")
+    if skip:
+        notes.append(
+            f"{count} cannot be read and {'is' if len(listed) == 1 else 'are'} skipped ({listed[0]}{_more(listed)})"
+        )
+        return []
+    rest = [f"and {len(listed) - _LISTED} others: lockstep data check lists them"] if len(listed) > _LISTED else []
+    return [
+        f"{count} cannot be read. Repair or remove {'it' if len(listed) == 1 else 'them'}, or skip with --set "
+        "skip_unreadable=true:" + "".join(f"\n  {line}" for line in [*listed[:_LISTED], *rest])
+    ]
+
+
+def _rows_by_split(
+    scanned: Scan,
+    groups: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    contents: NDArray[np.int64],
+    readable: NDArray[np.bool_],
+) -> dict[str, NDArray[np.int64]]:
+    """Return split -> rows of the images that can be used, sorted by (label, SHA-256). The split "" becomes "train"."""
+    order = np.lexsort((contents, labels))
+    order = order[readable[order] & (labels[order] >= 0)]
+    names = np.array([group.split for group in scanned.groups], np.str_)[groups[order]]
+    return {split or "train": order[names == split] for split in scanned.splits}
+
+
+def _divide(
+    splits: dict[str, NDArray[np.int64]],
+    index: Index,
+    classes: Sequence[str],
+    labels: NDArray[np.int64],
+    contents: NDArray[np.int64],
+    test_share: float,
+) -> list[str]:
+    """Divide splits["train"] into "train" and "test" by content, see `survey`. Return the problems."""
+    rows = splits["train"]
+    in_test = np.zeros(len(labels), bool)  # of each content
+    in_test[contents[rows]] = _words(index)[rows, 0] < np.uint64(int(test_share * 2**64))
+    bounds = np.searchsorted(labels[rows], np.arange(len(classes) + 1))
+    own = [np.unique(contents[rows[a:b]]) for a, b in pairwise(bounds)]  # of each class, by SHA-256
+    shared = np.bincount(np.concatenate(own), minlength=len(labels)) > 1  # of each content: whether classes share it
+    if small := [name for name, of_class in zip(classes, own, strict=True) if len(of_class) < 2]:
+        return [
+            f"{_count(len(small), 'class', 'classes')} with fewer than two different images, {_all(small)}: one is "
+            "needed to train and another to test"
+        ]
+    for of_class in own:
+        free = of_class[~shared[of_class]]
+        movable = free if len(free) else of_class
+        if not in_test[of_class].any():
+            in_test[movable[0]] = True
+        elif in_test[of_class].all():
+            in_test[movable[-1]] = False
+    if bad := [name for name, c in zip(classes, own, strict=True) if in_test[c].all() or not in_test[c].any()]:
+        return [f"{_all(bad)}: too few images that are in one class only, so they cannot be divided for testing"]
+    chosen = in_test[contents[rows]]
+    splits["train"], splits["test"] = rows[~chosen], rows[chosen]
+    return []
+
+
+def _notes(found: Survey) -> list[str]:
+    """Return what a user should know of the folder, besides its problems."""
+    scanned, notes = found.scan, []
+    if scanned.loose:
+        notes.append(
+            f"{_count(len(scanned.loose), 'image')} in no class and not used: {scanned.loose[0]}{_more(scanned.loose)}"
+        )
+    if scanned.unsupported:
+        kinds = ", ".join(f"{number} {suffix}" for suffix, number in sorted(scanned.unsupported.items()))
+        count = _count(sum(scanned.unsupported.values()), "image")
+        notes.append(f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG to use them")
+    if scanned.loops:
+        links = _count(len(scanned.loops), "link")
+        notes.append(f"{links} to a folder above not followed: {scanned.loops[0]}{_more(scanned.loops)}")
+    for groups, what in (
+        (found.conflicts(), "in several classes: the labels contradict each other"),
+        (found.leaks(), "in several splits: the accuracy will be too high"),
+    ):
+        if groups:
+            first = " = ".join(found.index.paths[row] for row in groups[0])
+            notes.append(f"{_count(len(groups), 'image')} {what} ({first}{_more(groups)})")
+    for split, rows in found.splits.items():
+        present = set(found.labels[rows].tolist())
+        missing = [name for label, name in enumerate(found.classes) if label not in present]
+        if missing and split != "train":
+            notes.append(f"no {split} image of {_all(missing)}")
+    return notes
+
+
+def _count(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def _all(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _more(items: Sequence[object]) -> str:
+    return f" and {len(items) - 1} more" if len(items) > 1 else ""
