@@ -19,6 +19,7 @@ from lockstep.config.jobs import BenchJob, BenchMode
 from lockstep.config.recipe import Course
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
+from lockstep.data.download.transfer import say
 from lockstep.data.plan import Plan
 from lockstep.reduce import Reduction
 from lockstep.run.environment import fingerprint
@@ -143,6 +144,8 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     invented = "synthetic" in modes and (recipe.dataset in synthetic.SHAPES or recipe.image_px is not None)
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None
     session = Session(recipe, job.placement, reduction, device, splits)
+    for text in session.notes if reduction.process == 0 else ():
+        say(text)
     dataset, state = session.split("train"), session.state
     course = recipe.over(len(dataset))
     tower = Tower(course, session.network)
