@@ -94,7 +94,7 @@ def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
         return evaluator(None)
     result = evaluator.run.result() or {}
     if (best := result.get("best_step")) is not None:
-        return evaluator(_read_chosen(evaluator.run, int(best)))
+        return evaluator(read_chosen(evaluator.run, int(best)))
     found = checkpoint.latest(evaluator.run.checkpoints, note)
     if found is None:
         raise _none_yet(evaluator.run)
