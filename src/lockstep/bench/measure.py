@@ -133,7 +133,7 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     modes, steps = job.modes, job.steps
     # All steps are of one kind: images of full size, and no layer frozen.
     recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze={}, held_out=0)
-    splits = synthetic.load(recipe.dataset, 4 * recipe.batch) if "synthetic" in modes else None
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if "synthetic" in modes else None
     session = Session(recipe, job.placement, reduction, device, splits)
     dataset, state = session.split("train"), session.state
     course = recipe.over(len(dataset))

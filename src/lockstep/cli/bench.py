@@ -20,7 +20,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[RECIPE|FILE.toml|RUN]", help="Name of a recipe, a recipe file, or the folder of a run."
+            metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
+            help="Name of a recipe, a recipe file, the folder of a run, or a folder of images.",
         ),
     ] = "cifar10-tutorial",
     processes: Annotated[
@@ -86,7 +87,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep.bench.analysis import Link, summarise
-    from lockstep.cli.resolve import fixed_precision, recipe_of
+    from lockstep.cli.resolve import choose_dataset, fixed_precision, image_folder, recipe_of
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
     from lockstep.errors import LockstepError
@@ -102,7 +103,11 @@ def bench(
         _check_plot(plot)
     switches: dict[BenchMode, bool] = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     modes = tuple(mode for mode, chosen in switches.items() if chosen)
-    recipe, _ = recipe_of(what, overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision}))
+    changes = overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision})
+    if photos := image_folder(what, data):
+        what, data = "folder", photos
+    changes, _ = choose_dataset(what, changes, data)
+    recipe, _ = recipe_of(what, changes)
     recipe, _ = fixed_precision(recipe, device, None)
     place = {"device": device, "processes": processes, "data": data.absolute() if data else None}
     placement = validated(Placement, {**place, "reduction": reduction})

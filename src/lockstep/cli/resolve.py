@@ -1,5 +1,7 @@
 """Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
+import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,10 @@ from lockstep import numerics
 from lockstep.config.overrides import make, read_file
 from lockstep.config.precision import on_gpu, resolve
 from lockstep.config.recipe import Recipe, plain_name
-from lockstep.errors import LockstepError
+from lockstep.data import FOLDER, locate
+from lockstep.data.catalog import SOURCES
+from lockstep.data.folder.scan import is_image_folder
+from lockstep.errors import DATA, LockstepError
 from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
 from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
@@ -29,6 +34,56 @@ class RunFolder:
     path: Path
     resume: bool = False
     numbered: bool = False
+
+
+def image_folder(what: str, data: Path | None) -> Path | None:
+    """Return the folder that `what` names if it is a folder of images, else None.
+
+    Raises: LockstepError if it is a folder, but neither of images nor of a run; or if --data names another one.
+    """
+    path = Path(what)
+    if what in RECIPES or path.suffix == ".toml" or (path / "recipe.json").exists():
+        return None
+    if not path.is_dir():
+        if path.is_file():
+            raise LockstepError(f"{path} is a file: give the folder of a run, or a folder with a folder for each class")
+        return None
+    if not is_image_folder(path):
+        raise LockstepError(
+            f"{path} is not a run, as it has no recipe.json, and not a folder of images, as no folder in it holds a "
+            f"JPEG, PNG, WebP, BMP, GIF or TIFF file: put the images of each class into a folder of their own",
+            DATA,
+        )
+    if data is not None:
+        raise LockstepError(f"{path} is the folder of images: leave out --data {data}")
+    return path
+
+
+def choose_dataset(what: str, changes: dict[str, Any], data: Path | None) -> tuple[dict[str, Any], str | None]:
+    """Return `changes` that train the recipe `what` on the folder of images `data`, with a note that says so.
+
+    They are returned unchanged if `data` holds the files of the recipe's own dataset, or is no folder of images.
+    """
+    if data is None or "dataset" in changes:
+        return changes, None
+    recipe, named_run = recipe_of(what, {}, imports=False)
+    source = SOURCES.get(recipe.dataset)
+    if named_run is not None or source is None or not is_image_folder(data):
+        return changes, None
+    if source.files and (locate.present(source, data) or locate.incomplete(source, data)):
+        return changes, None
+    chosen = {"dataset": FOLDER, "image_px": max(32, source.side_px), **changes}
+    note = (
+        f"{data} holds folders of images, not the files of {recipe.dataset}: trained on the images, brought to "
+        f"{chosen['image_px']}x{chosen['image_px']} pixels (--set image_px)"
+    )
+    return chosen, note
+
+
+def run_stem(photos: Path) -> str:
+    """Return the name of a folder of images as the first part of a run's name, in characters that are allowed there."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(os.path.abspath(photos))).strip("-.")
+    return name or FOLDER
 
 
 def recipe_of(what: str, changes: dict[str, Any], imports: bool = True) -> tuple[Recipe, Path | None]:
@@ -69,6 +124,11 @@ def data_of(path: Path, data: Path | None, world: World) -> Path | None:
     """
     known = Run(path).data() if data is None else None
     if known is not None and not known.is_dir():
+        if Run(path).recipe().dataset == FOLDER:
+            raise LockstepError(
+                f"{path} was trained on the images in {known}, which is not on this host: give their folder as --data",
+                DATA,
+            )
         if world.process == 0:
             print(f"{path} was trained with --data {known}, which is not on this host: searching", file=sys.stderr)
         return None
@@ -76,10 +136,17 @@ def data_of(path: Path, data: Path | None, world: World) -> Path | None:
 
 
 def folder_for(
-    named_run: Path | None, name: str | None, runs: Path, resume: bool, recipe: Recipe, world: World
+    named_run: Path | None,
+    name: str | None,
+    runs: Path,
+    resume: bool,
+    recipe: Recipe,
+    world: World,
+    photos: Path | None = None,
 ) -> RunFolder:
     """Return the folder to train in: `named_run`, runs/`name`, the newest run to resume, or a new numbered one.
 
+    A numbered run is named after `photos`, the folder of images that the command names, or else after the recipe.
     Raises: LockstepError if it may not be used.
     """
     if name is not None:
@@ -91,9 +158,9 @@ def folder_for(
     elif named_run is not None:
         path = named_run
     elif resume:
-        path = newest(runs, recipe.name)
+        path = newest(runs, recipe.name, photos)
     else:
-        return RunFolder(fresh_path(runs, recipe.name), numbered=True)
+        return RunFolder(fresh_path(runs, run_stem(photos) if photos else recipe.name), numbered=True)
     # Only the first process checks, as it may already have made the folder when another one looks.
     if not resume and world.process == 0:
         refuse_existing(path)

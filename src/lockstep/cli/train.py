@@ -13,7 +13,10 @@ from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet
 def train(
     what: Annotated[
         str,
-        typer.Argument(metavar="[RECIPE|FILE.toml|RUN]", help="A recipe's name, a recipe file, or a run's folder."),
+        typer.Argument(
+            metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
+            help="A recipe's name, a recipe file, a run's folder, or a folder with a folder of images for each class.",
+        ),
     ] = "digits",
     settings: Annotated[
         list[str] | None,
@@ -85,10 +88,12 @@ def train(
       lockstep train mnist --precision bfloat16 --data ~/mnist
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
+      lockstep train photos                                   your images, in photos/cats, photos/dogs, ...
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of
+    from lockstep.cli.resolve import choose_dataset, data_of, fixed_precision, folder_for, image_folder
+    from lockstep.cli.resolve import recipe_of, result_of  # isort: skip
     from lockstep.config import overrides
     from lockstep.config.jobs import TrainJob
     from lockstep.config.placement import Placement
@@ -101,6 +106,9 @@ def train(
         "lr": lr, "seed": seed, "model": model, "precision": precision,
     }  # fmt: skip
     changes = overrides.parse(settings or [], options)
+    if photos := image_folder(what, data):
+        what, data = "folder", photos
+    changes, data_note = choose_dataset(what, changes, data)
     placement = validated(
         Placement,
         {
@@ -113,7 +121,7 @@ def train(
     )  # fmt: skip
     recipe, named_run = recipe_of(what, changes)
     world = World.from_environment()
-    folder = folder_for(named_run, name, runs, resume, recipe, world)
+    folder = folder_for(named_run, name, runs, resume, recipe, world, photos)
     recipe, precision_note = fixed_precision(recipe, placement.device, folder.path if folder.resume else None)
     if folder.resume:
         if (result := result_of(folder.path, recipe, world)) is not None:
@@ -123,7 +131,7 @@ def train(
         placement = placement.replace(data=data_of(folder.path, placement.data, world))
     job = TrainJob(
         recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
-        strict=strict, notes=(precision_note,) if precision_note else (), json_output=json_output, quiet=quiet,
+        strict=strict, notes=tuple(filter(None, (precision_note, data_note))), json_output=json_output, quiet=quiet,
         started=STARTED,
     )  # fmt: skip
     raise typer.Exit(launch(job, world))

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, Augmentation
+from lockstep.data import AUGMENTATIONS, DATASETS, FOLDER, Augmentation
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -45,7 +45,10 @@ class Recipe(Settings):
 
     Attributes:
         name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: a name in DATASETS.
+        dataset: a name in DATASETS, or "folder": the folder of images that the placement's `data` names.
+        image_px: the side to which images of a folder are brought; see `data/decode.py`.
+        test_share: the share of a folder's images that are test images, if it has no folder for them.
+        skip_unreadable: leave out the images of a folder that cannot be read. False refuses the folder.
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
             of the test images, so that settings can be chosen without looking at the test images. The choice of
             images is the same for every seed.
@@ -80,6 +83,9 @@ class Recipe(Settings):
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
+    image_px: int | None = Field(None, ge=32, le=256)
+    test_share: float = Field(0.2, gt=0, lt=1)
+    skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
@@ -106,8 +112,15 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.dataset not in DATASETS:
-            raise ValueError(unknown("dataset", self.dataset, DATASETS))
+        if self.dataset not in (*DATASETS, FOLDER):
+            raise ValueError(unknown("dataset", self.dataset, (*DATASETS, FOLDER)))
+        if self.dataset == FOLDER and self.image_px is None:
+            raise ValueError("dataset folder needs the side of its images: --set image_px=64, or 32 to 256")
+        for name in ("image_px", "test_share", "skip_unreadable"):
+            if self.dataset in DATASETS and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"
+                )
         if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):

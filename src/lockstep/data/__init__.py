@@ -16,6 +16,9 @@ DATASETS = {
     "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
+# The dataset that is a folder of the user's own images. data/folder/ reads it by the recipe's settings.
+FOLDER = "folder"
+
 # To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate
 AUGMENTATIONS = kinds(Augmentation)

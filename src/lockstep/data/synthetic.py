@@ -14,9 +14,12 @@ SHAPES = {
 }
 
 
-def load(name: str, examples: int) -> dict[str, Dataset]:
-    """Return `examples` random images in the shape of dataset `name`, the same images in every process."""
-    *shape, classes = SHAPES[name]
+def load(name: str, examples: int, image_px: int | None = None) -> dict[str, Dataset]:
+    """Return `examples` random images in the shape of dataset `name`, the same images in every process.
+
+    `image_px` is the side of the images of a folder, which are coloured and of 10 classes.
+    """
+    *shape, classes = SHAPES[name] if image_px is None else (image_px, image_px, 3, 10)
     images = np.random.default_rng(0).integers(0, 256, (examples, *shape), dtype=np.uint8)
     dataset = Dataset.of(images, np.arange(examples) % classes, tuple(map(str, range(classes))))
     return {"train": dataset, "test": dataset}

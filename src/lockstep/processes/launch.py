@@ -21,6 +21,7 @@ from lockstep import hardware, numerics
 from lockstep.config.jobs import BenchJob, Job, TrainJob
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
+from lockstep.data import FOLDER
 from lockstep.data.download.fetch import ensure
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.processes.signals import Handler, SignalForwarder, handled_by, leave
@@ -40,9 +41,24 @@ def launch(job: Job, world: World | None = None) -> int:
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
     if not (isinstance(job, BenchJob) and "synthetic" in job.modes):
         with handled_by(leave), _silence_stderr(job.quiet):
-            ensure(job.recipe.dataset, job.placement.data)
+            job = _with_data(job)
     processes = 1 if world.joined else _count(job.recipe, job.placement)
     return run_job(job, world) if processes == 1 else _run_workers(job, processes)
+
+
+def _with_data(job: Job) -> Job:
+    """Make sure that the job's data can be read, before processes start. Return the job, with notes about the data.
+
+    Raises: LockstepError if files are missing or cannot be read.
+    """
+    recipe = job.recipe
+    if recipe.dataset != FOLDER:
+        ensure(recipe.dataset, job.placement.data)
+        return job
+    from lockstep.data.folder.survey import survey
+
+    notes = survey(job.placement.data, recipe.test_share, recipe.skip_unreadable).require_sound().notes
+    return job.replace(notes=(*job.notes, *notes)) if isinstance(job, TrainJob) else job
 
 
 def _check_count(placement: Placement, world: World) -> None:

@@ -9,8 +9,9 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
-from lockstep.data import DATASETS
+from lockstep.data import DATASETS, FOLDER
 from lockstep.data.dataset import Dataset
+from lockstep.data.decode import decoder_versions
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
@@ -33,6 +34,7 @@ class Session:
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model; {} for a built-in model.
+        decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `environment.fingerprint`.
     """
 
@@ -47,7 +49,7 @@ class Session:
         """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
         try:
-            self.splits = splits or load_object(DATASETS[recipe.dataset])(placement.data)
+            self.splits = splits or _splits(recipe, placement)
         except (OSError, UnicodeDecodeError) as error:
             raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
         if recipe.held_out:
@@ -59,7 +61,8 @@ class Session:
             raise LockstepError(str(error)) from None
         model = initial_model(recipe, shape, train_set)
         self.model_source = sources(recipe.model)
-        self.fingerprint = fingerprint(device)
+        self.decoder = decoder_versions() if recipe.dataset == FOLDER else None
+        self.fingerprint = fingerprint(device, self.decoder)
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
@@ -122,10 +125,10 @@ class Session:
         )
 
     def require_agreement(self) -> None:
-        """Raise a LockstepError, in every process, unless recipe, data, model source and weights are equal in all."""
+        """Raise a LockstepError, in every process, unless all have the same recipe, data, model source and weights."""
         if self.reduction.processes == 1:
             return
-        texts = {"recipe": self.recipe.digest()}
+        texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
         texts["source of the model"] = json.dumps(self.model_source)
@@ -158,6 +161,21 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
+
+
+def _splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
+    """Read the recipe's dataset. Raises: LockstepError, OSError or UnicodeDecodeError."""
+    if recipe.dataset != FOLDER:
+        return load_object(DATASETS[recipe.dataset])(placement.data)  # type: ignore[no-any-return]
+    from lockstep.data.folder.reader import load
+
+    assert recipe.image_px is not None
+    return load(
+        placement.data,
+        image_px=recipe.image_px,
+        test_share=recipe.test_share,
+        skip_unreadable=recipe.skip_unreadable,
+    )
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
