@@ -160,10 +160,11 @@ class Recipe(Settings):
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
-        if self.dataset in DATASETS and self.image_px is not None:
-            raise ValueError(
-                f"image_px is for folders of images, and dataset {self.dataset} has one size: leave it out"
-            )
+        for name in ("image_px", "test_share", "skip_unreadable"):
+            if self.dataset in DATASETS and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"
+                )
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):

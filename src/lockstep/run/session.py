@@ -9,7 +9,9 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
+from lockstep.data.decode import decoder_versions
 from lockstep.errors import USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
@@ -36,6 +38,7 @@ class Session:
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
+        decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `environment.fingerprint`.
         notes: messages for the user about the dataset.
     """
@@ -78,7 +81,8 @@ class Session:
         if placement.init is not None and recipe.init_sha256 is not None:
             self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
-        self.fingerprint = fingerprint(device)
+        self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
+        self.fingerprint = fingerprint(device, self.decoder)
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
@@ -160,7 +164,7 @@ class Session:
         """Raise a LockstepError, in every process, unless recipe, data, model source and weights are equal in all."""
         if self.reduction.processes == 1:
             return
-        texts = {"recipe": self.recipe.digest()}
+        texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
         texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from lockstep.config.jobs import TrainJob
+from lockstep.data import FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
@@ -181,11 +182,20 @@ class RunWriter(Writer):
             before = {"train": before}
         for name, digest in self._session.data_sha256.items():
             if name in before and before[name] != digest:
-                raise LockstepError(
-                    f"the {'training' if name == 'train' else name} data is not what {self.run.path} was trained on "
-                    f"(its sha256 differs): give the same files as --data to resume",
-                    DATA,
-                )
+                raise LockstepError(self._other_data(name), DATA)
+
+    def _other_data(self, split: str) -> str:
+        """Return the error for a split that is not the one that the run was trained on."""
+        what = f"the {'training' if split == 'train' else split} data"
+        if self._session.recipe.dataset != FOLDER:
+            return (
+                f"{what} is not what {self.run.path} was trained on (its sha256 differs): give the same files as "
+                f"--data to resume"
+            )
+        return (
+            f"{what} in {self._session.placement.data} is not what {self.run.path} was trained on (its sha256 "
+            f"differs): images were added, removed or changed since. Restore them, or start a new run"
+        )
 
     def compare_with_earlier_sessions(self, strict: bool) -> None:
         """Add a note for each way in which this session computes differently from the previous one.
@@ -278,6 +288,7 @@ class RunWriter(Writer):
         facts: dict[str, Any] = {
             "recipe_digest": session.recipe.digest(),
             "data_sha256": session.data_sha256,
+            "classes": session.splits["train"].classes,
             "model_source": session.model_source,
             "classes": session.splits["train"].classes,
             "image_shape": list(session.splits["train"].images.shape[1:]),
