@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (
         ("data", "datasets, plan, augmentation"),
         ("models", "networks"),
-        ("optim", "SGD, Adam, Muon, EMA"),
+        ("optim", "SGD, Adam(W), Muon, EMA"),
         ("reduce", "the exact sum"),
     ),
     (("kernels", "fused convolutions, Winograd, pooling: plain functions"),),

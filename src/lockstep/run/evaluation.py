@@ -37,6 +37,10 @@ def evaluate_run(
         if not job.quiet:
             print(printable(text), file=sys.stderr, flush=True)
 
+    if reduction.process == 0:
+        for text in session.notes:
+            note(text)
+
     def show(result: evaluation.CheckpointEvaluation) -> None:
         if line:
             line.remove()  # stdout may be the same terminal

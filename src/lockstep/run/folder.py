@@ -338,7 +338,7 @@ def fresh_path(runs: Path, stem: str) -> Path:
 
 
 def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
-    """Return the run of `recipe_name` in `runs` that was started last, if `data` is given on this data folder.
+    """Return the run of `recipe_name` in `runs` that was started last, if `data` is given one on that data folder.
 
     Raises: LockstepError if there is none.
     """
@@ -346,9 +346,13 @@ def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
     for recipe_json in runs.glob("*/recipe.json"):
         with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
             run = Run(recipe_json.parent)
-            if run.recipe().name == recipe_name and (data is None or run.data() == data):
+            if run.recipe().name == recipe_name and (data is None or _same(run.data(), data)):
                 started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
     if not started:
-        what = f"{recipe_name} on {data}" if data else recipe_name
+        what = recipe_name if data is None else f"{recipe_name} on {data}"
         raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
     return max(started)[1]
+
+
+def _same(path: Path | None, other: Path) -> bool:
+    return path is not None and os.path.realpath(path) == os.path.realpath(other)

@@ -51,6 +51,7 @@ class Evaluator:
     ) -> None:
         self.session, self.run, self._progress = session, Run(path), progress
         self._strict, self._note, self._last_note = strict, note, ""
+        self._data_noted = False
         self.dataset = session.split(split, examples)
         own = "ema" if session.state.ema is not None else "raw"
         if weights == "ema" and own == "raw":
@@ -63,6 +64,7 @@ class Evaluator:
     def __call__(self, found: Checkpoint | None) -> CheckpointEvaluation:
         """Evaluate the checkpoint that process 0 read; the other processes pass None."""
         self._compare_source(found)
+        self._compare_data(found)
         self.session.restore(found)
         step, classes = self.session.state.step, self.dataset.classes
 
@@ -84,11 +86,37 @@ class Evaluator:
                 self._note(text)
             self._last_note = text
 
+    def _compare_data(self, found: Checkpoint | None) -> None:
+        """Raise a LockstepError if the dataset has other classes than the run's. Note a split that has changed."""
+        if found is None:
+            return
+        trained, own = found.manifest.get("classes"), list(self.dataset.classes)
+        if trained is not None and trained != own:
+            only = [*(f"-{name}" for name in trained if name not in own), *(f"+{n}" for n in own if n not in trained)]
+            raise LockstepError(
+                f"the dataset's classes are not those of {self.run.path} ({', '.join(only) or 'another order'}): give "
+                f"images of the same {len(trained)} classes as --data",
+                DATA,
+            )
+        before = found.manifest.get("data_sha256")
+        whole = self.session.splits[self.split].sha256
+        if isinstance(before, dict) and before.get(self.split, whole) != whole and not self._data_noted:
+            self._note(f"the {self.split} data is not what it was in training (its sha256 differs)")
+            self._data_noted = True
+
 
 def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
-    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none."""
-    found = checkpoint.latest(evaluator.run.checkpoints, note) if evaluator.is_first else None
-    if evaluator.is_first and found is None:
+    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none.
+
+    Of a complete run with `patience`, evaluate the best one in its place, as its weights are the run's result.
+    """
+    if not evaluator.is_first:
+        return evaluator(None)
+    result = evaluator.run.result() or {}
+    if (best := result.get("best_step")) is not None:
+        return evaluator(read_chosen(evaluator.run, int(best)))
+    found = checkpoint.latest(evaluator.run.checkpoints, note)
+    if found is None:
         raise _none_yet(evaluator.run)
     return evaluator(found)
 

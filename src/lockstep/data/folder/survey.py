@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.folder.index import Index, index_of
-from lockstep.data.folder.scan import Group, Scan, holds_images, scan
+from lockstep.data.folder.scan import Group, Scan, scan
 from lockstep.errors import DATA, LockstepError
 
 ORDER = ("train", "validation", "test")
@@ -70,11 +70,6 @@ class Survey:
     def _differing(self, key: Callable[[Group], str]) -> list[list[int]]:
         names = [key(group) for group in self.scan.groups]
         return [rows for rows in self.duplicates() if len({names[self.groups[row]] for row in rows}) > 1]
-
-
-def is_image_folder(path: Path) -> bool:
-    """Return whether `path` is a folder with a folder in it that holds an image."""
-    return path.is_dir() and holds_images(path)
 
 
 def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Survey:
