@@ -39,7 +39,8 @@ class RunFolder:
 def image_folder(what: str, data: Path | None) -> Path | None:
     """Return the folder that `what` names if it is a folder of images, else None.
 
-    Raises: LockstepError if it is a folder, but neither of images nor of a run; or if --data names another one.
+    Raises: LockstepError if it is a path to something else than images, a run or a recipe file; or if --data names
+    another folder.
     """
     path = Path(what)
     if what in RECIPES or path.suffix == ".toml" or (path / "recipe.json").exists():
@@ -47,11 +48,13 @@ def image_folder(what: str, data: Path | None) -> Path | None:
     if not path.is_dir():
         if path.is_file():
             raise LockstepError(f"{path} is a file: give the folder of a run, or a folder with a folder for each class")
+        if "/" in what:
+            raise LockstepError(f"{path} is not a folder: give a recipe, or the folder of a run or of images")
         return None
     if not is_image_folder(path):
         raise LockstepError(
-            f"{path} is not a run, as it has no recipe.json, and not a folder of images, as no folder in it holds a "
-            f"JPEG, PNG, WebP, BMP, GIF or TIFF file: put the images of each class into a folder of their own",
+            f"{path} is not a run, and no folder in it holds a JPEG, PNG, WebP, BMP, GIF or TIFF image: to train on "
+            f"images, put those of each class into a folder of their own",
             DATA,
         )
     if data is not None:
