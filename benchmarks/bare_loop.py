@@ -47,7 +47,9 @@ def main() -> None:
             for copy, parameter in zip(network.parameters(), master.parameters(), strict=True):
                 copy.copy_(parameter)
         index = generator.integers(len(dataset), size=128)
-        images = augmentation.train(dataset.images[index], Keys(0, np.full(128, step), index)).bfloat16()
+        images = augmentation.train(
+            dataset.images[torch.from_numpy(index)], Keys(0, np.full(128, step), index)
+        ).bfloat16()
         loss = functional.cross_entropy(network(images).float(), dataset.labels[index])
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         flat = torch.cat([g.reshape(-1).float() for g in gradients])

@@ -11,7 +11,7 @@ from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.recipes import RECIPES, named
 
-RECIPE_OPTIONS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "precision")
+RECIPE_OPTIONS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision")
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
@@ -49,5 +49,7 @@ def check(line: str) -> None:
     fields = {name: given[name] for name in Placement.model_fields if given.get(name) is not None}
     Placement.model_validate(fields)
     changes = parse(given["settings"] or [], {name: given.get(name) for name in RECIPE_OPTIONS})
-    if given["what"] in RECIPES:  # else a file or a run, which the line before may have made
-        make(named(given["what"]).model_dump(mode="json"), changes)
+    what = given["what"] or "digits"
+    recipe = "folder" if what == "photos/" else what
+    if recipe in RECIPES:  # else a file or a run, which the line before may have made
+        make(named(recipe).model_dump(mode="json"), changes)

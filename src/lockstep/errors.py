@@ -39,9 +39,12 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
-def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
-    """Return the error message for a name that is not in `allowed`. The nearest names come first."""
+def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
+    """Return the error message for a name that is not in `allowed`. The nearest names come first.
+
+    `shown` are the names that the message lists, by default all.
+    """
     allowed = sorted(allowed)
     near = get_close_matches(got, allowed, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"unknown {what} {got!r}: {hint}Allowed: {', '.join(allowed)}"
+    return f"unknown {what} {got!r}: {hint}Allowed: {', '.join(allowed if shown is None else sorted(shown))}"

@@ -1,7 +1,10 @@
 """Files: never written through a symbolic link, replaced atomically, with the access rights that the umask gives."""
 
+import contextlib
+import fcntl
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +23,42 @@ def append(path: Path) -> IO[str]:
 def open_lock(path: Path) -> int:
     """Return a descriptor of the file `path`, created if missing, never truncated. Raises: OSError, also for a link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_LINK, 0o666)
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock file `path` within the context, and remove it afterwards. The lock ends with this process.
+
+    While another program holds it, call `waiting` once and wait; an error that `waiting` raises ends the attempt.
+    Raises: OSError.
+    """
+    waited = False
+    while True:
+        lock = open_lock(path)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waited:
+                    waiting()
+                waited = True
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_file_at(lock, path):
+                continue  # The last holder removed this lock file while we waited: lock the new one.
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(lock)
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def replace(path: Path, data: bytes) -> None:

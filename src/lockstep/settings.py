@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from lockstep.errors import LockstepError, unknown
 
 S = TypeVar("S", bound="Settings")
+_OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that `pip install 'lockstep[timm]'` adds
 
 
 class Settings(BaseModel):
@@ -117,7 +118,10 @@ def load_object(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and not (module_name + ".").startswith(error.name + "."):
             raise  # The module exists, but one of its own imports fails: its author needs the traceback.
-        raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it") from None
+        extra = " (pip install 'lockstep[timm]')" if module_name.partition(".")[0] in _OF_EXTRA_TIMM else ""
+        raise LockstepError(
+            f"no module {module_name!r} for {path!r}: run from its folder or install it{extra}"
+        ) from None
     if not hasattr(module, name):
         raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))
     return getattr(module, name)

@@ -1,6 +1,7 @@
 """The contract of every member of every registry. New members are tested without a new test."""
 
 import inspect
+import math
 import tomllib
 
 import numpy as np
@@ -9,16 +10,22 @@ import torch
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.data import AUGMENTATIONS, DATASETS
+from lockstep.data import AUGMENTATIONS, DATASETS, POLICIES
 from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
-from lockstep.optim.settings import by_weight_decay
+from lockstep.optim.settings import by_lr_factor, by_weight_decay
 from lockstep.recipes import RECIPES
 from lockstep.reduce import REDUCTIONS
 from lockstep.settings import load_object, validated
 
-SHAPES = {"digits": (1, 8, 8), "tutorial": (3, 24, 24), "mnist": (1, 28, 28), "whitened": (3, 16, 16)}
+SHAPES = {
+    "digits": (1, 8, 8),
+    "tutorial": (3, 24, 24),
+    "mnist": (1, 28, 28),
+    "whitened": (3, 16, 16),
+    "residual": (3, 16, 16),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -66,6 +73,24 @@ def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
         assert not torch.equal(later, out)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_a_function_of_seed_epoch_and_example(name, channels):
+    policy = POLICIES[name]()
+    images = torch.randint(256, (40, 24, 32, channels), dtype=torch.uint8)
+    before, keys = images.clone(), Keys(3, np.arange(40) // 20, np.arange(40) % 20)
+    out = policy.apply(images, keys)
+    assert out.shape == images.shape
+    assert out.dtype == torch.uint8
+    assert torch.equal(images, before)  # the dataset's pixels stay
+    order = np.random.default_rng(0).permutation(40)[:27]
+    part = policy.apply(images[order], Keys(3, keys.epochs[order], keys.examples[order]))
+    assert torch.equal(part, out[order])
+    assert not torch.equal(policy.apply(images, Keys(4, keys.epochs, keys.examples)), out)
+    assert not torch.equal(policy.apply(images, Keys(3, keys.epochs + 1, keys.examples)), out)
+    assert policy.describe()
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_returns_factors_up_to_1(name):
     schedule = SCHEDULES[name]()
@@ -91,6 +116,35 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
     assert all(isinstance(slot, torch.Tensor) or slot is None for slot in slots.values())
     assert torch.equal(stepped({})[0], plain)
     assert (stepped({"w": 0.1})[0] <= plain).all()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_a_factor_on_the_learning_rate_acts_as_another_learning_rate(name, coefficient):
+    """Filters, matrices and vectors alike, with weight decay, and without a change of the other parameters."""
+
+    def trained(lr, factors):
+        parameters = {
+            key: torch.linspace(-1, 1, math.prod(shape)).view(shape)
+            for key, shape in {"filter": (4, 3, 3, 3), "matrix": (4, 6), "vector": (5,), "other": (3, 2)}.items()
+        }
+        decay = dict.fromkeys(("matrix", "vector", "other"), coefficient)
+        groups = by_lr_factor(by_weight_decay(parameters, decay), {parameters[k]: f for k, f in factors.items()})
+        optimizer = OPTIMIZERS[name]().build(groups)
+        for _ in range(3):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group.get("scale", 1.0)
+            for parameter in parameters.values():
+                parameter.grad = parameter.sin()
+            with torch.no_grad():
+                optimizer.step()
+        return parameters
+
+    slow = ("filter", "matrix", "vector")
+    divided, low, plain = trained(0.1, dict.fromkeys(slow, 0.25)), trained(0.025, {}), trained(0.1, {})
+    assert all(torch.equal(divided[key], low[key]) for key in slow)
+    assert torch.equal(divided["other"], plain["other"])
+    assert not any(torch.equal(low[key], plain[key]) for key in low)
 
 
 @pytest.mark.parametrize("name", RECIPES)

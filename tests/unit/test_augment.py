@@ -4,7 +4,7 @@ import torch
 
 from lockstep import rng
 from lockstep.config.recipe import Recipe
-from lockstep.data import Distort, FlipTranslate, Shift
+from lockstep.data import Crop, Distort, FlipTranslate, Shift
 from lockstep.data.transforms import (
     Keys,
     alternating_flip,
@@ -236,3 +236,64 @@ def test_a_whole_square_is_cut_out_at_uniform_offsets():
     assert (columns.sum(1) == 12).all()
     for offsets in (rows.int().argmax(1), columns.int().argmax(1)):
         assert set(offsets.tolist()) == set(range(21))
+
+
+PLAIN_CROP = {"means": (0.0, 0.0, 0.0), "deviations": (1.0, 1.0, 1.0)}
+
+
+def test_a_crop_of_the_whole_image_is_the_image():
+    images = random_images(20)
+    whole = Crop(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=False)
+    assert torch.allclose(whole.train(images, keys(20)), whole.test(images), atol=1e-6)
+    mirrored = Crop(scale=(1.0, 1.0), ratio=(1.0, 1.0)).train(images, keys(20))
+    flipped = [
+        torch.allclose(out, image.flip(-1), atol=1e-6) for out, image in zip(mirrored, whole.test(images), strict=True)
+    ]
+    assert 0 < sum(flipped) < 20
+
+
+def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
+    # Each pixel of the image states its own row and column, so a crop states where it was taken.
+    count, side = 4000, 64
+    place = torch.arange(side, dtype=torch.uint8)
+    image = torch.stack((place[:, None].expand(side, side), place.expand(side, side), place.expand(side, side)), -1)
+    crop = Crop(scale=(0.2, 0.6), ratio=(0.5, 2.0), flip=False, **PLAIN_CROP)
+    out = crop.train(image.expand(count, -1, -1, -1), keys(count)).double() * 255
+    rows, columns = out[:, 0, :, side // 2], out[:, 1, side // 2]
+    # Between two samples in the middle no position is cut to the image.
+    high, wide = (values[:, 40] - values[:, 24] for values in (rows, columns))
+    high, wide = high * side / 16, wide * side / 16
+    area, ratio = high * wide / side**2, wide / high
+    for values, low, upper in ((area, 0.2, 0.6), (ratio.log(), np.log(0.5), np.log(2.0))):
+        assert low - 0.01 < values.min() < low + 0.02
+        assert upper - 0.02 < values.max() < upper + 0.01
+        assert abs(values.mean() - (low + upper) / 2) < 0.02
+    for values, extent in ((rows, high), (columns, wide)):
+        start = values[:, 32] - extent * 32.5 / side + 0.5
+        share = start / (side - extent)
+        assert -0.02 < share.min() < 0.02
+        assert 0.98 < share.max() < 1.02
+        assert abs(share.mean() - 0.5) < 0.02
+
+
+def test_a_crop_is_resized_like_torchs_bilinear_interpolation():
+    images = random_images(50)
+    crop = Crop(scale=(0.25, 0.25), ratio=(1.0, 1.0), flip=False, **PLAIN_CROP)
+    out = crop.train(images, keys(50))
+    words = keys(50)
+    tops, lefts = ((rng.uniform(words.words(stream)) * 16.0) for stream in ("crop_y", "crop_x"))
+    for image, found, top, left in zip(crop.test(images), out, tops, lefts, strict=True):
+        axes = [(torch.arange(32) + 0.5) / 2 - 0.5 + start for start in (top, left)]
+        rows, columns = (2 * axis.clamp(0, 31) / 31 - 1 for axis in axes)
+        grid = torch.stack((columns.expand(32, 32), rows[:, None].expand(32, 32)), -1)[None].float()
+        expected = torch.nn.functional.grid_sample(image[None], grid, align_corners=True)[0]
+        assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"scale": (0.8, 0.5)}, "scale is"), ({"ratio": (2.0, 1.0)}, "ratio is"), ({"means": (0.5,)}, "1 means and 3")],
+)
+def test_a_crop_with_impossible_settings_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        Crop(**settings)

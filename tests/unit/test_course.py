@@ -20,6 +20,8 @@ def test_steps_come_from_the_recipes_steps_or_from_its_epochs():
     assert RECIPE.replace(epochs=2.01).over(EXAMPLES).steps == 50  # 50.25, rounded to whole steps
     assert RECIPE.replace(epochs=2.03).over(EXAMPLES).steps == 51
     assert RECIPE.replace(epochs=1e-6).over(EXAMPLES).steps == 1  # at least one
+    assert RECIPE.replace(epochs=1.0, min_steps=40).over(EXAMPLES).steps == 40
+    assert RECIPE.replace(min_steps=40).over(EXAMPLES).steps == 50
 
 
 def test_an_epoch_is_every_example_once_in_batches_of_all_towers():

@@ -95,7 +95,12 @@ def test_intervals_and_retention_are_the_originals():
 def test_the_start_up_block_states_global_and_tower_batch():
     recipe = make(TUTORIAL, {"towers": 4})
     session = SimpleNamespace(
-        recipe=recipe, placement=Placement(), reduction=Local(4), device=CPU, parameter_count=1_068_298
+        recipe=recipe,
+        placement=Placement(),
+        reduction=Local(4),
+        device=CPU,
+        parameter_count=1_068_298,
+        initial_weights=None,
     )
     lines = startup_lines(session, recipe.over(50_000), images(50_000), images(10_000), Path("runs/x"), 1)
     assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 97.7 steps an epoch"

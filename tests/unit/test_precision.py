@@ -59,7 +59,7 @@ def test_the_recipes_digest_is_that_of_the_chosen_precision(monkeypatch):
 
 
 def test_only_the_recipes_for_any_device_choose_their_precision():
-    assert {name for name in RECIPES if named(name).precision == "auto"} == {"cifar10", "cifar100"}
+    assert {name for name in RECIPES if named(name).precision == "auto"} == {"cifar10", "cifar100", "folder"}
 
 
 def test_16_bit_floats_are_emulated_on_a_cpu_without_units_for_them(monkeypatch):

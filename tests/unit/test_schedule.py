@@ -1,9 +1,12 @@
 """Schedules of the learning rate, of the average's decay and of the image size."""
 
+import itertools
+import math
+
 import pytest
 
 from lockstep.config.overrides import make
-from lockstep.config.schedule import Progressive, Triangle
+from lockstep.config.schedule import Cosine, Progressive, Triangle
 from lockstep.errors import LockstepError
 from lockstep.optim import EMA
 from lockstep.recipes import named
@@ -69,3 +72,16 @@ def test_images_grow_after_their_shares_of_the_run():
 def test_shares_that_do_not_add_up_are_rejected(settings):
     with pytest.raises(LockstepError, match="progressive"):
         make(named("digits").model_dump(mode="json"), {f"progressive.{k}": v for k, v in settings.items()})
+
+
+def test_cosine_rises_to_1_and_falls_to_its_end():
+    cosine = Cosine(start=0.25, warmup=0.1, end=0.5)
+    factors = [cosine.factor(step, steps=100, batch=1, tower_batch=1, examples=1) for step in range(101)]
+    assert factors[:3] == pytest.approx([0.25, 0.325, 0.4])
+    assert factors[10] == 1.0
+    assert factors[55] == pytest.approx(0.75)
+    assert factors[100] == 0.5
+    assert all(a > b for a, b in itertools.pairwise(factors[10:]))
+    whole = [Cosine(warmup=0.0).factor(s, steps=8, batch=1, tower_batch=1, examples=1) for s in range(8)]
+    assert whole == pytest.approx([(1 + math.cos(math.pi * s / 8)) / 2 for s in range(8)])
+    assert Cosine().describe() == "linear rise over 5% of the run, then half a cosine to 0 of it"

@@ -29,7 +29,7 @@ def advance(s, steps, first=0, frozen=()):
         s.apply(gradient, torch.rand(statistics, generator=generator), 0.01, frozen)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_resumed_state_continues_with_the_same_bits(optimizer):
     uninterrupted, first, second = (state(**{"optimizer.kind": optimizer}) for _ in range(3))
     advance(uninterrupted, 5)

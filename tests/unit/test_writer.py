@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lockstep.run import startup
+from lockstep.run.arithmetic import Probe
 from lockstep.run.writer import RunWriter, Writer, open_writer
 
 METHODS = {name: method for name, method in vars(Writer).items() if inspect.isfunction(method)}
@@ -35,7 +37,15 @@ def test_process_0_overrides_every_method_with_the_same_parameters(name):
 def test_other_processes_open_no_folder(tmp_path):
     session = SimpleNamespace(reduction=SimpleNamespace(process=1))
     job = SimpleNamespace(path=tmp_path / "run", resume=False)
-    with open_writer(job, session, "", []) as writer:
+    with open_writer(job, session, Probe("", None), []) as writer:
         assert type(writer) is Writer
-        assert writer.finish({}, []) is None
+        assert writer.finish({}, [], 0) is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (60, "60 s"), (100, "1.7 min"), (600, "10 min"), (5400, "1.5 h"), (86_400, "24 h")],
+)
+def test_an_expected_duration_is_rounded_to_its_greatest_unit(seconds, words):
+    assert startup._duration(seconds) == words

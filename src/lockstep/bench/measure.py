@@ -19,6 +19,7 @@ from lockstep.config.jobs import BenchJob, BenchMode
 from lockstep.config.recipe import Course
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
+from lockstep.data.download.transfer import say
 from lockstep.data.plan import Plan
 from lockstep.reduce import Reduction
 from lockstep.run.environment import fingerprint
@@ -46,6 +47,9 @@ class ConstantInput(Dataset):
         if tower not in self._shards:
             self._shards[tower] = super().shard(plan, tower)
         return self._shards[tower]
+
+    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+        """Do nothing, as no other images are read."""
 
 
 class NoExchange:
@@ -78,7 +82,7 @@ class ForwardOnly(Tower):
     ) -> Tensor:
         """Run a forward pass, and return a vector of zeros."""
         network = self._network
-        network.module.train()
+        network.train()
         with torch.no_grad():
             network(shard.images)
         return torch.zeros(self.layout.length, device=shard.images.device)
@@ -131,10 +135,17 @@ class StepTimes(Listener):
 def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurement:
     """Time `job.steps` steps after `job.warmup` others, in every process. Return the record, equal in every process."""
     modes, steps = job.modes, job.steps
-    # All steps are of one kind: images of full size, and no layer frozen.
-    recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze={}, held_out=0)
-    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if "synthetic" in modes else None
+    # All steps are of one kind: images of full size, and the same layers frozen. Nothing is evaluated.
+    freeze = {name: share for name, share in job.recipe.freeze.items() if share == 0}
+    recipe = job.recipe.replace(
+        steps=job.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0, patience=None
+    )
+    # The shape of another dataset is known only when it is read.
+    invented = "synthetic" in modes and (recipe.dataset in synthetic.SHAPES or recipe.image_px is not None)
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None
     session = Session(recipe, job.placement, reduction, device, splits)
+    for text in session.notes if reduction.process == 0 else ():
+        say(text)
     dataset, state = session.split("train"), session.state
     course = recipe.over(len(dataset))
     tower = Tower(course, session.network)

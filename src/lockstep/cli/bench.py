@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Data, Device, Json
+from lockstep.cli.options import CacheLimit, Data, Device, Json
 
 if TYPE_CHECKING:
     from lockstep.bench.record import Measurement, Summary
@@ -20,8 +20,7 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
-            help="Name of a recipe, a recipe file, the folder of a run, or a folder of images.",
+            metavar="[RECIPE|FILE.toml|RUN]", help="Name of a recipe, a recipe file, or the folder of a run."
         ),
     ] = "cifar10-tutorial",
     processes: Annotated[
@@ -42,6 +41,10 @@ def bench(
     ] = False,
     tower_batch: Annotated[int | None, typer.Option(min=1, help="Images per step and tower.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (or fp32, bf16, fp16).")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, or your own as package.module:function.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A built-in dataset, or your own as package.module:function.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change any setting of the recipe. Repeatable."),
@@ -55,6 +58,7 @@ def bench(
     ] = "tree",
     device: Device = "auto",
     data: Data = None,
+    cache_limit: CacheLimit = None,
     table: Annotated[
         bool, typer.Option("--table", help="Print the table only, without analysis, verdict and prediction.")
     ] = False,
@@ -86,8 +90,9 @@ def bench(
       lockstep bench mnist --link 1.25 --latency 50                predict for a slower network
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
+    from lockstep import numerics
+    from lockstep.api.resolve import fixed_precision, subject_of
     from lockstep.bench.analysis import Link, summarise
-    from lockstep.cli.resolve import choose_dataset, fixed_precision, image_folder, recipe_of
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
     from lockstep.errors import LockstepError
@@ -103,14 +108,14 @@ def bench(
         _check_plot(plot)
     switches: dict[BenchMode, bool] = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     modes = tuple(mode for mode, chosen in switches.items() if chosen)
-    changes = overrides.parse(settings or [], {"tower_batch": tower_batch, "precision": precision})
-    if photos := image_folder(what, data):
-        what, data = "folder", photos
-    changes, _ = choose_dataset(what, changes, data)
-    recipe, _ = recipe_of(what, changes)
+    options = {"tower_batch": tower_batch, "precision": precision, "model": model, "dataset": dataset}
+    changes = overrides.parse(settings or [], options)
+    subject = subject_of(what, changes, data.absolute() if data else None)
+    recipe = subject.recipe
+    numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, _ = fixed_precision(recipe, device, None)
-    place = {"device": device, "processes": processes, "data": data.absolute() if data else None}
-    placement = validated(Placement, {**place, "reduction": reduction})
+    place = {"device": device, "processes": processes, "data": subject.data}
+    placement = validated(Placement, {**place, "cache_limit": cache_limit, "reduction": reduction})
     most = processes or capacity(recipe, placement)
 
     def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Measurement":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lockstep.cli.options import Data, Device, Json
+from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, note_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def evaluate(
         typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new."),
     ] = False,
     data: Data = None,
+    cache_limit: CacheLimit = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -64,8 +65,9 @@ def evaluate(
         str | None,
         typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
     ] = None,
+    dataset: Dataset = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a model whose source has changed since it was trained.")
+        bool, typer.Option("--strict", help="Refuse a model or dataset whose source has changed since it was trained.")
     ] = False,
     save_model: Annotated[
         Path | None,
@@ -99,8 +101,7 @@ def evaluate(
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
-    from lockstep.cli.resolve import data_of, refuse_code
-    from lockstep.config.jobs import EvalJob
+    from lockstep.api.jobs import chosen_checkpoint, eval_job
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
     from lockstep.processes.world import World
@@ -115,35 +116,21 @@ def evaluate(
     if watch and (checkpoint is not None or save_model is not None):
         option = "--checkpoint" if checkpoint is not None else "--save-model"
         raise LockstepError(f"{option} is for one checkpoint, and --watch evaluates each: leave one of them out")
-    chosen = None if checkpoint is None else _checkpoint(checkpoint)
+    chosen_checkpoint(checkpoint)  # raises before the run is waited for
     world = World.from_environment()
     if save_model is not None and world.process == 0:
         _check_new_file(save_model)
     opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.open(run)
-    recipe = opened.recipe()
-    if model is None:
-        refuse_code(run, recipe)
-    elif model != recipe.model:
-        raise LockstepError(f"--model {model}: {run} was trained with model {recipe.model}: give that, or leave it out")
-    opened.check_recipe()
     processes = 1 if watch and processes is None else processes
-    fields = {"device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None, world)}
-    job = EvalJob(
-        recipe=recipe, placement=validated(Placement, fields), path=run,
-        weights=weights, split=split or recipe.evaluated_split, examples=examples, checkpoint=chosen,
-        save_model=save_model, watch=watch, interval=interval, once=once, strict=strict, json_output=json_output,
-        quiet=quiet,
+    fields = {
+        "device": device, "processes": processes, "data": data.absolute() if data else None, "cache_limit": cache_limit,
+    }  # fmt: skip
+    job = eval_job(
+        opened, validated(Placement, fields), code={"model": model, "dataset": dataset}, split=split,
+        checkpoint=checkpoint, note=note_of(world), weights=weights, examples=examples, save_model=save_model,
+        watch=watch, interval=interval, once=once, strict=strict, json_output=json_output, quiet=quiet,
     )  # fmt: skip
     raise typer.Exit(launch(job, world))
-
-
-def _checkpoint(text: str) -> int | Literal["best"]:
-    """Return the checkpoint that --checkpoint names. Raises: LockstepError."""
-    if text == "best":
-        return "best"
-    if not (text.isascii() and text.isdigit()):
-        raise LockstepError(f"--checkpoint {text!r}: give best, or the number of steps of a checkpoint, as in 1000")
-    return int(text)
 
 
 def _check_new_file(path: Path) -> None:

@@ -1,10 +1,15 @@
 """Options that several commands share."""
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from lockstep.processes.world import World
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
@@ -13,6 +18,19 @@ Data = Annotated[
     typer.Option(
         "--data", help="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download."
     ),
+]
+CacheLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--cache-limit",
+        metavar="GB",
+        min=0,
+        help="Disk space for caches of decoded images; 0: decode on the fly. Default: half of the free space.",
+    ),
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option("--dataset", help="The run's own package.module:function, to allow that its code is executed."),
 ]
 Processes = Annotated[
     int | None,
@@ -29,3 +47,13 @@ Quiet = Annotated[
     typer.Option("--quiet", "-q", help="Print only errors, and the record of --json. log.txt still has everything."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout, and nothing else there.")]
+
+
+def note_of(world: "World") -> Callable[[str], None]:
+    """Return a function that prints a message for the user on stderr, in the first process of the run only."""
+
+    def note(text: str) -> None:
+        if world.process == 0:
+            print(text, file=sys.stderr)
+
+    return note

@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, Data, Device, Json, Processes, Quiet
+from lockstep.cli.options import STARTED, CacheLimit, Data, Device, Json, Processes, Quiet, note_of
 
 
 def train(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
-            help="A recipe's name, a recipe file, a run's folder, or a folder with a folder of images for each class.",
+            help="A recipe's name, a recipe file, a run's folder, or a folder with a folder of images for each class. "
+            "Default: digits, or the recipe of --init RUN.",
         ),
-    ] = "digits",
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change any recipe setting; `lockstep show` lists them."),
@@ -30,10 +31,21 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of initial weights, order, augmentation and dropout.")] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as package.module:function.")] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|RUN",
+            help="Start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.",
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A built-in dataset, or your own as package.module:function.")
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware.")
     ] = None,
     data: Data = None,
+    cache_limit: CacheLimit = None,
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder that contains the runs.")] = Path("runs"),
     resume: Annotated[
@@ -88,14 +100,12 @@ def train(
       lockstep train mnist --precision bfloat16 --data ~/mnist
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
-      lockstep train photos                                   your images, in photos/cats, photos/dogs, ...
+      lockstep train --init runs/try --epochs 20              a new run from the final weights of another
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.cli.resolve import choose_dataset, data_of, fixed_precision, folder_for, image_folder
-    from lockstep.cli.resolve import recipe_of, result_of  # isort: skip
+    from lockstep.api.jobs import CompleteRun, train_job
     from lockstep.config import overrides
-    from lockstep.config.jobs import TrainJob
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
     from lockstep.processes.world import World
@@ -103,37 +113,28 @@ def train(
 
     options = {
         "towers": towers, "batch": batch, "tower_batch": tower_batch, "epochs": epochs, "steps": steps,
-        "lr": lr, "seed": seed, "model": model, "precision": precision,
+        "lr": lr, "seed": seed, "model": model, "dataset": dataset, "precision": precision,
     }  # fmt: skip
     changes = overrides.parse(settings or [], options)
-    if photos := image_folder(what, data):
-        what, data = "folder", photos
-    changes, data_note = choose_dataset(what, changes, data)
     placement = validated(
         Placement,
         {
             "device": device, "processes": processes, "reduction": reduction,
-            "data": data.absolute() if data else None,
+            "data": data.absolute() if data else None, "cache_limit": cache_limit,
             "log_every": log_every, "save_every": save_every, "save_every_s": save_every_s, "eval_every": eval_every,
             "digest_every": digest_every, "keep": keep,
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
         },
     )  # fmt: skip
-    recipe, named_run = recipe_of(what, changes)
     world = World.from_environment()
-    folder = folder_for(named_run, name, runs, resume, recipe, world, photos)
-    recipe, precision_note = fixed_precision(recipe, placement.device, folder.path if folder.resume else None)
-    if folder.resume:
-        if (result := result_of(folder.path, recipe, world)) is not None:
-            if world.process == 0:
-                _print_complete(folder.path, result, quiet=quiet, json_output=json_output)
-            return
-        placement = placement.replace(data=data_of(folder.path, placement.data, world))
-    job = TrainJob(
-        recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
-        strict=strict, notes=tuple(filter(None, (precision_note, data_note))), json_output=json_output, quiet=quiet,
-        started=STARTED,
+    job = train_job(
+        what, changes, placement, init=init, name=name, runs=runs, resume=resume, world=world, note=note_of(world),
+        own_program=True, strict=strict, json_output=json_output, quiet=quiet, started=STARTED,
     )  # fmt: skip
+    if isinstance(job, CompleteRun):
+        if world.process == 0:
+            _print_complete(job.path, job.result, quiet=quiet, json_output=json_output)
+        return
     raise typer.Exit(launch(job, world))
 
 

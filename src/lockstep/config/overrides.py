@@ -3,7 +3,7 @@
 import copy
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from lockstep.errors import LockstepError
 from lockstep.settings import validated
 
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
+_OF_ONE_MODEL = ("model_options", "weight_decay", "freeze", "lr_factors")  # these name parts of a model
+_EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
 def parse(settings: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,16 +55,20 @@ def read_file(path: Path) -> dict[str, Any]:
         raise LockstepError(f"recipe file {path}: {error}") from None
 
 
-def make(fields: Mapping[str, Any], *sources: Mapping[str, Any]) -> Recipe:
+def make(
+    fields: Mapping[str, Any], *sources: Mapping[str, Any], note: Callable[[str], None] = lambda text: None
+) -> Recipe:
     """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then options).
 
     A dotted name sets one value in a group of settings. Changing `towers` alone keeps the tower batch. `tower_batch`
     and `batch` both set the batch, so one source may give only one of them; the same holds for `steps` and `epochs`.
+    A source that changes the model drops the settings that name parts of the old model, and sends a `note`.
     Raises: LockstepError naming the setting, what it got and what is allowed.
     """
     changed = copy.deepcopy(dict(fields))
     for source in sources:
         _refuse_contradiction(source)
+        _drop_settings_of_another_model(changed, source, note)
         _change(changed, source)
     return validated(Recipe, changed)
 
@@ -72,6 +78,34 @@ def _refuse_contradiction(source: Mapping[str, Any]) -> None:
         if one in source and other in source:
             what = "the batch (of all towers, of one)" if one == "batch" else "the length of the run"
             raise LockstepError(f"{one} and {other} both set {what}: give one of them")
+
+
+def _drop_settings_of_another_model(
+    fields: dict[str, Any], source: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """If `source` changes the model, drop the settings in `fields` that name parts of the old one.
+
+    Weight decay becomes the largest coefficient for every matrix, unless `source` gives another one.
+    """
+    old, new = fields.get("model"), source.get("model")
+    if new is None or old is None or old == new:
+        return
+    given = {name.partition(".")[0] for name in source}
+    texts = []
+    for name in _OF_ONE_MODEL:
+        values = fields.pop(name, None)
+        if not values or not isinstance(values, Mapping) or name in given:
+            continue
+        if name != "weight_decay":
+            texts.append(f"{name} is dropped")
+        elif values.keys() == {_EVERY_MATRIX}:
+            fields[name] = values
+        else:
+            coefficient = values.get(_EVERY_MATRIX, max(values.values()))
+            fields[name] = {_EVERY_MATRIX: coefficient}
+            texts.append(f"weight_decay is {coefficient:g} for every matrix")
+    if texts:
+        note(f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. --set gives others")
 
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:

@@ -41,6 +41,9 @@ class Placement(Settings):
         processes: number of processes. None: one for each GPU, or on CPU min(towers, cores / threads_per_tower).
         reduction: a name in REDUCTIONS. One that is not exact needs exact = false in the recipe.
         data: folder of the dataset. None searches LOCKSTEP_DATA and the user's cache.
+        cache_limit: GB that the caches of decoded images may take on the disk, together; 0 makes none. None: half of
+            what is free.
+        init: file of weights that the run starts from, or None. The recipe has its SHA-256.
         log_every, save_every, eval_every: steps between lines, checkpoints and evaluations. eval_every None: at the
             end only.
         save_every_s: seconds of training that a crash may cost at most; 0 saves by steps only.
@@ -57,6 +60,8 @@ class Placement(Settings):
     processes: int | None = Field(None, ge=1)
     reduction: str = "tree"
     data: Path | None = None
+    cache_limit: float | None = Field(None, ge=0)
+    init: Path | None = None
     log_every: int = Field(10, ge=1)
     save_every: int = Field(1000, ge=1)
     save_every_s: float = Field(30.0, ge=0)

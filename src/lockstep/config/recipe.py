@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, FOLDER, Augmentation
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Policy
 from lockstep.errors import unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -23,9 +23,10 @@ from lockstep.settings import Settings, choose, dotted
 if TYPE_CHECKING:
     from lockstep.data.plan import Plan
 
+LEAST_IMAGE_PX = 32  # the least side of the images of a folder
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_OWN_MODEL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -40,21 +41,36 @@ def _full_name(precision: Any) -> Any:
     return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
 
 
+def _policy(value: Any) -> Any:
+    return None if value is None else choose("policy", POLICIES)(value)
+
+
 class Recipe(Settings):
     """All settings that can change a bit of the result. A frozen value that can be read without torch.
 
     Attributes:
         name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: a name in DATASETS, or "folder": the folder of images that the placement's `data` names.
-        image_px: the side to which images of a folder are brought; see `data/decode.py`.
-        test_share: the share of a folder's images that are test images, if it has no folder for them.
-        skip_unreadable: leave out the images of a folder that cannot be read. False refuses the folder.
+        dataset: a name in DATASETS; "folder": the folder of images that the placement names as `data`;
+            package.module:function of your own; or "memory" for data that a Python program gave.
+        dataset_sha256: the SHA-256 of the data that a Python program gave; None for all other datasets.
+        image_px: the side in pixels to which the images of a folder, or of your own dataset, are brought. None for all
+            others, and for own images that have one size.
+        test_share: of a folder without a test part, the share of the images that become it, by a hash of each file.
+        skip_unreadable: False makes files of a folder that are no readable images an error.
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
             of the test images, so that settings can be chosen without looking at the test images. The choice of
             images is the same for every seed.
         model: a name in MODELS, or package.module:function of your own.
         model_options: keyword arguments of the model's function; see its docstring.
+        init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
         augmentation: how images become network input.
+        policy: random operations on the training images before `augmentation`; None for no operations.
+        erasing: probability that a random box of a training image is set to 0 after `augmentation`: the mean colour
+            if that normalises, else black.
+        mixup, cutmix: parameter alpha of the Beta(alpha, alpha) distribution of an image's share when it is mixed with
+            the next image of its tower; 0 turns it off. The loss is the mixed one of both labels.
+        class_weights: "balanced" multiplies the training loss of each example by examples / (classes * examples of its
+            class). "none" leaves it unweighted. Evaluations never weight.
         progressive: smaller images in the first part of training; None trains on full-sized images.
         label_smoothing: share of each target that is spread over all classes, in training.
         test_views: which views of an image are classified in evaluation; their logits are averaged. "one": the image.
@@ -63,10 +79,21 @@ class Recipe(Settings):
         towers: number of logical replicas; each sees batch / towers examples a step.
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them is set.
+        min_steps: the least number of steps of a run whose length is in epochs, so that a small dataset is learnt too.
+        patience: number of epochs without a better accuracy after which the run ends early; the best weights are then
+            its result. It is evaluated after each epoch, on the held-out images or the dataset's validation split,
+            never on the test images. None trains to the end, and the last weights are the result.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
-        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss.
-        freeze: name of a layer or parameter -> share of the run after which it is no longer trained. The backward pass
-            ends before frozen layers at the input.
+        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss, except with AdamW. The name
+            "default" stands for all parameters of two or more dimensions (Muon: exactly two) that are not named.
+        clip: the largest norm of the mean gradient of all parameters together; a longer gradient is shortened to it
+            before the update. None does not clip.
+        freeze: name of a layer or parameter -> share of the run after which it is no longer trained; 0 from the start.
+            The backward pass ends before frozen layers at the input. Buffers of frozen layers do not change either, and
+            their norm layers compute with the running averages. This holds for a norm layer that is named, lies in a
+            named layer, or has only parameters that are frozen.
+        lr_factors: name of a layer or parameter -> factor on its learning rate. Of several names that a parameter lies
+            in, the longest counts.
         ema: the exponential moving average of the parameters, or None.
         precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
             reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
@@ -83,13 +110,20 @@ class Recipe(Settings):
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
-    image_px: int | None = Field(None, ge=32, le=256)
+    dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    image_px: int | None = Field(None, ge=LEAST_IMAGE_PX, le=256)
     test_share: float = Field(0.2, gt=0, lt=1)
     skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
     model: str
     model_options: dict[str, Any] = Field({})
+    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
+    policy: Annotated[Policy | None, BeforeValidator(_policy)] = None
+    erasing: float = Field(0.0, ge=0, le=1)
+    mixup: float = Field(0.0, ge=0)
+    cutmix: float = Field(0.0, ge=0)
+    class_weights: Literal["none", "balanced"] = "none"
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
@@ -97,11 +131,15 @@ class Recipe(Settings):
     batch: int = Field(ge=1)
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0)
+    min_steps: int = Field(1, ge=1)
+    patience: int | None = Field(None, ge=1)
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    clip: float | None = Field(None, gt=0)
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
+    lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     ema: EMA | None = None
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
     compile: bool = False
@@ -112,21 +150,29 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.dataset not in (*DATASETS, FOLDER):
-            raise ValueError(unknown("dataset", self.dataset, (*DATASETS, FOLDER)))
-        if self.dataset == FOLDER and self.image_px is None:
-            raise ValueError("dataset folder needs the side of its images: --set image_px=64, or 32 to 256")
+        if self.dataset not in (*DATASETS, IMAGE_FOLDER, MEMORY) and not _OWN.fullmatch(self.dataset):
+            allowed = unknown("dataset", self.dataset, (*DATASETS, IMAGE_FOLDER))
+            raise ValueError(f"{allowed}, or package.module:function of your own")
+        if (self.dataset == MEMORY) != (self.dataset_sha256 is not None):
+            raise ValueError(
+                f"dataset {MEMORY} and dataset_sha256 belong together, and data= of lockstep.train sets both: leave "
+                f"them out"
+            )
+        if self.dataset == IMAGE_FOLDER and self.image_px is None:
+            raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
         for name in ("image_px", "test_share", "skip_unreadable"):
             if self.dataset in DATASETS and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
                     f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"
                 )
-        if self.model not in MODELS and not _OWN_MODEL.fullmatch(self.model):
+        if self.model not in MODELS and not _OWN.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
+        if (self.mixup or self.cutmix) and self.tower_batch == 1:
+            raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
         return self
 
     @property
@@ -135,16 +181,26 @@ class Recipe(Settings):
         return self.batch // self.towers
 
     @property
+    def own_code(self) -> dict[str, str]:
+        """Return the settings that name code of the user's own, as package.module:function."""
+        return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
+
+    @property
     def evaluated_split(self) -> str:
-        """Return the split that training evaluates: "held-out" if `held_out` is set, else "test"."""
-        return "held-out" if self.held_out else "test"
+        """Return the split that training evaluates.
+
+        It is "held-out" if `held_out` is set, "validation" if `patience` is, else "test".
+        """
+        if self.held_out:
+            return "held-out"
+        return "test" if self.patience is None else "validation"
 
     def over(self, examples: int) -> "Course":
         """Return the course of a run on `examples` training examples."""
         if self.steps is not None:
             return Course(self, examples, self.steps)
         assert self.epochs is not None
-        return Course(self, examples, max(1, round(self.epochs * examples / self.batch)))
+        return Course(self, examples, max(self.min_steps, round(self.epochs * examples / self.batch)))
 
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the non-default settings.
@@ -192,6 +248,11 @@ class Course:
         """Return how many epochs are complete before `step`, as a fraction."""
         return step * self.recipe.batch / self.examples
 
+    def completes_epoch(self, step: int) -> bool:
+        """Return whether update number `step` (1 for the first) completes an epoch."""
+        batch = self.recipe.batch
+        return step * batch // self.examples > (step - 1) * batch // self.examples
+
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of `step`."""
         recipe = self.recipe
@@ -210,16 +271,23 @@ class Course:
 
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and how they are augmented."""
-        from lockstep.data.plan import Plan  # imports torch, which must not happen before numerics.prepare
+        # These import torch, which must not happen before numerics.prepare.
+        from lockstep.data.mixing import Mixing
+        from lockstep.data.plan import Plan
 
+        recipe = self.recipe
         return Plan.at(
-            seed=self.recipe.seed,
+            seed=recipe.seed,
             step=step,
-            batch=self.recipe.batch,
-            towers=self.recipe.towers,
+            batch=recipe.batch,
+            towers=recipe.towers,
             examples=self.examples,
-            augmentation=self.recipe.augmentation,
+            augmentation=recipe.augmentation,
             size_px=self.size_px(step),
+            policy=recipe.policy,
+            erasing=recipe.erasing,
+            mixing=Mixing(recipe.mixup, recipe.cutmix),
+            balanced=recipe.class_weights == "balanced",
         )
 
 

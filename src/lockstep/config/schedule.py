@@ -3,6 +3,7 @@
 Durations are in epochs of the global batch, so a schedule does not depend on the number of towers or processes.
 """
 
+import math
 from itertools import accumulate
 from typing import Annotated, Literal
 
@@ -69,6 +70,31 @@ class Triangle(Settings):
         return f"{rise}linear fall to 0"
 
 
+class Cosine(Settings):
+    """A linear rise from the factor `start` over the first share `warmup` of the run, then half a cosine to `end`.
+
+    Source: Loshchilov and Hutter, 2017 (arXiv:1608.03983), without restarts; the rise as in Goyal et al., 2017.
+    """
+
+    kind: Literal["cosine"] = "cosine"
+    start: float = Field(0.1, ge=0, le=1)
+    warmup: float = Field(0.05, ge=0, lt=1)
+    end: float = Field(0.0, ge=0, le=1)
+
+    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
+        """Return the factor on the base learning rate at `step` of `steps`; it is above `end` before the end."""
+        peak = self.warmup * steps
+        if step < peak:
+            return self.start + (1.0 - self.start) * step / peak
+        turn = math.pi * (step - peak) / (steps - peak)
+        return self.end + (1.0 - self.end) * (1.0 + math.cos(turn)) / 2.0
+
+    def describe(self) -> str:
+        """Return the rule in words, for the start-up block."""
+        rise = f"linear rise over {self.warmup:.0%} of the run, then " if self.warmup else ""
+        return f"{rise}half a cosine to {self.end:g} of it"
+
+
 class Progressive(Settings):
     """Smaller images in early training: each of `sizes_px` for its share (`shares`) of the run's steps.
 
@@ -97,5 +123,5 @@ class Progressive(Settings):
 
 
 # The registry: a new schedule is a class above and its name here.
-Schedule = Constant | Staircase | Triangle
+Schedule = Constant | Staircase | Triangle | Cosine
 SCHEDULES = kinds(Schedule)

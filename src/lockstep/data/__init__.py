@@ -1,9 +1,12 @@
-"""Datasets and augmentations, and the registries of both."""
+"""Datasets, augmentations and policies, and their registries."""
 
+from lockstep.data.augmentations import Crop as Crop
 from lockstep.data.augmentations import Distort as Distort
 from lockstep.data.augmentations import FlipTranslate as FlipTranslate
 from lockstep.data.augmentations import Plain as Plain
 from lockstep.data.augmentations import Shift as Shift
+from lockstep.data.policies import RandAugment as RandAugment
+from lockstep.data.policies import TrivialAugment as TrivialAugment
 from lockstep.settings import kinds
 
 # name -> the function that reads the dataset: (folder) -> {"train": Dataset, "test": Dataset, ...}.
@@ -16,9 +19,14 @@ DATASETS = {
     "fashion-mnist": "lockstep.data.mnist:load_fashion",
 }
 
-# The dataset that is a folder of the user's own images. data/folder/ reads it by the recipe's settings.
-FOLDER = "folder"
+# The dataset of a folder of images, which the placement names. `folder/` reads it.
+IMAGE_FOLDER = "folder"
+MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `own.py` stores and reads it
 
 # To add an augmentation, write its settings class and add the class to this union.
-Augmentation = Plain | Shift | Distort | FlipTranslate
+Augmentation = Plain | Shift | Distort | FlipTranslate | Crop
 AUGMENTATIONS = kinds(Augmentation)
+
+# To add a policy, write its settings class and add the class to this union.
+Policy = TrivialAugment | RandAugment
+POLICIES = kinds(Policy)

@@ -172,3 +172,50 @@ class FlipTranslate(Settings):
         from lockstep.data import transforms
 
         return transforms.normalise(images, self.means, self.deviations)
+
+
+class Crop(Settings):
+    """Random crops, resized to the images' size, and random flips: the usual augmentation of photos.
+
+    In training, a crop has a share of the image's area uniform in `scale`, and a ratio of width to height uniform in
+    `ratio` on a logarithmic scale, both cut to the image. With `flip`, half of the images are mirrored, at random. In
+    training and testing, each channel is normalised by `means` and `deviations`, of pixels / 255.
+    Source: Szegedy et al. 2015 (arXiv:1409.4842); the defaults of `means` and `deviations` are those of ImageNet.
+    """
+
+    kind: Literal["crop"] = "crop"
+    scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.35, 1.0)
+    ratio: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.75, 4 / 3)
+    flip: bool = True
+    means: tuple[float, ...] = (0.485, 0.456, 0.406)
+    deviations: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Crop":
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if low > high:
+                raise ValueError(f"{name} is [low, high], got {[low, high]}")
+        if len(self.means) != len(self.deviations):
+            raise ValueError(
+                f"{len(self.means)} means and {len(self.deviations)} deviations: give one of each for every channel"
+            )
+        return self
+
+    def shape(self, height: int, width: int, channels: int) -> Shape:
+        """Return the shape [C, h, w] of the result for images of this size."""
+        if channels != len(self.means):
+            raise ValueError(f"augmentation.means are for {len(self.means)} channels, the images have {channels}")
+        return channels, height, width
+
+    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+        """Return a random crop of each image, flipped or not, normalised."""
+        from lockstep.data import transforms
+
+        crops = transforms.resized_crop(images, keys, self.scale, self.ratio, self.flip)
+        return transforms.normalise(crops, self.means, self.deviations)
+
+    def test(self, images: "Tensor") -> "Tensor":
+        """Return the images, normalised."""
+        from lockstep.data import transforms
+
+        return transforms.normalise(images, self.means, self.deviations)

@@ -34,7 +34,7 @@ class Source:
     Attributes:
         name: the dataset's name in DATASETS.
         images: the number of images in all splits.
-        side_px: the side of the images.
+        side_px: the side of the images in pixels.
         files: for each file that the reader needs, the names that it may have.
         subfolders: subfolders of a data folder that may hold the files.
         archives: the files to download; empty for a dataset that comes with a package.

@@ -1,7 +1,9 @@
-"""Dataset: labelled images in memory. Shard: the examples of one tower in one step."""
+"""Dataset: labelled images, in memory or read on demand. Shard: the examples of one tower in one step."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -10,19 +12,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
+from lockstep.data.images import Images
+from lockstep.data.mixing import mix, partners
 from lockstep.data.plan import Plan
-from lockstep.data.transforms import resize
+from lockstep.data.transforms import erase, resize
 
 
 class Shard(NamedTuple):
     """The examples of one tower in one step.
 
-    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b].
+    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b]; of a mixed image the one with
+    the larger share. weights: float32 [b], the factor of each image's loss for its label; None stands for ones.
+    other_labels, other_weights: of the rest of each mixed image, or None if images are not mixed.
     """
 
     tower: int
     images: Tensor
     labels: Tensor
+    weights: Tensor | None = None
+    other_labels: Tensor | None = None
+    other_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -30,13 +39,14 @@ class Dataset:
     """Labelled images of one size, all on one device.
 
     Attributes:
-        images: uint8 [N, H, W, C].
+        images: uint8 [N, H, W, C]: a tensor, or `Images` that are not all in memory. Both have `shape` and `to`, and
+            are indexed by an int64 tensor or a slice.
         labels: int64 [N], each in range(len(classes)).
         classes: the names of the classes, in label order.
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
     """
 
-    images: Tensor
+    images: Tensor | Images
     labels: Tensor
     classes: tuple[str, ...]
     sha256: str
@@ -62,7 +72,7 @@ class Dataset:
 
     def first(self, count: int) -> "Dataset":
         """Return the first `count` examples, in file order. The dataset must be on the CPU."""
-        return Dataset.of(self.images[:count].numpy(), self.labels[:count].numpy(), self.classes)
+        return self._select(np.arange(min(count, len(self))))
 
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
         """Split off `count` random examples: return (the remaining examples, the held-out examples).
@@ -71,9 +81,32 @@ class Dataset:
         """
         chosen = np.zeros(len(self), bool)
         chosen[rng.permutation(0, "held-out", 0, len(self))[:count]] = True
-        images, labels = self.images.numpy(), self.labels.numpy()
-        kept, held = (Dataset.of(images[rows], labels[rows], self.classes) for rows in (~chosen, chosen))
+        kept, held = (self._select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
         return kept, held
+
+    def _select(self, rows: NDArray[np.int64]) -> "Dataset":
+        """Return the examples of `rows`. Pixels of `Images` are not copied."""
+        labels = self.labels.numpy()[rows]
+        if isinstance(self.images, Tensor):
+            return Dataset.of(self.images.numpy()[rows], labels, self.classes)
+        digest = hashlib.sha256(f"{self.sha256} rows".encode() + rows.tobytes()).hexdigest()
+        return Dataset(self.images.select(rows), torch.from_numpy(labels), self.classes, digest)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of pixels that this process holds."""
+        return self.images.nbytes if isinstance(self.images, Tensor) else self.images.held_bytes
+
+    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+        """Prepare for reading the shards of `towers` under `plan` soon. Does nothing for images in memory."""
+        if isinstance(self.images, Images):
+            for tower in towers:
+                self.images.expect(torch.from_numpy(plan.examples[tower]))
+
+    def expect_rows(self, start: int, stop: int) -> None:
+        """Prepare for reading the images from `start` to `stop` (not included) soon, as `expect` does."""
+        if isinstance(self.images, Images):
+            self.images.expect(slice(start, stop))
 
     def shard(self, plan: Plan, tower: int) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.
@@ -83,5 +116,35 @@ class Dataset:
         """
         keys = plan.keys(tower)
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
-        images = plan.augmentation.train(self.images.index_select(0, rows), keys)
-        return Shard(tower, resize(images, plan.size_px) if plan.size_px else images, self.labels[rows])
+        images = self.images.index_select(0, rows) if isinstance(self.images, Tensor) else self.images[rows]
+        if plan.policy:
+            images = plan.policy.apply(images, keys)
+        images = plan.augmentation.train(images, keys)
+        if plan.size_px:
+            images = resize(images, plan.size_px)
+        if plan.erasing:
+            images = erase(images, keys, plan.erasing)
+        labels = self.labels[rows]
+        weights = self.balanced_weights[labels] if plan.balanced else None
+        if not any(plan.mixing):
+            return Shard(tower, images, labels, weights)
+        images, shares = mix(images, keys, plan.mixing)
+        weights = torch.ones_like(shares) if weights is None else weights
+        own, other = (labels, weights * shares), (partners(labels), partners(weights) * (1.0 - shares))
+        smaller = shares < 0.5
+        pairs = (own, other), (other, own)
+        (labels, weights), (other_labels, other_weights) = (
+            (torch.where(smaller, b[0], a[0]), torch.where(smaller, b[1], a[1]).float()) for a, b in pairs
+        )
+        return Shard(tower, images, labels, weights, other_labels, other_weights)
+
+    @cached_property
+    def balanced_weights(self) -> Tensor:
+        """Return the factor of each class's loss that gives all classes the same part of it: float32 [classes].
+
+        It is examples / (classes with examples * examples of the class), so its mean over the examples is 1. A class
+        without examples has 0.
+        """
+        counts = torch.bincount(self.labels.cpu(), minlength=len(self.classes)).double()
+        even = len(self) / (torch.count_nonzero(counts) * counts)
+        return torch.where(counts > 0, even, 0.0).float().to(self.labels.device)

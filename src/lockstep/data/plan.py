@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import rng
+from lockstep.data.mixing import Mixing
 from lockstep.data.transforms import Keys
 
 if TYPE_CHECKING:
-    from lockstep.data import Augmentation
+    from lockstep.data import Augmentation, Policy
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Plan:
 
     Attributes:
         epochs, examples: int64 [towers, b].
+        augmentation, policy, erasing, mixing, balanced: what happens to the examples; see `Recipe`, whose
+            `class_weights` are "balanced" if `balanced` is true.
         size_px: the side to which images are resized; None keeps their size.
     """
 
@@ -32,6 +35,10 @@ class Plan:
     examples: NDArray[np.int64]
     augmentation: "Augmentation"
     size_px: int | None = None
+    policy: "Policy | None" = None
+    erasing: float = 0.0
+    mixing: Mixing = Mixing()  # noqa: RUF009  an immutable value
+    balanced: bool = False
 
     @staticmethod
     def at(
@@ -43,6 +50,10 @@ class Plan:
         examples: int,
         augmentation: "Augmentation",
         size_px: int | None = None,
+        policy: "Policy | None" = None,
+        erasing: float = 0.0,
+        mixing: Mixing = Mixing(),  # noqa: B008  an immutable value
+        balanced: bool = False,
     ) -> "Plan":
         """Return the plan of `step` for a dataset of `examples` examples."""
         position = np.arange(step * batch, (step + 1) * batch)
@@ -51,7 +62,8 @@ class Plan:
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             inside = epochs == epoch
             chosen[inside] = _order(seed, epoch, examples)[offsets[inside]]
-        return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), augmentation, size_px)
+        by_tower = epochs.reshape(towers, -1), chosen.reshape(towers, -1)
+        return Plan(seed, *by_tower, augmentation, size_px, policy, erasing, mixing, balanced)
 
     def first(self, count: int) -> "Plan":
         """Return a plan of one tower with the first `count` examples of this plan's first tower (all, if fewer)."""

@@ -17,9 +17,9 @@ SHAPES = {
 def load(name: str, examples: int, image_px: int | None = None) -> dict[str, Dataset]:
     """Return `examples` random images in the shape of dataset `name`, the same images in every process.
 
-    `image_px` is the side of the images of a folder, which are coloured and of 10 classes.
+    image_px: the side of the images of a dataset without a size of its own, which gets three channels and ten classes.
     """
-    *shape, classes = SHAPES[name] if image_px is None else (image_px, image_px, 3, 10)
+    *shape, classes = (image_px, image_px, 3, 10) if image_px is not None else SHAPES[name]
     images = np.random.default_rng(0).integers(0, 256, (examples, *shape), dtype=np.uint8)
     dataset = Dataset.of(images, np.arange(examples) % classes, tuple(map(str, range(classes))))
     return {"train": dataset, "test": dataset}

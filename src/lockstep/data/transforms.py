@@ -81,8 +81,31 @@ def translate(images: Tensor, keys: Keys, pixels: int, flips: NDArray[np.bool_])
     return _gathered(images, rows, np.where(flips[:, None], columns[:, ::-1], columns))
 
 
+def resized_crop(
+    images: Tensor, keys: Keys, scale: tuple[float, float], ratio: tuple[float, float], flip: bool
+) -> Tensor:
+    """Crop each image at random and resize the crop to the image's size, bilinear; uint8 -> float32 [b, H, W, C].
+
+    The crop's share of the area is uniform in `scale`, the logarithm of its width / height (of a square image) uniform
+    in that of `ratio`, its position uniform; a crop that would be larger than the image is cut to it. With `flip`, each
+    image is mirrored with probability 1/2. A crop is never larger than the result, so no antialiasing is needed.
+    """
+    height, width = images.shape[1:3]
+    area = rng.uniform(keys.words("crop_area"), *scale)
+    aspect = np.exp(rng.uniform(keys.words("crop_ratio"), math.log(ratio[0]), math.log(ratio[1])))
+    down = np.minimum(np.sqrt(area / aspect), 1.0) * height
+    across = np.minimum(np.sqrt(area * aspect), 1.0) * width
+    tops, lefts = (rng.uniform(keys.words(stream)) for stream in ("crop_y", "crop_x"))
+    rows = _sampled((height - down) * tops, down, height)
+    columns = _sampled((width - across) * lefts, across, width)
+    if flip:
+        mirrored = (rng.below(keys.words("flip"), 2) == 1)[:, None]
+        columns = np.where(mirrored, columns[:, ::-1], columns)
+    return _interpolated(images, rows, columns)
+
+
 def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Tensor:
-    """Return (pixel / 255 - mean) / deviation by channel: uint8 [b, H, W, C] -> float32 [b, C, H, W], channels last."""
+    """Return (pixel / 255 - mean) / deviation by channel: [b, H, W, C] -> float32 [b, C, H, W], channels last."""
     scales, offsets = _affine(tuple(means), tuple(deviations), images.device)
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
@@ -90,14 +113,53 @@ def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float
 def cutout(images: Tensor, keys: Keys, size_px: int) -> Tensor:
     """Set a square of side `size_px`, at a uniform offset inside each image, to 0; float32 [b, C, H, W], in place."""
     height, width = images.shape[2:]
-    tops, lefts = (
-        torch.from_numpy(rng.below(keys.words(stream), extent - size_px + 1)).to(images.device)[:, None]
+    top, left = (
+        rng.below(keys.words(stream), extent - size_px + 1)
         for stream, extent in (("cutout_y", height), ("cutout_x", width))
     )
-    rows, columns = (torch.arange(extent, device=images.device) for extent in (height, width))
-    down = (rows >= tops) & (rows < tops + size_px)  # [b, H]
-    across = (columns >= lefts) & (columns < lefts + size_px)  # [b, W]
-    return images.masked_fill_((down[:, :, None] & across[:, None])[:, None], 0.0)
+    boxes = inside_boxes(top, top + size_px, left, left + size_px, height, width, images.device)
+    return images.masked_fill_(boxes, 0.0)
+
+
+def erase(images: Tensor, keys: Keys, probability: float) -> Tensor:
+    """Set a random box of each image to 0, with `probability`; float32 [b, C, H, W], in place.
+
+    The box has a share of the area uniform in [0.02, 0.33), and a ratio of its sides uniform in [0.3, 1): tall or wide
+    with probability 1/2 each. Its sides are rounded to pixels and at most the image's. Its position is uniform.
+    Source: Zhong et al., 2020 (arXiv:1708.04896).
+    """
+    height, width = images.shape[2:]
+    area = rng.uniform(keys.words("erase_area"), 0.02, 0.33)
+    ratio = rng.uniform(keys.words("erase_ratio"), 0.3, 1.0)
+    ratio = np.where(rng.below(keys.words("erase_tall"), 2) == 1, ratio, 1.0 / ratio)  # width / height, of the image's
+    chosen = rng.uniform(keys.words("erase")) < probability
+    down, across = (
+        np.clip(np.rint(extent * np.sqrt(share)), 1, extent).astype(np.int64) * chosen
+        for extent, share in ((height, area / ratio), (width, area * ratio))
+    )
+    top, left = (
+        _offset(keys.words(stream), extent - length)
+        for stream, extent, length in (("erase_y", height, down), ("erase_x", width, across))
+    )
+    boxes = inside_boxes(top, top + down, left, left + across, height, width, images.device)
+    return images.masked_fill_(boxes, 0.0)
+
+
+def inside_boxes(
+    top: NDArray[np.int64],
+    bottom: NDArray[np.int64],
+    left: NDArray[np.int64],
+    right: NDArray[np.int64],
+    height: int,
+    width: int,
+    device: torch.device,
+) -> Tensor:
+    """Return which pixels lie in rows [top, bottom) and columns [left, right), all [b]: bool [b, 1, H, W]."""
+    down, across = (
+        torch.from_numpy((np.arange(extent) >= first[:, None]) & (np.arange(extent) < end[:, None])).to(device)
+        for first, end, extent in ((top, bottom, height), (left, right, width))
+    )
+    return (down[:, :, None] & across[:, None])[:, None]
 
 
 def resize(images: Tensor, size_px: int) -> Tensor:
@@ -145,6 +207,11 @@ def standardise(values: Tensor) -> Tensor:
     return centred.mul_(math.sqrt(count) / norm.clamp_min_(1.0)).view_as(values).permute(0, 3, 1, 2)
 
 
+def _offset(words: rng.Words, most: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return words as integers in [0, most], for each image's own `most`."""
+    return (words % (most + 1).astype(np.uint64)).astype(np.int64)
+
+
 def _crops(
     images: Tensor,
     tops: NDArray[np.int64],
@@ -168,6 +235,36 @@ def _gathered(images: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64
     pixels = starts[:, :, None] + torch.from_numpy(columns).to(images.device)[:, None]  # [b, h, w]
     # One flat index of whole pixels takes a quarter of the time, on a CPU, of three indices for each byte.
     return images.reshape(-1, images.shape[3]).index_select(0, pixels.view(-1)).view(*pixels.shape, -1)
+
+
+def _sampled(starts: NDArray[np.float64], lengths: NDArray[np.float64], extent: int) -> NDArray[np.float64]:
+    """Return the positions [b, extent] of `extent` samples at the centres of equal parts of [start, start + length)."""
+    centres = starts[:, None] + (np.arange(extent) + 0.5) * (lengths[:, None] / extent) - 0.5
+    return np.clip(centres, 0.0, extent - 1.0)
+
+
+def _interpolated(images: Tensor, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Tensor:
+    """Return the values of uint8 images [b, H, W, C] at fractional `rows` [b, h] and `columns` [b, w], float32.
+
+    Every output value is computed from its four neighbours alone, so it does not depend on the rest of the batch.
+    """
+    batch, height, width, channels = images.shape
+    device = images.device
+    first = torch.arange(batch, device=device)[:, None]
+
+    def blended(values: Tensor, positions: NDArray[np.float64], extent: int) -> Tensor:
+        """Return values [b * extent, n] at `positions` [b, m] as float32 [b, m, n]."""
+        below = np.floor(positions).astype(np.int64)
+        share = torch.from_numpy((positions - below).astype(np.float32)).to(device)[:, :, None]
+        index = first * extent + torch.from_numpy(below).to(device)
+        after = first * extent + torch.from_numpy(np.minimum(below + 1, extent - 1)).to(device)
+        low, high = (values.index_select(0, i.view(-1)).view(*i.shape, -1).float() for i in (index, after))
+        return low.lerp_(high, share)
+
+    sampled = blended(images.reshape(batch * height, -1), rows, height)  # [b, h, W C]
+    turned = sampled.view(batch, -1, width, channels).transpose(1, 2)  # [b, W, h, C]
+    result = blended(turned.reshape(batch * width, -1), columns, width)  # [b, w, h C]
+    return result.view(batch, columns.shape[1], -1, channels).transpose(1, 2).contiguous()
 
 
 def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:

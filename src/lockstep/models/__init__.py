@@ -7,5 +7,6 @@ MODELS = {
     "digits": "lockstep.models.digits:build",
     "tutorial": "lockstep.models.tutorial:build",
     "whitened": "lockstep.models.whitened:build",
+    "residual": "lockstep.models.residual:build",
     "mnist": "lockstep.models.mnist:build",
 }

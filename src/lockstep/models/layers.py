@@ -4,10 +4,13 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lockstep.errors import LockstepError
 from lockstep.kernels import fused
 from lockstep.kernels.local_response import local_response
+
+_WHITENING_EPSILON = 5e-4  # added to each variance, so that no filter is divided by almost 0
 
 _Layer = TypeVar("_Layer", nn.Conv2d, nn.Linear)
 
@@ -69,6 +72,18 @@ def constant_bias(layer: _Layer, value: float) -> _Layer:
     assert layer.bias is not None
     nn.init.constant_(layer.bias, value)
     return layer
+
+
+def whitening_filters(images: Tensor, patch_px: int) -> Tensor:
+    """Return the filters that whiten the patches of `images`, float32 [n, C, h, w]: [C p p, C, p, p], p = `patch_px`.
+
+    They are the principal directions of all patches, each divided by the deviation along it, the greatest deviation
+    last.
+    """
+    patches = functional.unfold(images, patch_px).transpose(1, 2).reshape(-1, images.shape[1] * patch_px**2)
+    variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
+    filters: Tensor = (directions / (variances + _WHITENING_EPSILON).sqrt()).T
+    return filters.reshape(-1, images.shape[1], patch_px, patch_px)
 
 
 def at_least(shape: tuple[int, int, int], pixels: int, model: str) -> None:

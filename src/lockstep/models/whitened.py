@@ -8,10 +8,9 @@ from torch.nn import functional
 
 from lockstep.errors import LockstepError
 from lockstep.kernels.fused import conv
-from lockstep.models.layers import at_least
+from lockstep.models.layers import at_least, whitening_filters
 
 _PATCH_PX = 2
-_EPSILON = 5e-4  # added to each variance, so that no filter is divided by almost 0
 ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}
 
 
@@ -54,9 +53,7 @@ class Whitened(nn.Module):
         The filters are the principal directions of all 2x2 patches, each divided by the deviation along it, and the
         opposite directions, because the activation suppresses negative values.
         """
-        patches = functional.unfold(images, _PATCH_PX).transpose(1, 2).reshape(-1, self.whitening[0].numel())
-        variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
-        filters = (directions / (variances + _EPSILON).sqrt()).T.reshape(-1, *self.whitening.shape[1:])
+        filters = whitening_filters(images, _PATCH_PX)
         self.whitening.copy_(torch.cat((filters, -filters)))
 
     def forward(self, images: Tensor) -> Tensor:

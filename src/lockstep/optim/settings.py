@@ -1,13 +1,13 @@
 """Settings of the optimizers and of the average of the weights. Needs no torch until something is built.
 
 Each optimizer has one settings class, which builds the optimizer that it describes. The learning rate is no setting
-here: `State.apply` sets it before every step, times the group's `scale` if the group has one. Weight decay is the
-gradient of coefficient / 2 * ||w||^2, with one coefficient for each parameter group.
+here: `State.apply` sets it before every step, times the group's `scale` if the group has one. Weight decay has one
+coefficient for each parameter group. It is the gradient of coefficient / 2 * ||w||^2, except in AdamW.
 """
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -22,10 +22,25 @@ if TYPE_CHECKING:
 
 ParameterGroup = dict[str, Any]  # torch's form: "params", and the values that hold for these parameters
 
+DEFAULT = "default"  # the key of weight_decay that stands for all matrices it does not name
+_ANY_MATRIX = range(2, 100)  # numbers of dimensions
+
 _GUARDED = ("step", "add_param_group", "state_dict", "load_state_dict", "zero_grad")
 
 
-class SGD(Settings):
+class OptimizerSettings(Settings):
+    """The base of all optimizers' settings.
+
+    Attributes:
+        decays_in_loss: True if weight decay is the gradient of a term of the loss.
+        decays_by_default: numbers of dimensions of the parameters that `weight_decay.default` is for.
+    """
+
+    decays_in_loss: ClassVar[bool] = True
+    decays_by_default: ClassVar[range] = _ANY_MATRIX
+
+
+class SGD(OptimizerSettings):
     """Gradient descent, with momentum if `momentum` is not 0; `nesterov` selects Nesterov's form of it."""
 
     kind: Literal["sgd"] = "sgd"
@@ -45,8 +60,8 @@ class SGD(Settings):
         return eager(SGD)(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
 
 
-class Adam(Settings):
-    """Adam (Kingma and Ba, 2015). Weight decay is added to the gradient: this is not AdamW."""
+class Adam(OptimizerSettings):
+    """Adam (Kingma and Ba, 2015). Weight decay is added to the gradient; AdamW separates it."""
 
     kind: Literal["adam"] = "adam"
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -60,13 +75,35 @@ class Adam(Settings):
         return eager(Adam)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
 
 
-class Muon(Settings):
+class AdamW(OptimizerSettings):
+    """Adam with decoupled weight decay: each update first multiplies a parameter by 1 - learning rate * coefficient.
+
+    The decay is no term of the loss. Source: Loshchilov and Hutter, 2019 (arXiv:1711.05101).
+    """
+
+    decays_in_loss: ClassVar[bool] = False
+
+    kind: Literal["adamw"] = "adamw"
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+
+    def build(self, groups: list[ParameterGroup]) -> "Optimizer":
+        """Return the optimizer of the parameter `groups`."""
+        from torch.optim import AdamW
+
+        return eager(AdamW)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+
+
+class Muon(OptimizerSettings):
     """Muon for the filters of convolutions, gradient descent for all other parameters, both with Nesterov's momentum.
 
     The recipe's learning rate applies to filters. Vectors (biases) take `vector_scale` times the learning rate, and
     matrices (dense layers) take `matrix_scale` times it. Weight decay is for vectors and matrices only, because Muon
     keeps the norm of each filter constant. Source: Jordan et al. 2024, with the settings of airbench94_muon.
     """
+
+    decays_by_default: ClassVar[range] = range(2, 3)
 
     kind: Literal["muon"] = "muon"
     momentum: float = Field(0.6, ge=0, lt=1)
@@ -93,7 +130,7 @@ class Muon(Settings):
                 "params": [p for p in group["params"] if p.ndim in dimensions],
                 "weight_decay": group["weight_decay"],
                 "momentum": momentum,
-                "scale": scale,
+                "scale": scale * group.get("scale", 1.0),
                 "orthogonal": 3 in dimensions,
             }
             for group in groups
@@ -118,19 +155,50 @@ class EMA(Settings):
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
 
 
-def by_weight_decay(parameters: "Mapping[str, Tensor]", decay: Mapping[str, float]) -> list[ParameterGroup]:
-    """Return one group for each weight-decay coefficient in use, each with its parameters in the model's order.
+def decay_by_name(
+    parameters: "Mapping[str, Tensor]", decay: Mapping[str, float], optimizer: OptimizerSettings
+) -> dict[str, float]:
+    """Return the weight-decay coefficient of each parameter that has one, by name, in the order of `decay`.
 
+    DEFAULT in `decay` is for the `parameters` with `optimizer.decays_by_default` dimensions which `decay` does not
+    name. They come last, in the model's order. A parameter that the model marks as not trainable is not one of them.
     Raises: LockstepError if `decay` names a parameter that the model does not have.
     """
-    for name in decay:
+    named = {name: coefficient for name, coefficient in decay.items() if name != DEFAULT}
+    for name in named:
         if name not in parameters:
-            hint = ". For a model with other names: --set weight_decay={}"
+            hint = ". For a model with other names: --set weight_decay={}, and --set weight_decay.default=C for decay"
             raise LockstepError(unknown("parameter in weight_decay", name, parameters) + hint)
+    if DEFAULT not in decay:
+        return named
+    others = [
+        name
+        for name, p in parameters.items()
+        if name not in named and p.requires_grad and p.ndim in optimizer.decays_by_default
+    ]
+    return named | dict.fromkeys(others, decay[DEFAULT])
+
+
+def by_weight_decay(parameters: "Mapping[str, Tensor]", decay: Mapping[str, float]) -> list[ParameterGroup]:
+    """Return one group for each coefficient in `decay` (by name), each with its parameters in the model's order."""
     coefficients = sorted({decay.get(name, 0.0) for name in parameters})
     return [
         {"params": [p for name, p in parameters.items() if decay.get(name, 0.0) == c], "weight_decay": c}
         for c in coefficients
+    ]
+
+
+def by_lr_factor(groups: list[ParameterGroup], factors: "Mapping[Tensor, float]") -> list[ParameterGroup]:
+    """Return `groups`, each divided by the factor on the learning rate of its parameters: the new groups' `scale`.
+
+    A parameter that is not in `factors` has factor 1.
+    """
+    if not factors:
+        return groups
+    return [
+        {**group, "params": [p for p in group["params"] if factors.get(p, 1.0) == factor], "scale": factor}
+        for group in groups
+        for factor in sorted({factors.get(p, 1.0) for p in group["params"]})
     ]
 
 

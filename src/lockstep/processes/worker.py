@@ -58,14 +58,17 @@ def _run_job(job: Job, world: World, stop_requests: StopRequests) -> int:
     if isinstance(job, TrainJob):
         from lockstep.run.fit import fit
 
-        outcome = fit(job, reduction, device, stop_requested=stop_requests, local_processes=world.local_processes)
+        outcome = fit(
+            job, reduction, device, stop_requested=stop_requests, local_processes=world.local_processes,
+            reading=_reading(job.quiet),
+        )  # fmt: skip
         stopped_by = outcome.stopped_by
         if job.json_output and outcome.result is not None:
             print(json.dumps(outcome.result), flush=True)
     elif isinstance(job, EvalJob):
         from lockstep.run.evaluation import evaluate_run
 
-        evaluate_run(job, reduction, device)
+        evaluate_run(job, reduction, device, reading=_reading(job.quiet))
     else:
         from lockstep.bench.measure import bench
 
@@ -74,6 +77,20 @@ def _run_job(job: Job, world: World, stop_requests: StopRequests) -> int:
             job.record.write_text(json.dumps(record))
     reduction.close()
     return 0 if stopped_by is None else SIGNAL_BASE + stopped_by
+
+
+@contextlib.contextmanager
+def _reading(quiet: bool) -> Iterator[None]:
+    """Let a signal end the program at once, after it has removed unfinished files. If `quiet`, print no progress.
+
+    Nothing is trained yet when the dataset is read, so there is nothing to save.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(handled_by(leave))
+        if quiet:
+            devnull = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stderr(devnull))
+        yield
 
 
 def _device(placement: Placement, world: World) -> "torch.device":
@@ -113,12 +130,14 @@ def _reduction(job: Job, device: "torch.device", world: World) -> "Reduction":
 
 
 def main() -> None:
-    """Do a worker process's part of the job in FOLDER/job.json. Arguments: FOLDER, and the launcher's process id.
+    """Do a worker process's part of the job in FOLDER/job.json.
 
+    Arguments: FOLDER, the launcher's process id, and folders that are searched for modules after all others.
     A failure leaves a failure file in FOLDER, which the launcher prints.
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    sys.path += [path for path in sys.argv[3:] if path not in sys.path]
     job: Job = TypeAdapter(Job).validate_json((folder / "job.json").read_text())
     threading.Thread(target=_exit_with_launcher, args=(parent, folder), daemon=True).start()
     world = World.from_environment()

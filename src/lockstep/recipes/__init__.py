@@ -14,15 +14,14 @@ RECIPES = {
     "cifar10-record": cifar10_record,
     "cifar10-tutorial": cifar10_tutorial,
     "cifar100": cifar100,
-    "folder": folder,
     "mnist": mnist,
+    "folder": folder,
 }
 
 
 def named(name: str) -> Recipe:
     """Return the recipe `name`. Raises: LockstepError that suggests the nearest names."""
     if name not in RECIPES:
-        raise LockstepError(
-            unknown("recipe", name, RECIPES) + ". Or give a .toml file, or the folder of a run or of images"
-        )
+        others = "Or give a .toml file, the folder of a run, or a folder of images"
+        raise LockstepError(f"{unknown('recipe', name, RECIPES)}. {others}")
     return RECIPES[name]()

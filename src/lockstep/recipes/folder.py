@@ -1,29 +1,33 @@
-"""Folders of the user's own images."""
+"""A folder of images of your own."""
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Triangle
-from lockstep.data import FOLDER, Shift
-from lockstep.optim import EMA, SGD
+from lockstep.data import IMAGE_FOLDER, Crop
+from lockstep.optim import Muon
 
 
 def folder() -> Recipe:
-    """A small convolutional network for a folder of images, `lockstep train photos/`.
+    """A residual network on a folder of images of your own: 2 to 200 classes, 50 to 100 000 images.
 
-    Measured: not yet.
+    Measured: MEASURED
+    `lockstep train photos/ --set image_px=32`
     """
     return Recipe(
         name="folder",
-        dataset=FOLDER,
+        dataset=IMAGE_FOLDER,
         image_px=64,
-        model="digits",
-        augmentation=Shift(pixels=4),
+        model="residual",
+        augmentation=Crop(scale=(0.5, 1.0)),
+        label_smoothing=0.2,
+        test_views="flip",
         towers=4,
-        batch=128,
-        epochs=20,
-        optimizer=SGD(momentum=0.9, nesterov=True),
-        lr=0.1,
-        schedule=Triangle(start=0.1, warmup=0.2),
-        weight_decay={"conv1.weight": 5e-4, "conv2.weight": 5e-4, "conv3.weight": 5e-4, "logits.weight": 5e-4},
-        ema=EMA(decay=0.98),
-        eval_batch=256,
+        batch=512,
+        epochs=10.0,
+        min_steps=200,
+        optimizer=Muon(momentum=0.6, other_momentum=0.85, vector_scale=181.0, matrix_scale=2287.0),
+        lr=0.15,
+        schedule=Triangle(start=1.0, warmup=0.0),
+        weight_decay={"logits.weight": 3e-6},
+        precision="auto",
+        eval_batch=250,
     )

@@ -151,6 +151,8 @@ class TensorBoard(Listener):
         }
         if event.loss_scale is not None:
             scalars["loss/scale"] = event.loss_scale
+        if event.gradient_norm is not None:
+            scalars["gradient_norm"] = event.gradient_norm
         summaries = [scalar(tag, value) for tag, value in scalars.items()]
         summaries += [histogram(f"weights/{name}", weight) for name, weight in tensors.weights.items()]
         summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -15,18 +16,30 @@ from lockstep.run.session import Session
 from lockstep.run.watch import Evaluator, evaluate_chosen, evaluate_newest, watch
 
 
-def evaluate_run(job: EvalJob, reduction: Reduction, device: torch.device) -> None:
+def evaluate_run(
+    job: EvalJob,
+    reduction: Reduction,
+    device: torch.device,
+    *,
+    reading: AbstractContextManager[None] = nullcontext(),  # noqa: B008  does nothing, so it can be shared
+) -> None:
     """Evaluate the checkpoints that `job` names. Every process calls it; process 0 prints. Raises: LockstepError.
 
     Results go to stdout, notes and progress to stderr. Each result is flushed, so that a pipe's reader sees it at once.
+    `reading` is entered while the dataset is read, which may take long.
     """
-    session = Session(job.recipe, job.placement, reduction, device)
+    with reading:
+        session = Session(job.recipe, job.placement, reduction, device)
     shows_progress = reduction.process == 0 and not job.quiet and sys.stderr.isatty()
     line = progress_on(sys.stderr) if shows_progress else None
 
     def note(text: str) -> None:
         if not job.quiet:
             print(printable(text), file=sys.stderr, flush=True)
+
+    if reduction.process == 0:
+        for text in session.notes:
+            note(text)
 
     def show(result: evaluation.CheckpointEvaluation) -> None:
         if line:

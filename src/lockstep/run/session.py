@@ -9,17 +9,19 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
-from lockstep.data import DATASETS, FOLDER
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import decoder_versions
-from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.errors import USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
-from lockstep.run.arithmetic import probe, slowdown
+from lockstep.run.arithmetic import Probe, probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
+from lockstep.run.early_stop import EarlyStop
 from lockstep.run.environment import fingerprint
+from lockstep.run.initial_weights import load_initial_weights
 from lockstep.run.source import sources
-from lockstep.settings import load_object
+from lockstep.run.splits import read_splits
 from lockstep.training.evaluate import Evaluation, Progress, evaluate
 from lockstep.training.network import Network, initial_model, persistent_buffers
 from lockstep.training.state import State, StatesDifferError
@@ -31,11 +33,14 @@ class Session:
     Attributes:
         recipe, placement, reduction, device: what the session was made with.
         splits: the dataset's splits by name, on the CPU.
+        initial_weights: what the model took from `placement.init`, or None if it names no file.
+        early_stop: decides when a run with `patience` ends.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
-        model_source: SHA-256 of each source file of the user's own model; {} for a built-in model.
+        model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
         decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `environment.fingerprint`.
+        notes: messages for the user about the dataset.
     """
 
     def __init__(
@@ -48,24 +53,40 @@ class Session:
     ) -> None:
         """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
         self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
-        try:
-            self.splits = splits or _splits(recipe, placement)
-        except (OSError, UnicodeDecodeError) as error:
-            raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
+        self.notes: list[str] = []
+        self.splits = splits or read_splits(recipe, placement, self.notes.append)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
+        if recipe.patience is not None and recipe.evaluated_split not in self.splits:
+            raise LockstepError(
+                f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
+                f"has no validation split: set held_out to a number of training images, as in --set held_out="
+                f"{max(1, len(train_set) // 10)}"
+            )
+        if recipe.evaluated_split not in self.splits:
+            raise LockstepError(
+                f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
+                f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
+            )
         try:
+            if recipe.policy:
+                recipe.policy.check(train_set.images.shape[3])
             shape = recipe.augmentation.shape(*train_set.images.shape[1:])
         except ValueError as error:
             raise LockstepError(str(error)) from None
         model = initial_model(recipe, shape, train_set)
-        self.model_source = sources(recipe.model)
-        self.decoder = decoder_versions() if recipe.dataset == FOLDER else None
+        # After everything that initialises the model from the training images: weights from a file replace it.
+        self.initial_weights = None
+        if placement.init is not None and recipe.init_sha256 is not None:
+            self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
+        self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
+        self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
         self.fingerprint = fingerprint(device, self.decoder)
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
+        self.early_stop = EarlyStop(recipe.over(len(train_set)))
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
 
     @property
@@ -89,8 +110,18 @@ class Session:
             dataset = dataset.first(examples)
         return dataset.to(self.device)
 
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        """Continue from the checkpoint that process 0 read, in every process. None keeps the initial state."""
+        self.restore(checkpoint)
+        if self.recipe.patience is not None:
+            manifest = json.dumps(checkpoint.manifest if checkpoint else {}).encode()
+            self.early_stop.load(json.loads(self.reduction.broadcast(manifest)))
+
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Load the checkpoint that process 0 read, in every process. None keeps the initial state."""
+        """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
+
+        Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from are not given.
+        """
         if checkpoint is not None and checkpoint.manifest.get("recipe_digest") != self.recipe.digest():
             raise LockstepError(
                 f"{checkpoint.path} was trained by another recipe than the run's recipe.json states", USAGE
@@ -99,16 +130,21 @@ class Session:
         if tensors:
             self.state.load(load(tensors))
             self.require_agreement()
+        elif self.recipe.init_sha256 is not None and self.initial_weights is None:
+            raise LockstepError(
+                f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
+                f"run as --init, or start from random ones with --set init_sha256=none"
+            )
 
-    def probe(self, train_set: Dataset) -> str:
-        """Return the arithmetic probe: the SHA-256 of a small update; see `arithmetic.probe`.
+    def probe(self, train_set: Dataset) -> Probe:
+        """Return the arithmetic probe; see `arithmetic.probe`.
 
         Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
         """
         self.require_agreement()
         result = probe(self.recipe, self.network, self.state, train_set)
         if self.recipe.exact:
-            require_equal("arithmetic", result, self.reduction, self.fingerprint)
+            require_equal("arithmetic", result.sha256, self.reduction, self.fingerprint)
         return result
 
     def emulation_note(self, train_set: Dataset) -> str | None:
@@ -125,13 +161,15 @@ class Session:
         )
 
     def require_agreement(self) -> None:
-        """Raise a LockstepError, in every process, unless all have the same recipe, data, model source and weights."""
+        """Raise a LockstepError, in every process, unless recipe, data, model source and weights are equal in all."""
         if self.reduction.processes == 1:
             return
         texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
-        texts["source of the model"] = json.dumps(self.model_source)
+        texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
+            json.dumps(self.model_source)
+        )
         texts["weights"] = self.state.weights_sha256()
         for what, own in texts.items():
             require_equal(what, own, self.reduction, self.fingerprint)
@@ -161,21 +199,6 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
-
-
-def _splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
-    """Read the recipe's dataset. Raises: LockstepError, OSError or UnicodeDecodeError."""
-    if recipe.dataset != FOLDER:
-        return load_object(DATASETS[recipe.dataset])(placement.data)  # type: ignore[no-any-return]
-    from lockstep.data.folder.reader import load
-
-    assert recipe.image_px is not None
-    return load(
-        placement.data,
-        image_px=recipe.image_px,
-        test_share=recipe.test_share,
-        skip_unreadable=recipe.skip_unreadable,
-    )
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:

@@ -1,4 +1,4 @@
-"""The source code of a user's own model, so that a run does not silently continue with changed code."""
+"""The source code of a user's own model or dataset, so that a run does not silently continue with changed code."""
 
 import ast
 import hashlib
@@ -7,14 +7,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from lockstep.config.recipe import Recipe
 
-def sources(model: str) -> dict[str, str]:
-    """Return the SHA-256 of each source file of the imported model `package.module:function`; {} for built-in models.
 
-    The files are the model's module and all that it imports from the same folder or package. Their import statements
+def sources(function: str) -> dict[str, str]:
+    """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
+
+    The files are the function's module and all that it imports from the same folder or package. Their import statements
     are read, not executed. For an installed package it is the module alone: the package's version covers the rest.
     """
-    name = model.partition(":")[0] if ":" in model else ""
+    name = function.partition(":")[0] if ":" in function else ""
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
         return {}
@@ -24,6 +26,11 @@ def sources(model: str) -> dict[str, str]:
     if not any(root.is_relative_to(Path(folder).resolve()) for folder in site.getsitepackages()):
         files |= _imported_files(name, root)
     return {str(file.relative_to(root)): _sha256(file) for file in sorted(files)}
+
+
+def own_code(recipe: Recipe) -> str:
+    """Return in words which code of the user's own the recipe names, as in "model mynet:build"."""
+    return " and ".join(f"{name} {value}" for name, value in recipe.own_code.items()) or f"model {recipe.model}"
 
 
 def source_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course, Recipe
-from lockstep.data import FOLDER
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.reduce import REDUCTIONS, Reduction, owned
 from lockstep.run.agreement import exchange
@@ -21,9 +21,19 @@ Line = tuple[str, str]  # (label, text)
 
 
 def startup_lines(
-    session: Session, course: Course, train_set: Dataset, test_set: Dataset, run: Path, local_processes: int
+    session: Session,
+    course: Course,
+    train_set: Dataset,
+    test_set: Dataset,
+    run: Path,
+    local_processes: int,
+    tower_s: float | None = None,
 ) -> list[Line]:
-    """Return the start-up block. `local_processes` is how many of the run's processes are on this host."""
+    """Return the start-up block.
+
+    `local_processes` is how many of the run's processes are on this host; `tower_s` the seconds of a tower's
+    computation in a step, if they were measured.
+    """
     recipe, placement, reduction, device = session.recipe, session.placement, session.reduction, session.device
     shape = "x".join(map(str, train_set.images.shape[1:]))
     watch = f"tail -f {shlex.quote(str(run / 'log.txt'))}"
@@ -35,12 +45,23 @@ def startup_lines(
         ("model", f"{recipe.model}: {session.parameter_count:,} parameters, computed in {recipe.precision}"),
         ("batch", f"{recipe.batch} images a step (global) = {recipe.towers} {_plural('tower', recipe.towers)} "
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
-        ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"),
-        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"),
+        ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"
+                   f"{_expected(session, course, tower_s)}"),
+        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"
+                 + (f"; gradients clipped to norm {recipe.clip:g}" if recipe.clip else "")),
         ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
         ("processes", _processes(recipe, placement, reduction, device)),
         ("run", f"{run}   (watch it: {watch})"),
     ]  # fmt: skip
+    if session.initial_weights and not session.state.step:
+        lines[3:3] = session.initial_weights.lines()
+    if extras := _augmentation_extras(recipe):
+        lines.insert(5, ("augmented", "; ".join(extras)))
+    if recipe.patience is not None:
+        epochs = f"{recipe.patience} {_plural('epoch', recipe.patience)}"
+        lines.insert(
+            5, ("patience", f"ends after {epochs} without a better accuracy on the {recipe.evaluated_split} images")
+        )
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
@@ -48,6 +69,35 @@ def startup_lines(
     if note := idle_devices(recipe, placement, reduction.processes, local_processes, device):
         lines.append(("note", note))
     return lines
+
+
+def _expected(session: Session, course: Course, tower_s: float | None) -> str:
+    """Return roughly how long the rest of the run takes, in words; "" if that was not measured."""
+    if tower_s is None:
+        return ""
+    recipe = session.recipe
+    # All processes wait for the one with the most towers.
+    towers = max(len(owned(recipe.towers, session.reduction.processes, p)) for p in range(session.reduction.processes))
+    return f"; about {_duration((course.steps - session.state.step) * towers * tower_s)}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in words, rounded to its greatest unit."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.{1 if seconds < 9.5 * size else 0}f} {unit}"
+    return f"{max(1, round(seconds))} s"
+
+
+def _augmentation_extras(recipe: Recipe) -> list[str]:
+    """Return what happens to training images and their loss beside `augmentation`, in words."""
+    return [
+        *([recipe.policy.describe()] if recipe.policy else []),
+        *([f"random erasing with probability {recipe.erasing:g}"] if recipe.erasing else []),
+        *([f"MixUp, alpha {recipe.mixup:g}"] if recipe.mixup else []),
+        *([f"CutMix, alpha {recipe.cutmix:g}"] if recipe.cutmix else []),
+        *(["loss weighted so that all classes count alike"] if recipe.class_weights == "balanced" else []),
+    ]
 
 
 def placement_lines(session: Session, vector_length: int) -> list[Line]:
@@ -65,7 +115,7 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
         "parameters, float32": sum(t.nbytes for t in state.parameters.values()),
         "their average": sum(t.nbytes for t in (state.ema or {}).values()),
         f"the network's copy, {recipe.precision}": sum(t.nbytes for t in session.network.parameters.values()),
-        "data": sum(dataset.images.nbytes for dataset in session.splits.values()),
+        "data": sum(dataset.held_bytes for dataset in session.splits.values()),
     }
     sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
     lines.append(("in each", f"{sizes}; and the optimizer's state"))
@@ -90,7 +140,7 @@ def _describe_process(device: torch.device) -> str:
 
 def _data_name(session: Session) -> str:
     """Return the dataset's name, or the folder of images."""
-    return str(session.placement.data) if session.recipe.dataset == FOLDER else session.recipe.dataset
+    return str(session.placement.data) if session.recipe.dataset == IMAGE_FOLDER else session.recipe.dataset
 
 
 def _towers_of(recipe: Recipe, processes: int, process: int) -> str:

@@ -16,7 +16,7 @@ from lockstep.run import checkpoint
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.folder import Run
 from lockstep.run.session import Session
-from lockstep.run.source import source_changes
+from lockstep.run.source import own_code, source_changes
 from lockstep.training.events import EvaluatingEvent
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
@@ -78,7 +78,7 @@ class Evaluator:
         if found is None or "model_source" not in found.manifest:
             return
         if changed := source_changes(found.manifest["model_source"], self.session.model_source):
-            text = f"the source of model {self.session.recipe.model} is not the one it was trained with"
+            text = f"the source of {own_code(self.session.recipe)} is not the one it was trained with"
             text = f"{text} ({'; '.join(changed)})"
             if self._strict:
                 raise LockstepError(f"--strict: {text}", DATA)
@@ -106,9 +106,17 @@ class Evaluator:
 
 
 def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
-    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none."""
-    found = checkpoint.latest(evaluator.run.checkpoints, note) if evaluator.is_first else None
-    if evaluator.is_first and found is None:
+    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none.
+
+    Of a complete run with `patience`, evaluate the best one in its place, as its weights are the run's result.
+    """
+    if not evaluator.is_first:
+        return evaluator(None)
+    result = evaluator.run.result() or {}
+    if (best := result.get("best_step")) is not None:
+        return evaluator(read_chosen(evaluator.run, int(best)))
+    found = checkpoint.latest(evaluator.run.checkpoints, note)
+    if found is None:
         raise _none_yet(evaluator.run)
     return evaluator(found)
 
@@ -118,7 +126,7 @@ def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> Check
 
     Raises: LockstepError if it does not exist or is damaged.
     """
-    return evaluator(_read_chosen(evaluator.run, which) if evaluator.is_first else None)
+    return evaluator(read_chosen(evaluator.run, which) if evaluator.is_first else None)
 
 
 def watch(
@@ -224,7 +232,8 @@ class _Watcher:
             self._note(text)
 
 
-def _read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+    """Return the checkpoint after `which` updates, or the best. Raises: LockstepError if there is none, or damaged."""
     while True:
         steps = checkpoint.steps(run.checkpoints)
         if not steps:

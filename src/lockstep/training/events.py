@@ -22,11 +22,11 @@ class StepEvent:
         loss_average: running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected
             for its start at zero.
         logged_loss: the loss on the console: `loss`, or with the last tower's cross-entropy if the placement says so.
-        cross_entropy: mean over the batch.
+        cross_entropy: mean over the batch; of smoothed, weighted and mixed labels if the recipe has these.
         cross_entropy_average: its running average.
         decay: loss term of each parameter with weight decay, keyed by name.
         decay_average: their running averages.
-        accuracy: share of the batch that is classified correctly.
+        accuracy: share of the batch that is classified correctly. A mixed image counts by the label of its larger part.
         rate: learning rate.
         images_per_s: mean since the previous event of this listener, without evaluation and saving.
         s_per_step: mean seconds of a step over the same time.
@@ -36,6 +36,7 @@ class StepEvent:
         gpu_utilisation: percentage of the last sampling period, a second or less, in which each process's GPU computed.
             None on CPUs and where it is not known.
         loss_scale: scale of the loss in float16, else None.
+        gradient_norm: norm of the mean gradient before it is clipped. None if the recipe does not clip.
         skipped: True if a float16 overflow makes the run leave out this update. The losses may then not be finite.
     """
 
@@ -59,6 +60,7 @@ class StepEvent:
     cpu_utilisation: list[float] | None
     gpu_utilisation: list[float] | None
     loss_scale: float | None = None
+    gradient_norm: float | None = None
     skipped: bool = False
 
 

@@ -34,9 +34,13 @@ def train(
     Raises: NonFiniteError or StatesDifferError, in every process at the same step; `state` is then as before the step.
     """
     recipe = course.recipe
+    upcoming = course.plan(state.step) if state.step < course.steps else None
     for step in range(state.step, course.steps):
         log.begin(step)
-        plan = course.plan(step)
+        plan, upcoming = upcoming, course.plan(step + 1) if step + 1 < course.steps else None
+        assert plan is not None
+        if upcoming is not None:
+            dataset.expect(upcoming, reduction.owned)
         log.lap("data")
         state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
         vectors = _vectors(tower, state, dataset, plan, step, reduction.owned, poll_requests, state_digest, log)

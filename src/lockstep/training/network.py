@@ -1,11 +1,13 @@
 """Network: the model in the precision that towers compute in, and how a model is built and checked."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lockstep import rng
 from lockstep.config.recipe import Recipe
@@ -14,6 +16,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.numerics import configure_compiler
 from lockstep.settings import load_object
+from lockstep.training import factory
 
 Shape = tuple[int, int, int]
 
@@ -53,6 +56,7 @@ class Network:
         if recipe.compile:
             configure_compiler(recipe.exact)
             self._forward = torch.compile(self.module, dynamic=False)  # one graph for each image size
+        self._frozen_norms: list[nn.Module] = []
         self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
         self.buffers = persistent_buffers(self.module)
 
@@ -67,10 +71,19 @@ class Network:
         for name, buffer in self.buffers.items():
             buffer.copy_(buffers[name])
 
-    def freeze(self, names: Set[str]) -> None:
-        """Freeze the parameters in `names`, and those that the model marks as not trainable; train all others."""
+    def freeze(self, names: Sequence[str]) -> None:
+        """Freeze the layers and parameters in `names`, and what the model marks as not trainable; train all others."""
+        frozen = layer_parameters(names, self.parameters)
         for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name in self._trained and name not in names)
+            parameter.requires_grad_(name in self._trained and name not in frozen)
+        norms = {name: m for name, m in self.module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+        self._frozen_norms = [norms[name] for name in frozen_layers(names, norms, self.parameters)]
+
+    def train(self) -> None:
+        """Set all layers to training mode, except frozen norm layers: they keep and use their running averages."""
+        self.module.train()
+        for norm in self._frozen_norms:
+            norm.eval()
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -108,28 +121,55 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
-def layer_parameters(names: Sequence[str], parameters: Mapping[str, Tensor]) -> frozenset[str]:
+def layer_parameters(names: Collection[str], parameters: Collection[str], setting: str = "freeze") -> frozenset[str]:
     """Return the names of all `parameters` that are, or lie in a layer that is, in `names`.
 
-    Raises: LockstepError for a name that is neither a layer nor a parameter.
+    Raises: LockstepError for a name that is neither a layer nor a parameter. The message says that `setting` has it.
     """
     chosen: set[str] = set()
     for name in names:
-        inside = [parameter for parameter in parameters if f"{parameter}.".startswith(f"{name}.")]
+        inside = [parameter for parameter in parameters if _lies_in(parameter, name)]
         if not inside:
-            raise LockstepError(unknown("layer or parameter in freeze", name, parameters))
+            parts = [parameter.split(".") for parameter in parameters]
+            known = {".".join(part[: end + 1]) for part in parts for end in range(len(part))}
+            outer = {part[0] for part in parts}
+            raise LockstepError(unknown(f"layer or parameter in {setting}", name, known, shown=outer))
         chosen.update(inside)
     return frozenset(chosen)
+
+
+def frozen_layers(names: Collection[str], layers: Iterable[str], parameters: Collection[str]) -> list[str]:
+    """Return those of `layers` that are in `names`, lie in a layer that is, or have no other parameters than such.
+
+    `parameters` are all names of the model's parameters.
+    """
+    if not names:
+        return []
+    trained = {name.rpartition(".")[0] for name in set(parameters) - layer_parameters(names, parameters)}
+    holders = {name.rpartition(".")[0] for name in parameters}
+    return [
+        layer
+        for layer in layers
+        if any(_lies_in(layer, name) for name in names) or (layer in holders and layer not in trained)
+    ]
+
+
+def _lies_in(name: str, layer: str) -> bool:
+    return f"{name}.".startswith(f"{layer}.")
 
 
 def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module:
     """Return the model before the first step, on the CPU: a function of the recipe's seed and the training images.
 
     `shape` is the [C, H, W] of its input.
-    Raises: LockstepError if the model does not take every image size in the recipe.
+    Raises: LockstepError if the model does not take every image size in the recipe, or is frozen from the start.
     """
     model = build_model(recipe, shape, len(train_set.classes))
     _check_sizes(recipe, model, shape)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    still = [name for name, share in recipe.freeze.items() if share == 0]
+    if trained <= layer_parameters(still, dict(model.named_parameters())):
+        raise LockstepError(f"freeze leaves nothing to train from the start: {', '.join(still)}")
     if callable(whiten := getattr(model, "whiten", None)):
         whiten(recipe.augmentation.test(train_set.images[:_WHITENING_IMAGES].cpu()))
     return model
@@ -140,36 +180,55 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
     function = load_object(MODELS.get(recipe.model, recipe.model))
     if not callable(function):
         raise LockstepError(f"model {recipe.model} is a {type(function).__name__}, expected a function")
-    options = list(inspect.signature(function).parameters)[2:]  # after the shape and the number of classes
-    try:
-        inspect.signature(function).bind(shape, classes)
-    except TypeError as error:
-        raise LockstepError(
-            f"model {recipe.model} is called with (shape [C, H, W], classes): {error}. Give a function of these two, "
-            f"whose other arguments have defaults"
-        ) from None
-    if wrong := [name for name in recipe.model_options if name not in options]:
-        raise LockstepError(unknown(f"option of model {recipe.model}", wrong[0], options))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
-        model = function(shape, classes, **recipe.model_options)
+        model = factory.call(recipe.model, function, shape, classes, recipe.model_options)
     if not isinstance(model, nn.Module):
         raise LockstepError(f"model {recipe.model} returned {type(model).__name__}, expected a torch.nn.Module")
+    if lazy := [n for n, p in model.named_parameters() if is_lazy(p)]:
+        raise LockstepError(f"model {recipe.model} does not know the shape of {lazy[0]}: give its layer all sizes")
     if not any(p.requires_grad for p in model.parameters()):
         raise LockstepError(f"model {recipe.model} has no parameters to train")
     return model
 
 
 def _check_sizes(recipe: Recipe, model: nn.Module, shape: Shape) -> None:
-    """Raise a LockstepError unless the model takes every image size of progressive training."""
+    """Raise a LockstepError unless the model takes every image size of progressive training.
+
+    A model states its smallest size as `least_px`. Another one computes an image of each size, as a test.
+    """
     if recipe.progressive is None:
         return
-    least = getattr(model, "least_px", None)
-    if least is None:
-        raise LockstepError(f"model {recipe.model} takes images of one size: set progressive=none")
-    largest = min(shape[1:])
-    if wrong := [size for size in recipe.progressive.sizes_px if not least <= size <= largest]:
-        raise LockstepError(f"progressive.sizes_px: got {wrong[0]}: {least} to {largest} is allowed here")
+    least, largest = getattr(model, "least_px", None), min(shape[1:])
+    for size in recipe.progressive.sizes_px:
+        if size > largest or (least is not None and size < least):
+            raise LockstepError(f"progressive.sizes_px: got {size}: {least or 1} to {largest} is allowed here")
+        if least is None and (problem := _refusal(model, (shape[0], size, size))) is not None:
+            raise LockstepError(
+                f"model {recipe.model} does not take images of {size}x{size} pixels ({problem}): choose other "
+                f"progressive.sizes_px, or set progressive=none"
+            )
+
+
+@torch.no_grad()
+def _refusal(model: nn.Module, shape: Shape) -> str | None:
+    """Return why `model` fails on an image [C, h, w] in evaluation, or None if it does not."""
+    training = model.training
+    try:
+        model.eval()(torch.zeros(1, *shape))
+    except Exception as error:
+        return failure(error)
+    finally:
+        model.train(training)
+    return None
+
+
+def failure(error: Exception) -> str:
+    """Return an exception of a model's code in one line: its message, and where it was raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    lines = str(error).strip().splitlines()
+    return f"{lines[0] if lines else type(error).__name__}{where}"
 
 
 def _cast(part: nn.Module, dtype: torch.dtype) -> None:

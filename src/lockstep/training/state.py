@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch import Tensor
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.optim.scale import LossScale
-from lockstep.optim.settings import by_weight_decay
+from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
 from lockstep.training.digest import short
-from lockstep.training.network import layer_parameters
+from lockstep.training.network import frozen_layers, layer_parameters
 from lockstep.training.vector import named_views
 
 
@@ -27,6 +27,7 @@ class State:
         step: number of updates so far.
         parameters, buffers: the tensors, by name.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
+        decay: the weight-decay coefficient of each parameter that has one, by name.
         update_lock: a thread that copies the state holds it, so that no update changes the state meanwhile.
     """
 
@@ -45,8 +46,12 @@ class State:
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = named_views(self._average, self._shapes) if self._average is not None else None
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
-        layer_parameters(tuple(recipe.freeze), self.parameters)  # rejects a name that no layer or parameter has
-        self.optimizer = recipe.optimizer.build(by_weight_decay(self.parameters, recipe.weight_decay))
+        layer_parameters(recipe.freeze, self.parameters)  # rejects a name that no layer or parameter has
+        self._unmoved_by: tuple[tuple[str, ...], Collection[str], Collection[str]] = ((), (), ())  # of the last step
+        self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
+        groups = by_weight_decay(self.parameters, self.decay)
+        factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
+        self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
 
     @property
     def loss_scale(self) -> float:
@@ -68,30 +73,45 @@ class State:
     def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
         """Make one update, in place. Waits for `update_lock`.
 
-        `gradients` is the mean gradient, float32 [parameters]; `statistics` the mean change of the floating-point
-        buffers, float32 [their elements]; `frozen` names layers and parameters that do not move.
+        `gradients` is the mean gradient, float32 [parameters]; it is clipped if the recipe says so. `statistics` is the
+        mean change of the floating-point buffers, float32 [their elements]. `frozen` names layers and parameters that
+        do not move.
         """
         with self.update_lock:
-            unmoved = layer_parameters(frozen, self.parameters)
+            if self._recipe.clip is not None:
+                gradients = clipped(gradients, self._recipe.clip)
+            unmoved, unmoved_buffers = self._unmoved(frozen)
             for name, gradient in self.by_name(gradients).items():
                 self.parameters[name].grad = None if name in unmoved else gradient
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate * group.get("scale", 1.0)
             self.optimizer.step()
             self.step += 1
-            self._update_buffers(statistics)
+            self._update_buffers(statistics, unmoved_buffers)
             if self._scale is not None:
                 self._scale.stepped()
             if self._average is not None and self._recipe.ema is not None:
                 self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
 
-    def _update_buffers(self, statistics: Tensor) -> None:
+    def _unmoved(self, frozen: Sequence[str]) -> tuple[Collection[str], Collection[str]]:
+        """Return the names of the parameters and of the buffers that do not move if `frozen` is frozen."""
+        key = tuple(frozen)
+        if self._unmoved_by[0] != key:
+            layers = {name.rpartition(".")[0] for name in self.buffers}
+            still = set(frozen_layers(key, layers, self.parameters))
+            buffers = {name for name in self.buffers if name.rpartition(".")[0] in still}
+            self._unmoved_by = key, layer_parameters(key, self.parameters), buffers
+        return self._unmoved_by[1:]
+
+    def _update_buffers(self, statistics: Tensor, unmoved: Collection[str]) -> None:
         start = 0
         for name, buffer in self.buffers.items():
             if buffer.is_floating_point():
-                buffer.add_(statistics[start : start + buffer.numel()].view_as(buffer))
+                change = statistics[start : start + buffer.numel()].view_as(buffer)
                 start += buffer.numel()
-            elif name.endswith("num_batches_tracked"):
+                if name not in unmoved:
+                    buffer.add_(change)
+            elif name.endswith("num_batches_tracked") and name not in unmoved:
                 buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
@@ -103,10 +123,20 @@ class State:
         return bool(torch.stack(self._flat.aminmax()).isfinite().all())
 
     def decay_losses(self) -> dict[str, Tensor]:
-        """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device."""
-        decay = {name: c for name, c in self._recipe.weight_decay.items() if c}
-        flat = {name: self.parameters[name].view(-1) for name in decay}
-        return {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in decay.items()}
+        """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device.
+
+        The parameters that `weight_decay.default` is for share one term, "default". Decay that the optimizer decouples
+        from the loss has no terms.
+        """
+        if not self._recipe.optimizer.decays_in_loss:
+            return {}
+        named = {name: c for name, c in self._recipe.weight_decay.items() if c and name != DEFAULT}
+        flat = {name: self.parameters[name].view(-1) for name in named}
+        terms = {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in named.items()}
+        others = [self.parameters[name] for name in self.decay if name not in self._recipe.weight_decay]
+        if others and (c := self._recipe.weight_decay[DEFAULT]):
+            terms[DEFAULT] = torch.stack(torch._foreach_norm(others)).square().sum() * (c / 2)
+        return terms
 
     def digest(self) -> str:
         """Return 18 hexadecimal digits that depend on every bit an update changes. Waits for the device."""
@@ -169,6 +199,26 @@ class State:
             for name in sorted(group):
                 digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def clipped(gradients: Tensor, norm: float) -> Tensor:
+    """Return `gradients` [n], shortened to the Euclidean norm `norm` if they are longer."""
+    # Every process computes the same bits here, because the reduction gave all of them the same gradients.
+    length = torch.linalg.vector_norm(gradients)
+    factor: Tensor = (norm / length).clamp(max=1.0)
+    return gradients * factor
+
+
+def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
+    """Return the factor on the learning rate of each parameter that has one, by name.
+
+    Raises: LockstepError if `recipe.lr_factors` has a name that is neither a layer nor a parameter.
+    """
+    factors: dict[str, float] = {}
+    for name in sorted(recipe.lr_factors, key=len):  # a longer name replaces what a shorter one set
+        inside = layer_parameters([name], parameters, "lr_factors")
+        factors |= dict.fromkeys(inside, recipe.lr_factors[name])
+    return factors
 
 
 class StatesDifferError(LockstepError):

@@ -12,7 +12,7 @@ from lockstep.config.recipe import Course
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes
-from lockstep.training.network import Network, layer_parameters
+from lockstep.training.network import Network
 from lockstep.training.state import State
 from lockstep.training.vector import CPU_S_MODULUS, UNKNOWN, Layout, Metrics, Requests
 
@@ -52,13 +52,13 @@ class Tower:
         first = self._loaded_step != step
         if first:  # Later towers of the step use the same weights.
             network.load_parameters(state.parameters)
-            network.freeze(layer_parameters(self._course.frozen(step), network.parameters))
+            network.freeze(self._course.frozen(step))
             self._loaded_step = step
         network.load_buffers(state.buffers)  # The tower before this one changed them.
-        network.module.train()
+        network.train()
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
         logits = network(shard.images)
-        loss = functional.cross_entropy(logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing)
+        loss = summed_loss(logits, shard, recipe.label_smoothing)
         gradients = network.gradients(loss * state.loss_scale if recipe.precision == "float16" else loss)
         with torch.no_grad():
             statistics = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
@@ -90,6 +90,20 @@ class Tower:
         if self._utilisation:
             percent = self._utilisation()
             metrics.gpu_percent[tower] = UNKNOWN if percent is None else percent
+
+
+def summed_loss(logits: Tensor, shard: Shard, smoothing: float) -> Tensor:
+    """Return the sum of the examples' cross-entropies, each times its weight; a mixed image has one for each label."""
+    if shard.weights is None:
+        return functional.cross_entropy(logits, shard.labels, reduction="sum", label_smoothing=smoothing)
+    targets = [(shard.labels, shard.weights)]
+    if shard.other_labels is not None and shard.other_weights is not None:
+        targets.append((shard.other_labels, shard.other_weights))
+    losses = [
+        functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights
+        for labels, weights in targets
+    ]
+    return torch.stack(losses).sum()
 
 
 class NonFiniteError(LockstepError):

@@ -5,11 +5,8 @@ the destination finds all files. A lock is held during the download, and other p
 that the holder of the lock finds was left by a program that was killed.
 """
 
-import contextlib
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.data import locate
@@ -18,6 +15,7 @@ from lockstep.data.download import manifest
 from lockstep.data.download.transfer import TIMEOUT_S, no_room, say, size, transfer
 from lockstep.data.download.unpack import unpack
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.files import locked
 
 
 def ensure(name: str, folder: Path | None) -> None:
@@ -62,7 +60,9 @@ def fetch(source: Source, folder: Path, timeout_s: float = TIMEOUT_S) -> bool:
         return False
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, source.name):
+        lock = folder.parent / f".{folder.name}-lock"
+        busy = f"another program is downloading dataset {source.name}: waiting for it ({lock})"
+        with locked(lock, waiting=lambda: say(busy)):
             if _is_complete(folder, source.name):
                 return False  # another program downloaded it while this one waited for the lock
             _refuse_foreign_files(folder, source.name)
@@ -145,36 +145,3 @@ def _by_hand(source: Source, folder: Path) -> str:
         f"By hand: {todo} {files} from {source.archives[0].bases[0]}, put the files into {folder} or any folder that "
         f"you then give as --data DIR. The recipe 'digits' needs no download"
     )
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, name: str) -> Iterator[None]:
-    """Hold the lock of `folder`; wait while another program holds it. The lock file is removed afterwards."""
-    path = folder.parent / f".{folder.name}-lock"
-    announced = False
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not announced:
-                    say(f"another program is downloading dataset {name}: waiting for it ({path})")
-                announced = True
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_file_at(lock, path):
-                continue  # the last holder removed this lock file while we waited: lock the new one
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-        finally:
-            os.close(lock)
-
-
-def _is_file_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

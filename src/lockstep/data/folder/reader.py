@@ -3,39 +3,51 @@
 import hashlib
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from lockstep import hardware
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions
 from lockstep.data.folder.survey import ORDER, Survey, survey
+from lockstep.data.images import open_images
 from lockstep.errors import DATA, LockstepError
 
-Decode = Callable[[int], NDArray[np.uint8]]
+Note = Callable[[str], None]
 
 
 def load(
-    folder: Path | None, *, image_px: int, test_share: float, skip_unreadable: bool, cache_limit: float | None = None
+    folder: Path | None,
+    *,
+    image_px: int,
+    test_share: float,
+    skip_unreadable: bool,
+    cache_limit: float | None = None,
+    note: Note = lambda text: None,
 ) -> dict[str, Dataset]:
     """Return the splits of an image folder, images [N, image_px, image_px, 3]; see `survey` for the splits.
 
-    The SHA-256 of a split covers the classes, `image_px`, and the SHA-256 and label of each file. `cache_limit` is the
-    most that decoded images may take, in GB.
+    The SHA-256 of a split covers the classes, `image_px`, and the SHA-256 and label of each file. `cache_limit` is as
+    in `open_images`. `note` receives messages for the user. The first call for a folder reads all files and caches
+    their pixels; later ones are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
     found = survey(folder, test_share, skip_unreadable).require_sound()
-    return {
-        split: _dataset(found, found.splits[split], image_px, cache_limit) for split in ORDER if split in found.splits
+    notes = list(found.notes)
+    splits = {
+        split: _dataset(found, found.splits[split], image_px, cache_limit, notes.append)
+        for split in ORDER
+        if split in found.splits
     }
+    for text in dict.fromkeys(notes):  # Each split may say the same.
+        note(text)
+    return splits
 
 
-def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit: float | None) -> Dataset:
+def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit: float | None, note: Note) -> Dataset:
     labels, sha256 = found.labels[rows], found.index.sha256[rows]
     digest = hashlib.sha256(json.dumps([RULES, image_px, list(found.classes)]).encode())
     digest.update(labels.tobytes())
@@ -45,11 +57,32 @@ def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit:
     key = hashlib.sha256(json.dumps([digest.hexdigest(), decoder_versions()]).encode()).hexdigest()
     paths = [found.scan.root / found.index.paths[row] for row in rows.tolist()]
 
-    def decode(row: int) -> NDArray[np.uint8]:
-        return _decode(paths[row], sha256[row].tobytes(), image_px)
-
-    images = images_of(len(rows), (image_px, image_px, 3), decode, key, cache_limit)
+    source = _Files(paths, sha256, image_px)
+    images = open_images(source, key, cache_limit=cache_limit, note=note)
     return Dataset(images, torch.from_numpy(labels), found.classes, digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of a split as a source of images: their paths, the SHA-256 of each, and the side of the images."""
+
+    paths: list[Path]
+    sha256: NDArray[np.uint8]
+    image_px: int
+
+    @property
+    def count(self) -> int:
+        """Return the number of images."""
+        return len(self.paths)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return (H, W, C) of every image."""
+        return self.image_px, self.image_px, 3
+
+    def decode(self, row: int) -> NDArray[np.uint8]:
+        """Return the pixels of file `row`. Raises: LockstepError if it cannot be read."""
+        return _decode(self.paths[row], self.sha256[row].tobytes(), self.image_px)
 
 
 def _decode(path: Path, sha256: bytes, image_px: int) -> NDArray[np.uint8]:
@@ -63,19 +96,3 @@ def _decode(path: Path, sha256: bytes, image_px: int) -> NDArray[np.uint8]:
         raise LockstepError(f"{path} cannot be read: {error.strerror or error}", DATA) from None
     except UnreadableImageError as error:
         raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
-
-
-def images_of(count: int, shape: tuple[int, int, int], decode: Decode, key: str, cache_limit: float | None) -> Tensor:
-    """Return the images decode(0), ..., decode(count - 1), uint8 [count, *shape].
-
-    `key` identifies their pixels. `decode` is called by several threads.
-    """
-    images = np.empty((count, *shape), np.uint8)
-
-    def put(row: int) -> None:
-        images[row] = decode(row)
-
-    with ThreadPoolExecutor(hardware.cores(), "lockstep-decode") as pool:
-        for _ in pool.map(put, range(count), chunksize=1):
-            pass
-    return torch.from_numpy(images)

@@ -1,0 +1,251 @@
+"""Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
+
+import re
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.config.overrides import make, read_file
+from lockstep.config.precision import on_gpu, resolve
+from lockstep.config.recipe import LEAST_IMAGE_PX, Recipe, plain_name
+from lockstep.data import IMAGE_FOLDER
+from lockstep.data.catalog import SOURCES
+from lockstep.data.folder.scan import is_image_folder
+from lockstep.data.locate import incomplete, present
+from lockstep.errors import LockstepError
+from lockstep.processes.world import World
+from lockstep.recipes import RECIPES, named
+from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
+from lockstep.run.weights_file import WeightsFile
+from lockstep.settings import dotted
+
+_ALLOWED = (
+    "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
+    "folder of images for each class"
+)
+
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run to train.
+
+    Attributes:
+        path: the folder.
+        resume: True if it holds a run to continue.
+        numbered: True if a new run may take the next free number in place of the one in `path`.
+    """
+
+    path: Path
+    resume: bool = False
+    numbered: bool = False
+
+
+class Subject(NamedTuple):
+    """What a command is about.
+
+    recipe: with the command's changes. run: the folder of the run, if the command names one. data: the folder of the
+    dataset, if the command names one; or else the folder of images that it names.
+    """
+
+    recipe: Recipe
+    run: Path | None = None
+    data: Path | None = None
+
+
+def subject_of(
+    what: str | Recipe,
+    changes: dict[str, Any],
+    data: Path | None = None,
+    *,
+    imports: bool = True,
+    note: Callable[[str], None] = lambda text: None,
+) -> Subject:
+    """Return what the word `what` of a command names: a recipe, a recipe file, a run or a folder of images.
+
+    If the folder `data` has no files of the recipe's dataset, but folders of images, the recipe is trained on these.
+    `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
+    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for
+    the user about the recipe. Raises: LockstepError.
+    """
+    if isinstance(what, Recipe):
+        return _on_images(what.model_dump(mode="json"), [changes], data, note)
+    path = Path(what).expanduser()
+    if path.suffix == ".toml" and what not in RECIPES:
+        settings = dotted(read_file(path))
+        start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
+        return _on_images(_fields(str(start)) if start else {}, [settings, changes], data, note)
+    if what in RECIPES or not (path.is_dir() or "/" in what):
+        return _on_images(_fields(what), [changes], data, note)
+    if (path / "recipe.json").is_file():
+        recipe = Run.open(path).recipe()
+        if imports:
+            refuse_code(path, recipe, changes)
+        return Subject(make(recipe.model_dump(mode="json"), changes, note=note), path, data)
+    return _folder_of_images(path, changes, data, note)
+
+
+def _fields(name: str) -> dict[str, Any]:
+    return named(name).model_dump(mode="json")
+
+
+def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None, note: Callable[[str], None]) -> Subject:
+    """Return the recipe "folder" on the images in `path`. Raises: LockstepError if it holds none."""
+    if not path.exists():
+        raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
+    if not is_image_folder(path):
+        raise LockstepError(
+            f"{path} is not a run: it has no recipe.json. It is no folder of images either: no folder in it holds an "
+            f"image. {_ALLOWED[0].upper()}{_ALLOWED[1:]}"
+        )
+    if data is not None and data.resolve() != path.resolve():
+        raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
+    return Subject(make(_fields("folder"), changes, note=note), None, path.absolute())
+
+
+def _on_images(
+    fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None, note: Callable[[str], None]
+) -> Subject:
+    """Return the recipe of `fields` and `sources`; on the images in `data`, if its own dataset is not there."""
+    recipe = make(fields, *sources, note=note)
+    source = SOURCES.get(recipe.dataset)
+    if data is None or source is None or any("dataset" in changes for changes in sources):
+        return Subject(recipe, None, data)
+    absent = not source.files or not (present(source, data) or incomplete(source, data))
+    if not (absent and is_image_folder(data)):
+        return Subject(recipe, None, data)
+    image_px = max(LEAST_IMAGE_PX, source.side_px)
+    on_images = {"dataset": IMAGE_FOLDER, "image_px": image_px}
+    note(f"{data} is a folder of images: they replace the dataset {recipe.dataset}, at {image_px} pixels a side")
+    return Subject(make(fields, on_images, *sources), None, data)
+
+
+def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:
+    """Raise a LockstepError if the recipe of the run at `path` names code of the user's own that is not `given`.
+
+    The run may come from somebody else, and importing its model or dataset would execute a module in the current
+    folder. `given` are the names of the settings that the command states itself.
+    """
+    if missing := {name: value for name, value in recipe.own_code.items() if name not in given}:
+        what = " and ".join(f"a {name} that is not built in, {value}" for name, value in missing.items())
+        options = " ".join(f"--{name} {value}" for name, value in missing.items())
+        raise LockstepError(
+            f"{path} uses {what}, and loading it executes its code. If it is yours, or you trust it, add {options}"
+        )
+
+
+def with_initial_weights(
+    recipe: Recipe, weights: WeightsFile | None, resumed: Path | None, own_recipe: bool = True
+) -> Recipe:
+    """Return `recipe` with the SHA-256 of the `weights` that the run starts from, if any.
+
+    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` has
+    its `init_sha256` from the run that the weights come from, which may itself have started from other weights.
+    Raises: LockstepError if the recipe, or the run to continue, states other weights.
+    """
+    if resumed is not None:
+        stated = (Run(resumed).read("recipe.json") or {}).get("init_sha256")
+        if weights is not None and weights.sha256 != stated:
+            raise LockstepError(f"{resumed} was not started from {weights.path}: leave out --init to resume it")
+        return recipe.replace(init_sha256=stated) if weights or recipe.init_sha256 is None else recipe
+    if weights is not None:
+        if own_recipe and recipe.init_sha256 not in (None, weights.sha256):
+            raise LockstepError(
+                f"{weights.path} has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
+                f"{recipe.init_sha256}: give that file, or --set init_sha256=none to start from this one"
+            )
+        return recipe.replace(init_sha256=weights.sha256)
+    if recipe.init_sha256 is not None:
+        raise LockstepError(
+            f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give their file or run as "
+            f"--init, or start from random ones with --set init_sha256=none"
+        )
+    return recipe
+
+
+def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> None:
+    """Raise a LockstepError unless the options `given` (or None), by setting, name the code of the run at `path`."""
+    for name, value in given.items():
+        if value not in (None, getattr(recipe, name)):
+            raise LockstepError(
+                f"--{name} {value}: {path} was trained with {name} {getattr(recipe, name)}: give that, or leave it out"
+            )
+    refuse_code(path, recipe, [name for name, value in given.items() if value is not None])
+
+
+def data_of(path: Path, data: Path | None, note: Callable[[str], None]) -> Path | None:
+    """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
+
+    If that folder does not exist on this host, `note` says so, and None is returned, which searches the usual folders.
+    """
+    known = Run(path).data() if data is None else None
+    if known is not None and not known.is_dir():
+        note(f"{path} was trained with --data {known}, which is not on this host: searching")
+        return None
+    return known or data
+
+
+def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, world: World) -> RunFolder:
+    """Return the folder to train in: the named run, runs/`name`, the newest run to resume, or a new numbered one.
+
+    A new run is named after its folder of images, or else after its recipe.
+    Raises: LockstepError if it may not be used.
+    """
+    images = subject.data if subject.recipe.dataset == IMAGE_FOLDER else None
+    if name is not None:
+        path = runs / _plain(name)
+        # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
+        # may always pass --resume, so it starts a run that does not exist.
+        begun = world.outer and (path / "recipe.json").is_file()
+        resume = begun or (resume and path.exists())
+    elif subject.run is not None:
+        path = subject.run
+    elif resume:
+        path = newest(runs, subject.recipe.name, images)
+    else:
+        stem = _NOT_PLAIN.sub("-", images.resolve().name).lstrip("-.") if images else ""
+        return RunFolder(fresh_path(runs, stem or subject.recipe.name), numbered=True)
+    # Only the first process checks, as it may already have made the folder when another one looks.
+    if not resume and world.process == 0:
+        refuse_existing(path)
+    return RunFolder(path, resume)
+
+
+def fixed_precision(recipe: Recipe, device: str, resumed: Path | None) -> tuple[Recipe, str | None]:
+    """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice.
+
+    Imports torch if the host has a GPU driver.
+    """
+    if recipe.precision != "auto":
+        return recipe, None
+    stated = Run(resumed).read("recipe.json") if resumed is not None else None
+    if stated:
+        return recipe.replace(precision=stated["precision"]), None
+    return resolve(recipe, on_gpu(device))
+
+
+def result_of(path: Path, recipe: Recipe, world: World) -> dict[str, Any] | None:
+    """Return the result of the run at `path`, or None if it is not complete.
+
+    Raises: LockstepError if the run was started with another recipe.
+    """
+    if world.process != 0:
+        return Run(path).result()
+    run = Run.open(path)
+    run.check_recipe()
+    if differences := run.recipe().differences(recipe):
+        raise LockstepError(
+            f"{path} was started with another recipe, so it cannot be resumed with this one "
+            f"({'; '.join(differences)}): leave out what differs, or start a new run with another --name"
+        )
+    return run.result()
+
+
+def _plain(name: str) -> str:
+    try:
+        return plain_name(name)
+    except ValueError as error:
+        raise LockstepError(f"--name {name!r} is not allowed: {error}; --runs sets the parent folder") from None

@@ -1,0 +1,119 @@
+"""Images: the pixels of a split that is too large for memory, read by row numbers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Bytes = NDArray[np.uint8]
+Rows = NDArray[np.int64]
+Shape = tuple[int, int, int]
+
+
+class Source(Protocol):
+    """Images that are decoded one by one, by any number of threads at a time.
+
+    Attributes:
+        count: number of images.
+        shape: (H, W, C) of every image.
+    """
+
+    @property
+    def count(self) -> int:
+        """Return the number of images."""
+
+    @property
+    def shape(self) -> Shape:
+        """Return (H, W, C) of every image."""
+
+    def decode(self, row: int) -> Bytes:
+        """Return image number `row`, uint8 [H, W, C]. Raises: LockstepError that names the image's file."""
+
+
+class Images(ABC):
+    """Images of one size that are not all in memory. Indexing them works as for a uint8 tensor [N, H, W, C].
+
+    Attributes:
+        shape: (N, H, W, C).
+    """
+
+    def __init__(self, count: int, shape: Sequence[int]) -> None:
+        height, width, channels = shape
+        self.shape = (count, height, width, channels)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        """Return the images of `rows` (int64 [n], on any device, or a slice) as a new tensor, uint8 [n, H, W, C].
+
+        Raises: LockstepError if an image cannot be read.
+        """
+        return torch.from_numpy(self._gather(self._numbers(rows)))
+
+    def expect(self, rows: Tensor | slice) -> None:
+        """Prepare for reading `rows` soon. The next reading of them is then faster; its result is the same."""
+        self._expect(self._numbers(rows))
+
+    def select(self, rows: Rows) -> "Images":
+        """Return the images of `rows` as images of their own, numbered from 0. Copies no pixels."""
+        return Selection(self, rows)
+
+    def to(self, device: torch.device) -> "Images":
+        """Return the same images, read on the CPU and then moved to `device`."""
+        return Selection(self, device=device)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of pixels that this process holds now, besides the system's page cache."""
+        return 0
+
+    @abstractmethod
+    def _gather(self, rows: Rows) -> Bytes:
+        """Return a new array [n, H, W, C] of the images of `rows` [n]."""
+
+    def _expect(self, rows: Rows) -> None:  # noqa: B027  not abstract: most images cannot prepare
+        """Prepare for `_gather` of `rows`. Does nothing, unless a subclass can prepare."""
+
+    def _numbers(self, rows: Tensor | slice) -> Rows:
+        if isinstance(rows, slice):
+            return np.arange(*rows.indices(len(self)))
+        return rows.cpu().numpy()
+
+
+class Selection(Images):
+    """Some rows of other images, or all of them, on one device."""
+
+    def __init__(self, images: Images, rows: Rows | None = None, device: torch.device | None = None) -> None:
+        super().__init__(images.shape[0] if rows is None else len(rows), images.shape[1:])
+        self._images, self._rows, self._device = images, rows, device or torch.device("cpu")
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        """Return the images of `rows`, on the device."""
+        return super().__getitem__(rows).to(self._device)
+
+    def select(self, rows: Rows) -> Images:
+        """Return the images of `rows`, on the device."""
+        return Selection(self._images, self._inner(rows), self._device)
+
+    def to(self, device: torch.device) -> Images:
+        """Return the same images on another device."""
+        return Selection(self._images, self._rows, device)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that the other images hold."""
+        return self._images.held_bytes
+
+    def _gather(self, rows: Rows) -> Bytes:
+        return self._images._gather(self._inner(rows))
+
+    def _expect(self, rows: Rows) -> None:
+        self._images._expect(self._inner(rows))
+
+    def _inner(self, rows: Rows) -> Rows:
+        return rows if self._rows is None else self._rows[rows]

@@ -1,0 +1,109 @@
+"""The choice between a cache on disk and decoding on the fly, and the building of the cache."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import hardware
+from lockstep.data.download.transfer import no_room, say, size
+from lockstep.data.images.base import Images, Source
+from lockstep.data.images.decoded import DecodedImages, decoded
+from lockstep.data.images.mapped import CacheWriter, MappedImages, caches, locked_cache, new_cache
+from lockstep.data.progress import Progress, on_stderr
+
+_CHUNK_IMAGES = 16  # written at a time, and finished by each thread before a signal ends the program
+_GB = 1e9
+
+Note = Callable[[str], None]
+
+
+def open_images(
+    source: Source,
+    key: str,
+    *,
+    cache_limit: float | None = None,
+    note: Note = lambda text: None,
+    progress: Progress = on_stderr,
+) -> Images:
+    """Return the images of `source`: from their cache on disk, which is made if there is room, or decoded on the fly.
+
+    The pixels are the same in both cases. If several programs or processes need the cache, one makes it and the others
+    wait.
+
+    Args:
+        source: the images.
+        key: everything that decides the pixels, such as the SHA-256 of the files, the image size and the decoder.
+        cache_limit: GB that all caches may take together; 0: no cache. None: half of what is free on the disk.
+        note: receives a message for the user if there is no cache.
+        progress: shows the progress of making the cache.
+
+    Raises: LockstepError if an image cannot be read, or an existing cache is damaged.
+    """
+    if cache_limit == 0:
+        return _on_the_fly(source, note, "the cache limit is 0")
+    name = hashlib.sha256(f"{key} {source.count} {tuple(source.shape)}".encode()).hexdigest()[:32]
+    folder = caches() / name
+    if folder.exists():
+        return MappedImages(folder)
+    try:
+        with locked_cache(name, lambda: say(f"another program is making the cache {folder}: waiting for it")):
+            if not folder.exists():
+                if (problem := _no_space(source, folder, cache_limit)) is not None:
+                    return _on_the_fly(source, note, problem)
+                _build(source, key, folder, progress)
+    except OSError as error:
+        problem = "the disk is full" if no_room(error) else f"{error.strerror or error}"
+        return _on_the_fly(source, note, f"no cache can be written in {folder.parent}: {problem}")
+    return MappedImages(folder)
+
+
+def _on_the_fly(source: Source, note: Note, reason: str) -> Images:
+    note(f"images are not cached but decoded on the fly, which takes time in every epoch: {reason}")
+    return DecodedImages(source)
+
+
+def _no_space(source: Source, folder: Path, limit: float | None) -> str | None:
+    """Return in words why a cache of `source` in `folder` would take too much space, or None if it would not."""
+    needed = source.count * int(np.prod(source.shape))
+    if limit is None:
+        free = shutil.disk_usage(folder.parent).free
+        if needed <= free / 2:
+            return None
+        return (
+            f"the cache needs {size(needed)}, more than half of the {size(free)} that are free in {folder.parent}. "
+            f"--cache-limit GB allows more"
+        )
+    others = sum(path.stat().st_size for path in folder.parent.glob("*/*"))
+    if needed + others <= limit * _GB:
+        return None
+    also = f", and other caches in {folder.parent} take {size(others)}" if others else ""
+    return f"the cache needs {size(needed)}{also}; the cache limit is {size(int(limit * _GB))}"
+
+
+def _build(source: Source, key: str, folder: Path, progress: Progress) -> None:
+    """Make the cache. Raises: OSError if it cannot be written, LockstepError if an image cannot be read."""
+    with new_cache(folder) as writer:
+        writer.reserve(source.count, source.shape)
+        starts = range(0, source.count, _CHUNK_IMAGES)
+        with (
+            progress(f"caching {source.count:,} images in {folder}", source.count) as advance,
+            ThreadPoolExecutor(hardware.cores()) as pool,
+        ):
+            try:
+                for count in pool.map(partial(_write_chunk, source, writer), starts):
+                    advance(count)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        writer.finish(source.count, source.shape, {"key": key})
+
+
+def _write_chunk(source: Source, writer: CacheWriter, first: int) -> int:
+    rows = range(first, min(first + _CHUNK_IMAGES, source.count))
+    writer.write(first, np.stack([decoded(source, row) for row in rows]))
+    return len(rows)

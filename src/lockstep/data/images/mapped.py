@@ -1,0 +1,198 @@
+"""MappedImages: images in a cache file that all processes of a host map, and how such a cache is written.
+
+A cache is a folder of three files, and is complete if it exists:
+
+    pixels          uint8 [N, H, W, C], without a header
+    crc32           CRC-32 of each image, little-endian uint32 [N]
+    manifest.json   count, shape, what decided the pixels, and the versions that wrote them
+"""
+
+import json
+import mmap
+import os
+import platform
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+
+from lockstep.data.images.base import Bytes, Images, Rows, Shape
+from lockstep.errors import DATA, LockstepError
+from lockstep.files import flush, locked
+
+PIXELS, CRC32, MANIFEST = "pixels", "crc32", "manifest.json"
+_FORMAT = 1
+# Bytes that are read before their pages leave this process's memory. The system maps up to 16 pages around each page
+# that is touched, so the process may hold several times as much.
+_RESIDENT_BYTES = 32 << 20
+
+
+def caches() -> Path:
+    """Return the folder of all caches of images."""
+    return Path(platformdirs.user_cache_dir("lockstep")) / "images"
+
+
+class MappedImages(Images):
+    """The images of a complete cache. All processes of a host share its pages, which the system may drop at any time.
+
+    An image is compared with its CRC-32 when the process reads it for the first time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Map the cache in `folder`. Raises: LockstepError if it is damaged."""
+        self.folder = folder
+        try:
+            self.manifest = json.loads((folder / MANIFEST).read_bytes())
+            super().__init__(int(self.manifest["count"]), [int(side) for side in self.manifest["shape"]])
+            self._crc32 = np.fromfile(folder / CRC32, "<u4")
+            with (folder / PIXELS).open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._pixels = np.frombuffer(self._map, np.uint8).reshape(self.shape)
+            sound = self.manifest["format"] == _FORMAT and self._crc32.shape == self.shape[:1]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(folder, f"it is not complete ({error})") from None
+        if not sound:
+            raise _damaged(folder, "its files do not belong together")
+        self._verified = np.zeros(len(self), bool)
+        self._read_bytes = 0
+
+    def _gather(self, rows: Rows) -> Bytes:
+        images: Bytes = self._pixels.take(rows, axis=0)
+        for i in np.flatnonzero(~self._verified[rows]).tolist():
+            if zlib.crc32(images[i].data) != self._crc32[rows[i]]:
+                raise _damaged(self.folder / PIXELS, f"image {rows[i]} is not what was written")
+        self._verified[rows] = True
+        self._read_bytes += images.nbytes
+        if self._read_bytes >= _RESIDENT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)  # They stay in the page cache.
+            self._read_bytes = 0
+        return images
+
+
+def _damaged(path: Path, problem: str) -> LockstepError:
+    folder = path.parent if path.name == PIXELS else path
+    return LockstepError(
+        f"{path} is damaged: {problem}. Delete the folder {folder}: the cache is then made again", DATA
+    )
+
+
+class CacheWriter:
+    """Writes the files of a cache into a partial folder. Rows may be written in any order, by several threads.
+
+    Attributes:
+        folder: the partial folder. Other files in it become part of the cache.
+        destination: the folder of the complete cache.
+    """
+
+    def __init__(self, folder: Path, destination: Path) -> None:
+        self.folder, self.destination = folder, destination
+        self._file = os.open(folder / PIXELS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._crc32 = np.zeros(0, "<u4")
+
+    def reserve(self, count: int, shape: Shape) -> None:
+        """Reserve the space of `count` images, so that a full disk is noticed now. Raises: OSError."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file, 0, count * int(np.prod(shape)))
+        self._grow(count)
+
+    def write(self, first: int, images: Bytes) -> None:
+        """Write `images` [n, H, W, C] as rows `first`, `first` + 1 and so on. Raises: OSError.
+
+        Threads may call this at the same time after `reserve`.
+        """
+        images = np.ascontiguousarray(images)
+        self._grow(first + len(images))
+        for row, image in enumerate(images, first):
+            self._crc32[row] = zlib.crc32(image.data)
+        data, position = images.data.cast("B"), first * images[0].nbytes
+        while data:
+            written = os.pwrite(self._file, data, position)
+            data, position = data[written:], position + written
+
+    def finish(self, count: int, shape: Shape, facts: Mapping[str, Any]) -> None:
+        """Write the other files of a cache of `count` images, with `facts` in the manifest. Raises: OSError."""
+        self._crc32[:count].tofile(self.folder / CRC32)
+        versions = {name: version(name) for name in ("lockstep", "numpy", "pillow")}
+        versions["python"] = platform.python_version()
+        manifest = {"format": _FORMAT, "count": count, "shape": list(shape), **facts, "versions": versions}
+        (self.folder / MANIFEST).write_text(json.dumps(manifest) + "\n")
+        for path in self.folder.iterdir():
+            flush(path)
+        flush(self.folder)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _grow(self, count: int) -> None:
+        if count > len(self._crc32):
+            self._crc32 = np.concatenate([self._crc32, np.zeros(max(count, len(self._crc32)), "<u4")])
+
+
+@contextmanager
+def locked_cache(name: str, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Hold the lock of the cache `name` within the context. Yield its folder, which may not exist.
+
+    While another program holds it, call `waiting` once and wait. Raises: OSError.
+    """
+    folder = caches()
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(_lock(folder / name), waiting):
+        yield folder / name
+
+
+@contextmanager
+def new_cache(folder: Path) -> Iterator[CacheWriter]:
+    """Yield a writer of the cache in `folder`, which appears at the end of the context, if the writer has finished.
+
+    The caller holds the lock of the cache. Whatever ends the context, nothing else is left. Partial folders of killed
+    programs are removed. A writer that finds the name of the cache only in its contents changes its `destination`; an
+    existing cache of that name is kept.
+    """
+    for old in folder.parent.glob(".*-partial"):
+        _remove_abandoned(old, own=folder)
+    partial = _partial(folder)
+    partial.mkdir()
+    try:
+        writer = CacheWriter(partial, folder)
+        try:
+            yield writer
+        finally:
+            writer.close()
+        if (partial / MANIFEST).is_file() and not writer.destination.exists():
+            partial.rename(writer.destination)
+            flush(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_abandoned(partial: Path, own: Path) -> None:
+    """Remove a partial folder, unless a program is writing it: that one holds the lock of its cache."""
+    folder = partial.with_name(partial.name.removeprefix(".").removesuffix("-partial"))
+    if folder == own:
+        shutil.rmtree(partial, ignore_errors=True)
+        return
+    with suppress(_HeldError), locked(_lock(folder), _give_up):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class _HeldError(Exception):
+    """Another program holds the lock."""
+
+
+def _give_up() -> None:
+    raise _HeldError
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}-partial")
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}-lock")

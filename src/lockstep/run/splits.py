@@ -1,0 +1,39 @@
+"""Reading a run's dataset: a built-in one, a folder of images, one of the user's own, or what a Python program gave."""
+
+from collections.abc import Callable
+
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, own
+from lockstep.data.dataset import Dataset
+from lockstep.errors import DATA, LockstepError
+from lockstep.settings import load_object
+
+
+def read_splits(recipe: Recipe, placement: Placement, note: Callable[[str], None]) -> dict[str, Dataset]:
+    """Return the splits of the recipe's dataset, by name, on the CPU. `note` receives messages for the user.
+
+    Raises: LockstepError.
+    """
+    try:
+        if recipe.dataset == IMAGE_FOLDER:
+            return _folder(recipe, placement, note)
+        if recipe.dataset == MEMORY:
+            assert recipe.dataset_sha256 is not None
+            return own.load_stored(placement.data, recipe.dataset_sha256)
+        if "dataset" in recipe.own_code:
+            return own.load_function(recipe.dataset, placement.data, recipe.image_px)
+        splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+        return splits
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
+
+
+def _folder(recipe: Recipe, placement: Placement, note: Callable[[str], None]) -> dict[str, Dataset]:
+    from lockstep.data.folder.reader import load
+
+    assert recipe.image_px is not None
+    return load(
+        placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
+        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit, note=note,
+    )  # fmt: skip

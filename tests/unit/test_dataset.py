@@ -1,0 +1,148 @@
+"""Dataset: the same examples and the same run, whether its images are in memory, mapped or decoded on the fly."""
+
+import numpy as np
+import pytest
+import torch
+from tests.runs import fit_here
+
+from lockstep.config.placement import Placement
+from lockstep.data import digits
+from lockstep.data.dataset import Dataset
+from lockstep.data.images import DecodedImages, Images, MappedImages, open_images
+from lockstep.errors import LockstepError
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.run import session
+from lockstep.run.session import Session
+from lockstep.run.startup import placement_lines
+
+KINDS = ["mapped", "decoded"]
+
+
+class Pixels:
+    """A source whose images are in memory. It counts which rows it decodes."""
+
+    def __init__(self, pixels):
+        self.pixels, self.count, self.shape, self.decoded = pixels, len(pixels), pixels.shape[1:], []
+
+    def decode(self, row):
+        self.decoded.append(row)
+        return self.pixels[row].copy()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def through(kind, dataset):
+    """Return the same dataset with its images in memory, mapped or decoded on the fly, and the source of these."""
+    source = Pixels(dataset.images.numpy())
+    if kind == "memory":
+        return dataset, source
+    images = open_images(source, dataset.sha256, cache_limit=0 if kind == "decoded" else None)
+    assert isinstance(images, MappedImages if kind == "mapped" else DecodedImages)
+    return Dataset(images, dataset.labels, dataset.classes, dataset.sha256), source
+
+
+@pytest.fixture(scope="module")
+def train_set():
+    return digits.load(None)["train"].first(300)
+
+
+def plan(step=0, **changes):
+    return named("digits").replace(epochs=None, steps=9, **changes).over(300).plan(step)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tower", range(4))
+def test_a_shard_is_the_same(kind, tower, train_set):
+    dataset, _ = through(kind, train_set)
+    for step in (0, 2):  # step 2 has examples of two epochs
+        expected, got = train_set.shard(plan(step), tower), dataset.shard(plan(step), tower)
+        assert torch.equal(got.images, expected.images)
+        assert got.images.stride() == expected.images.stride()
+        assert torch.equal(got.labels, expected.labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
+    dataset, source = through(kind, train_set)
+    source.decoded.clear()
+    parts = [dataset.first(40), *dataset.held_out(50), dataset.held_out(50)[1].first(7)]
+    expected = [train_set.first(40), *train_set.held_out(50), train_set.held_out(50)[1].first(7)]
+    assert source.decoded == []
+    for part, other in zip(parts, expected, strict=True):
+        assert isinstance(part.images, Images)
+        assert torch.equal(part.images[:], other.images)
+        assert torch.equal(part.labels, other.labels)
+    assert len({part.sha256 for part in (*parts, dataset)}) == 5
+    assert dataset.first(40).sha256 == parts[0].sha256
+
+
+@pytest.mark.parametrize("kind", ["memory", *KINDS])
+def test_what_is_expected_is_what_the_shards_read(kind, train_set):
+    dataset, source = through(kind, train_set)
+    source.decoded.clear()
+    dataset.expect(plan(), range(1, 3))
+    held = dataset.held_bytes
+    for tower in (1, 2):
+        dataset.shard(plan(), tower)
+    if kind == "decoded":
+        assert held == 64 * 64
+        assert sorted(source.decoded) == sorted(plan().examples[1:3].flatten())
+        assert dataset.held_bytes == 0
+    else:
+        assert source.decoded == []
+        assert held == dataset.held_bytes == (300 * 64 if kind == "memory" else 0)
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path, train_set):
+    """Return train(kind, **changes) -> (the result of a short run on that kind of images, its sources by split)."""
+
+    def run(kind, **changes):
+        splits, sources = {}, {}
+        for name, dataset in (("train", train_set), ("test", digits.load(None)["test"])):
+            splits[name], sources[name] = through(kind, dataset)
+        monkeypatch.setattr(session, "read_splits", lambda recipe, placement, note: splits)
+        recipe = named("digits").replace(epochs=None, eval_batch=50, **{"steps": 8, **changes})
+        name = f"{kind}-{len(list(tmp_path.iterdir()))}"
+        placement = Placement(eval_every=3, summary_every=4, digest_every=2)
+        return fit_here(recipe, tmp_path / name, placement).result, sources
+
+    return run
+
+
+@pytest.mark.parametrize("changes", [{}, {"held_out": 60}])
+def test_a_run_has_the_same_bits(train, changes):
+    results = {kind: train(kind, **changes)[0] for kind in ("memory", *KINDS)}
+    for name in ("weights_sha256", "accuracy", "loss"):
+        assert results["mapped"][name] == results["decoded"][name] == results["memory"][name]
+
+
+def test_every_image_is_decoded_once_for_each_use(train):
+    """No step decodes an image that another step uses, although each step expects the images of the next one."""
+    short, long = (train("decoded", steps=steps)[1] for steps in (4, 8))
+    course = named("digits").replace(epochs=None, steps=8).over(300)
+    used = [row for step in range(4, 8) for tower in course.plan(step).examples for row in set(tower.tolist())]
+    more = np.bincount(long["train"].decoded, minlength=300) - np.bincount(short["train"].decoded, minlength=300)
+    assert more.tolist() == np.bincount(used, minlength=300).tolist()
+    evaluations = 2 * 3  # of averaged and raw weights, after 3, 6 and 8 steps
+    assert np.bincount(long["test"].decoded).tolist() == [evaluations] * 355
+
+
+def test_the_placement_names_the_bytes_that_a_process_holds(train_set):
+    recipe = named("digits")
+    for kind in ("memory", "mapped"):
+        dataset, _ = through(kind, train_set)
+        made = Session(recipe, Placement(), Local(4), torch.device("cpu"), {"train": dataset, "test": dataset})
+        text = dict(placement_lines(made, 10))["in each"]
+        assert ("data" in text) == (kind == "memory")
+
+
+def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
+    with pytest.raises(LockstepError, match=r"has no split 'test'.*its splits are train\. .*held_out=N"):
+        Session(named("digits"), Placement(), Local(4), torch.device("cpu"), {"train": train_set})
+    held = named("digits").replace(held_out=20)
+    assert "held-out" in Session(held, Placement(), Local(4), torch.device("cpu"), {"train": train_set}).splits

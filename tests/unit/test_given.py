@@ -1,0 +1,399 @@
+"""Datasets that users give as values: arrays and sequences become the same images, and mistakes are named."""
+
+import importlib.util
+import io
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lockstep.data import own
+from lockstep.data.decode import decode_image
+from lockstep.data.images.mapped import MappedImages
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+
+RNG = np.random.default_rng(1)
+PIXELS = RNG.integers(0, 256, (10, 6, 5, 3), dtype=np.uint8)
+LABELS = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/lockstep/images"
+
+
+def arrays(**changes):
+    return {"train": (PIXELS[:7], LABELS[:7]), "test": (PIXELS[7:], LABELS[7:]), **changes}
+
+
+def read(data, image_px=None):
+    return own.load_stored(*own.store_in_memory(data, image_px))
+
+
+class Torchvision:
+    """A dataset as torchvision's: it has a length and an index, and does not end an iteration."""
+
+    def __init__(self, pixels, labels, classes):
+        self.pixels, self.labels, self.classes = pixels, labels, classes
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, i):
+        return Image.fromarray(self.pixels[i % len(self)]), self.labels[i % len(self)]
+
+
+class HuggingFace:
+    """A dataset as Hugging Face's: rows are dicts, and the names of the classes are in the features."""
+
+    def __init__(self, pixels, labels, names):
+        self.rows = [
+            {"image": Image.fromarray(p), "label": int(label)} for p, label in zip(pixels, labels, strict=True)
+        ]
+        self.features = {"image": object(), "label": SimpleNamespace(names=names)}
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def pairs(part):
+    return [(Image.fromarray(pixels), int(label)) for pixels, label in zip(*part, strict=True)]
+
+
+def as_torchvision(data):
+    return {name: Torchvision(*part, ["a", "b", "c"]) for name, part in data.items()}
+
+
+def as_hugging_face(data):
+    return {name: HuggingFace(*part, ["a", "b", "c"]) for name, part in data.items()}
+
+
+FORMS = {
+    "arrays": arrays,
+    "tensors": lambda: {n: (torch.from_numpy(p), torch.from_numpy(lab)) for n, (p, lab) in arrays().items()},
+    "list of labels": lambda: {name: (images, labels.tolist()) for name, (images, labels) in arrays().items()},
+    "pairs": lambda: {name: pairs(part) for name, part in arrays().items()},
+    "a generator": lambda: {name: (pair for pair in pairs(part)) for name, part in arrays().items()},
+    "pairs of arrays": lambda: {name: list(zip(*part, strict=True)) for name, part in arrays().items()},
+    "pairs of tensors": lambda: {
+        name: [[torch.from_numpy(image), torch.tensor(label)] for image, label in zip(*part, strict=True)]
+        for name, part in arrays().items()
+    },
+    "torchvision": lambda: as_torchvision(arrays()),
+    "hugging face": lambda: as_hugging_face(arrays()),
+    "img": lambda: {name: [{"img": i, "labels": lab} for i, lab in pairs(part)] for name, part in arrays().items()},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_images(form):
+    splits = read(FORMS[form]())
+    assert list(splits) == ["train", "test"]
+    for name, (pixels, labels) in arrays().items():
+        assert isinstance(splits[name].images[:], torch.Tensor)
+        assert (splits[name].images[:].numpy() == pixels).all()
+        assert splits[name].labels.tolist() == labels.tolist()
+    named = form in ("torchvision", "hugging face")
+    assert splits["test"].classes == (("a", "b", "c") if named else ("0", "1", "2"))
+    stored = own.store_in_memory({**FORMS[form](), "classes": ["x", "y", "z"]}, None)
+    assert stored == own.store_in_memory(arrays(classes=("x", "y", "z")), None)
+
+
+def test_equal_data_is_written_once(cache):
+    folder, sha256 = own.store_in_memory(arrays(), None)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert own.store_in_memory(arrays(), None) == (folder, sha256)
+    assert own.store_in_memory({name: pairs(part) for name, part in arrays().items()}, None) == (folder, sha256)
+    reordered = dict(reversed(arrays().items()))
+    assert own.store_in_memory(reordered, None) == (folder, sha256)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        arrays(classes=["a", "b", "c"]),
+        arrays(classes=["a", "b", "c", "d"]),
+        arrays(extra=(PIXELS, LABELS)),
+        {"train": arrays()["train"]},
+        {"train": (PIXELS[:8], LABELS[:8]), "test": (PIXELS[8:], LABELS[8:])},
+        arrays(train=(PIXELS[:7] ^ np.uint8(1), LABELS[:7])),
+        arrays(train=(PIXELS[:7], (LABELS[:7] + 1) % 3)),
+        {name: (images.transpose(0, 2, 1, 3), labels) for name, (images, labels) in arrays().items()},
+    ],
+)
+def test_other_data_has_another_sha256(other):
+    assert own.store_in_memory(other, None)[1] != own.store_in_memory(arrays(), None)[1]
+
+
+def test_splits_have_their_own_sha256():
+    one, other = read(arrays()), read(arrays(test=(PIXELS[6:], LABELS[6:])))
+    assert one["train"].sha256 == other["train"].sha256
+    assert one["test"].sha256 != other["test"].sha256
+    assert one["train"].sha256 != one["test"].sha256
+
+
+def test_grey_images_get_a_channel():
+    splits = read({"train": (PIXELS[..., 0], LABELS), "test": pairs((PIXELS[..., 0], LABELS))})
+    assert all((split.images[:].numpy() == PIXELS[..., :1]).all() for split in splits.values())
+
+
+def test_images_of_any_size_are_brought_to_image_px():
+    images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(9)]
+    grey = RNG.integers(0, 256, (9, 50, 50), dtype=np.uint8)
+    exact = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    with_alpha = [(Image.fromarray(grey[0]).convert("LA"), 0), (Image.fromarray(grey[1]).convert("P"), 1)]
+    data = {
+        "train": [(image, i % 3) for i, image in enumerate(images)],
+        "test": (grey, np.arange(9) % 3),
+        "same": (exact, [0, 1, 2]),
+        "modes": with_alpha,
+    }
+    splits = read(data, 32)
+    assert splits["train"].images.shape == (9, 32, 32, 3)
+    for i in range(9):
+        assert (splits["train"].images[i : i + 1].numpy()[0] == decode_image(images[i], 32)).all()
+        assert (splits["test"].images[i : i + 1].numpy()[0] == decode_image(grey[i], 32)).all()
+    assert (splits["same"].images[:].numpy() == exact).all()
+    assert (exact[0] == decode_image(exact[0], 32)).all()
+    assert (splits["modes"].images[:1].numpy()[0] == decode_image(with_alpha[0][0], 32)).all()
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    counts=st.lists(st.integers(1, 200), min_size=1, max_size=3),
+    height=st.integers(1, 5),
+    width=st.integers(1, 5),
+    channels=st.sampled_from([1, 3]),
+)
+def test_any_sizes_come_back_as_they_were_given(counts, height, width, channels):
+    data = {
+        name: (
+            np.random.default_rng(count).integers(0, 256, (count, height, width, channels), dtype=np.uint8),
+            np.arange(count) % 2,
+        )
+        for name, count in zip(("train", "test", "more"), [counts[0] + 1, *counts[1:]], strict=False)
+    }
+    for form in (data, {name: list(zip(*part, strict=True)) for name, part in data.items()}):
+        splits = read(form)
+        for name, (pixels, labels) in data.items():
+            assert (splits[name].images[:].numpy() == pixels).all()
+            assert (splits[name].labels.numpy() == labels).all()
+
+
+BROKEN = Image.open(
+    io.BytesIO((lambda b: (Image.fromarray(PIXELS[0]).save(b, "PNG"), b.getvalue()[:-40])[1])(io.BytesIO()))
+)
+WRONG = {
+    "no mapping": ([1, 2], None, "data: got a list, expected a dict"),
+    "no train": ({"test": (PIXELS, LABELS)}, None, "has no split train, only test"),
+    "nothing": ({}, None, "has no split train, only none"),
+    "split name": (arrays(**{"held-out": 1}), None, "'held-out' cannot be the name of a split"),
+    "number as name": ({**arrays(), 3: 1}, None, "3 cannot be the name"),
+    "empty arrays": (arrays(test=(PIXELS[:0], LABELS[:0])), None, "^test: is empty"),
+    "empty sequence": (arrays(test=[]), None, "^test: is empty"),
+    "floats": (arrays(train=(PIXELS / 255, LABELS)), None, r"^train, images: got float64, expected uint8.* \* 255"),
+    "normalised": (arrays(train=(PIXELS - 99.0, LABELS)), None, "leave out the normalisation"),
+    "int64": (arrays(train=(PIXELS.astype(int), LABELS)), None, "got int64, expected uint8, 0 to 255$"),
+    "ToTensor": (arrays(test=[(torch.rand(3, 6, 5), 1)]), None, "^test, example 0, image: .*leave out ToTensor"),
+    "channels first": (
+        arrays(train=(PIXELS.transpose(0, 3, 1, 2), LABELS)), None,
+        r"^train, images: 3x6x5: the channels come first: give \[N, H, W, C\]: images\.transpose\(0, 2, 3, 1\)",
+    ),
+    "an image channels first": (
+        arrays(train=[(PIXELS[0].transpose(2, 0, 1), 0)]), None,
+        r"^train, example 0, image: 3x6x5: the channels come first.*image\.transpose\(1, 2, 0\)",
+    ),
+    "two channels": (arrays(train=(PIXELS[..., :2], LABELS)), None, "6x5x2: expected 1 or 3 channels"),
+    "rank": (arrays(train=(PIXELS[None], LABELS[:1])), None, r"got shape \[1, 10, 6, 5, 3\]"),
+    "lengths": (arrays(train=(PIXELS, LABELS[:9])), None, "^train: has 10 images and 9 labels"),
+    "float labels": (arrays(train=(PIXELS, LABELS / 1)), None, r"^train, labels: got float64 \[10\], expected whole"),
+    "one-hot labels": (arrays(train=(PIXELS, np.eye(10, dtype=int))), None, r"got int64 \[10, 10\]"),
+    "label above": (
+        arrays(test=(PIXELS[:3], [0, 1, 3])), None, "^test, example 2: label 3, allowed are 0 to 2, as there are 3",
+    ),
+    "label below": (arrays(test=(PIXELS[:3], [0, -1, 1])), None, "^test, example 1: label -1"),
+    "label without a name": (arrays(classes=["a", "b"]), None, "^train, example 2: label 2, allowed are 0 to 1"),
+    "label of a pair": (arrays(train=[(PIXELS[0], 0), (PIXELS[1], "cat")]), None, "example 1: the label is a str"),
+    "bool": (arrays(train=[(PIXELS[0], True)]), None, "the label is a bool"),
+    "classes": (arrays(classes="abc"), None, "^classes: got 'abc'"),
+    "class twice": (arrays(classes=["a", "a", "b"]), None, "^classes: .*each of them once"),
+    "one class": ({"train": (PIXELS, LABELS * 0)}, None, "at least two names"),
+    "sizes of splits": (arrays(test=(PIXELS[:, :4], LABELS)), None, "^test: images of 4x5x3, those before them"),
+    "sizes in a split": (
+        arrays(train=[(PIXELS[0], 0), (PIXELS[0][:4], 0)]), None, "^train, example 1: .* or set image_px",
+    ),
+    "sizes far apart": (
+        arrays(train=[(PIXELS[0], 0)] * 64 + [(PIXELS[0][:4], 0)]), None, "^train, example 64: .* or set image_px",
+    ),
+    "mode": (arrays(train=[(Image.fromarray(PIXELS[0]).convert("P"), 0)]), None, "mode P, allowed are L, RGB: set"),
+    "an image that is a path": (arrays(train=[("cat.jpg", 0)]), None, "the image is a str, expected a Pillow image"),
+    "no pair": (arrays(train=[PIXELS[0]]), None, "^train, example 0: got a ndarray, expected a pair"),
+    "keys": (arrays(train=[{"pixels": 1, "label": 0}]), None, 'has the keys pixels, label, expected "image" and'),
+    "a dict as split": (arrays(train={"image": [], "label": []}), None, "^train: got a dict, expected"),
+    "a number as split": (arrays(train=3), None, "^train: got a int, expected"),
+    "text as split": (arrays(train="photos"), None, "^train: got a str, expected"),
+    "unreadable": (arrays(train=[(BROKEN, 0)]), 32, "^train, example 0: the image cannot be used: truncated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_sentence_that_names_the_split(case, cache):
+    data, image_px, words = WRONG[case]
+    with pytest.raises(LockstepError, match=words) as error:
+        own.store_in_memory(data, image_px)
+    assert error.value.code == DATA
+    assert "\n" not in str(error.value)
+    assert not cache.exists() or list(cache.iterdir()) == []
+
+
+def test_a_file_that_a_sequence_cannot_open_is_named():
+    def lazily():
+        yield from pairs((PIXELS[:2], LABELS[:2]))
+        open("/nowhere/cat.jpg")  # noqa: SIM115
+
+    with pytest.raises(LockstepError, match=r"^train: an example cannot be read: .*/nowhere/cat\.jpg"):
+        own.store_in_memory({"train": lazily()}, None)
+
+
+# ---- the stored dataset
+
+
+def test_a_deleted_cache_is_named():
+    folder, sha256 = own.store_in_memory(arrays(), None)
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    with pytest.raises(LockstepError, match="give data= again") as error:
+        own.load_stored(folder, sha256)
+    assert error.value.code == DATA
+
+
+def test_a_cache_is_found_without_its_folder(tmp_path):
+    _, sha256 = own.store_in_memory(arrays(), None)
+    for folder in (None, tmp_path / "elsewhere"):
+        assert len(own.load_stored(folder, sha256)["train"]) == 7
+
+
+def test_another_dataset_is_refused():
+    folder, sha256 = own.store_in_memory(arrays(), None)
+    _, other = own.store_in_memory(arrays(classes=["a", "b", "c"]), None)
+    with pytest.raises(LockstepError, match="is not the dataset that was given"):
+        own.load_stored(folder, other)
+    own.load_stored(folder, sha256)
+
+
+@pytest.mark.parametrize("name", ["labels", "manifest.json", "pixels"])
+def test_a_changed_file_is_noticed(name):
+    folder, sha256 = own.store_in_memory(arrays(classes=["a", "b", "c"]), None)
+    path = folder / name
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"a"', b'"q"') if name == "manifest.json" else bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(LockstepError, match=r"Delete the folder|delete the folder"):
+        own.load_stored(folder, sha256)["train"].images[:]
+
+
+def test_a_disk_without_room_is_named(monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lockstep.data.images.mapped.os.pwrite", full)
+    with pytest.raises(LockstepError, match="the disk is full") as error:
+        own.store_in_memory(arrays(), None)
+    assert error.value.code == ENVIRONMENT
+
+
+# ---- functions
+
+
+@pytest.fixture
+def function(tmp_path, monkeypatch):
+    """Return function(code) -> the name of the function `load` in a module with this code."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    names = []
+
+    def written(code):
+        names.append(f"given_{len(names)}")
+        (tmp_path / f"{names[-1]}.py").write_text(f"import numpy as np\n{code}\n")
+        importlib.invalidate_caches()
+        return f"{names[-1]}:load"
+
+    yield written
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+GIVEN = "np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), [0, 1, 0, 1]"
+
+
+def test_a_function_of_arrays_is_kept_in_memory_and_not_cached(function, cache):
+    path = function(f"def load(): return {{'train': ({GIVEN}), 'test': ({GIVEN})}}")
+    splits = own.load_function(path, None, None)
+    assert isinstance(splits["train"].images, torch.Tensor)
+    assert splits["train"].images.shape == (4, 8, 8, 1)
+    assert splits["train"].labels.dtype == torch.int64
+    assert not cache.exists()
+
+
+def test_arrays_that_cannot_be_written_are_copied(function):
+    path = function("def load(): return {'train': (np.frombuffer(bytes(128), np.uint8).reshape(2, 8, 8), [0, 1])}")
+    own.load_function(path, None, None)["train"].images[0] = 1
+
+
+def test_a_function_of_a_sequence_is_mapped_from_the_cache(function):
+    path = function(f"images, labels = {GIVEN}\ndef load(): return {{'train': list(zip(images, labels))}}")
+    train = own.load_function(path, None, None)["train"]
+    assert isinstance(train.images.select(np.arange(2))._images, MappedImages)
+    assert train.images[:].flatten().tolist() == list(range(256))
+
+
+@pytest.mark.parametrize("signature", ["folder", "folder=None", "*, more=1, **rest", "*folders"])
+def test_a_function_may_take_the_folder(function, signature, tmp_path):
+    takes = "folder" in signature
+    use = {"folder": "folder", "folder=None": "folder", "*folders": "folders[0]"}.get(signature, "None")
+    path = function(f"seen = []\ndef load({signature}):\n  seen.append({use})\n  return {{'train': ({GIVEN})}}")
+    own.load_function(path, None, None)
+    if takes:
+        own.load_function(path, tmp_path, None)
+        assert sys.modules[path.partition(":")[0]].seen == [None, tmp_path]
+    else:
+        with pytest.raises(LockstepError, match=f"takes no data folder: leave out --data {tmp_path}"):
+            own.load_function(path, tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("load = 3", "is a int, expected a function"),
+        ("def load(a, b): pass", "takes no argument, or only the data folder"),
+        ("def load(): return 3", "data: got a int, expected a dict"),
+        ("def load(): return {'test': 1}", "data: has no split train"),
+        ("def load(): return {'train': (np.zeros((2, 4, 4)), [0, 1])}", "train, images: got float64"),
+        (f"def load(): return {{'train': ({GIVEN}), 'test': (np.zeros((1, 4, 4), np.uint8), [0])}}", "test: images of"),
+    ],
+)
+def test_a_wrong_function_is_named(function, code, words):
+    path = function(code)
+    with pytest.raises(LockstepError, match=f"^dataset {path}.*{words}"):
+        own.load_function(path, None, None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
+def test_a_dataset_of_torchvision():
+    from torchvision.datasets import FakeData
+
+    data = {"train": FakeData(20, (3, 16, 16), 4), "test": FakeData(5, (3, 16, 16), 4)}
+    assert read(data)["train"].images.shape == (20, 16, 16, 3)

@@ -1,0 +1,506 @@
+"""Images of a cache on disk, and images decoded on the fly: the same pixels, whatever happens to either."""
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lockstep.data.images import DecodedImages, MappedImages, choose, open_images
+from lockstep.errors import DATA, LockstepError
+
+SHAPE = (8, 6, 3)
+
+
+class Files:
+    """A source of PNG files. It counts which rows it decodes, and in which threads."""
+
+    def __init__(self, folder: Path, count: int = 50):
+        self.shape, self.count, self.folder = SHAPE, count, folder
+        self.pixels = np.random.default_rng(3).integers(0, 256, (count, *SHAPE), dtype=np.uint8)
+        self.decoded: list[int] = []
+        self.threads: set[str] = set()
+        folder.mkdir(exist_ok=True)
+        for row, pixels in enumerate(self.pixels):
+            Image.fromarray(pixels).save(self.path(row))
+
+    def path(self, row: int) -> Path:
+        return self.folder / f"{row}.png"
+
+    def decode(self, row: int) -> np.ndarray:
+        self.decoded.append(row)
+        self.threads.add(threading.current_thread().name)
+        try:
+            with Image.open(self.path(row)) as image:
+                return np.array(image)
+        except OSError as error:
+            raise LockstepError(f"{self.path(row)}: {error}", DATA) from None
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/lockstep/images"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Files(tmp_path / "files")
+
+
+@pytest.fixture
+def notes():
+    return []
+
+
+def rows(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def damage(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def images_of(files, kind):
+    return DecodedImages(files, threads=3) if kind == "decoded" else open_images(files, "key")
+
+
+@pytest.mark.parametrize("kind", ["mapped", "decoded"])
+def test_images_are_indexed_as_a_tensor(files, kind):
+    images, tensor = images_of(files, kind), torch.from_numpy(files.pixels)
+    assert isinstance(images, MappedImages if kind == "mapped" else DecodedImages)
+    assert images.shape == tuple(tensor.shape)
+    assert len(images) == len(tensor)
+    for index in (rows(3, 49, 3, 0), rows(), slice(10), slice(45, 80), slice(None), slice(0, 9, 4), slice(5, 5)):
+        assert torch.equal(images[index], tensor[index])
+    with pytest.raises(IndexError):
+        images[rows(0, 50)]
+
+
+@pytest.mark.parametrize("kind", ["mapped", "decoded"])
+def test_a_selection_is_numbered_from_0_and_copies_nothing(files, kind):
+    images, tensor = images_of(files, kind), torch.from_numpy(files.pixels)
+    chosen = np.array([7, 3, 40, 41])
+    part = images.select(chosen)
+    assert part.shape == (4, *SHAPE)
+    assert torch.equal(part[rows(3, 0)], tensor[[41, 7]])
+    assert torch.equal(part.select(np.array([2, 1]))[:], tensor[[40, 3]])
+    assert torch.equal(part.to(torch.device("cpu"))[1:], tensor[[3, 40, 41]])
+    part.expect(rows(2))
+    assert part.held_bytes == images.held_bytes == (0 if kind == "mapped" else np.prod(SHAPE))
+    with pytest.raises(IndexError):
+        part[rows(4)]
+
+
+def test_images_on_another_device_are_moved_after_they_are_read(files):
+    images = open_images(files, "key").to(torch.device("meta"))
+    assert images[rows(1, 2)].device.type == "meta"
+    assert images.select(np.array([1]))[:].device.type == "meta"
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    calls=st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 49), max_size=12)), max_size=12),
+    threads=st.integers(1, 4),
+    ahead=st.integers(0, 20),
+)
+def test_pixels_do_not_depend_on_hints_threads_or_order(files, calls, threads, ahead):
+    images = DecodedImages(files, threads=threads, ahead_bytes=ahead * int(np.prod(SHAPE)))
+    for hint, numbers in calls:
+        if hint:
+            images.expect(rows(*numbers))
+            assert images.held_bytes <= ahead * np.prod(SHAPE)
+        else:
+            assert torch.equal(images[rows(*numbers)], torch.from_numpy(files.pixels[numbers]))
+
+
+# ---- the cache
+
+
+def test_the_cache_is_made_once_and_read_by_later_programs(files, cache):
+    open_images(files, "key")
+    assert sorted(files.decoded) == list(range(50))
+    again = open_images(files, "key")
+    assert len(files.decoded) == 50
+    assert torch.equal(again[:], torch.from_numpy(files.pixels))
+    (folder,) = cache.iterdir()
+    assert listing(folder) == ["crc32", "manifest.json", "pixels"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["count"], manifest["shape"], manifest["key"]) == (50, list(SHAPE), "key")
+    assert {"pillow", "numpy", "lockstep", "python"} <= manifest["versions"].keys()
+    assert (folder / "pixels").read_bytes() == files.pixels.tobytes()
+
+
+def test_another_key_or_size_is_another_cache(files, cache, tmp_path):
+    open_images(files, "key")
+    open_images(files, "other key")
+    open_images(Files(tmp_path / "fewer", 49), "key")
+    assert len(listing(cache)) == 3
+
+
+def test_several_threads_make_the_cache(files, monkeypatch):
+    monkeypatch.setattr("lockstep.hardware.cores", lambda: 4)
+    barrier = threading.Barrier(3, timeout=20)  # only three threads at a time can pass it
+    decode = files.decode
+
+    def together(row):
+        if row in (0, 16, 32):
+            barrier.wait()
+        return decode(row)
+
+    files.decode = together
+    assert torch.equal(open_images(files, "key")[:], torch.from_numpy(files.pixels))
+    assert len(files.threads) >= 3
+    assert threading.main_thread().name not in files.threads
+
+
+def test_a_damaged_image_is_an_error_that_names_the_folder_to_delete(files, cache):
+    open_images(files, "key")
+    (folder,) = cache.iterdir()
+    damage(folder / "pixels", 7 * int(np.prod(SHAPE)) + 5)
+    images = open_images(files, "key")
+    assert torch.equal(images[rows(6, 8)], torch.from_numpy(files.pixels[[6, 8]]))
+    for _ in range(2):  # it is not forgotten
+        with pytest.raises(LockstepError, match="image 7 is not what was written") as error:
+            images[rows(6, 7)]
+    assert f"Delete the folder {folder}" in str(error.value)
+    assert error.value.code == DATA
+    shutil.rmtree(folder)
+    assert torch.equal(open_images(files, "key")[rows(7)], torch.from_numpy(files.pixels[[7]]))
+
+
+@pytest.mark.parametrize("name", ["pixels", "crc32", "manifest.json"])
+@pytest.mark.parametrize("how", ["missing", "shorter", "empty"])
+def test_an_incomplete_cache_is_an_error(files, cache, name, how):
+    open_images(files, "key")
+    (folder,) = cache.iterdir()
+    path = folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if how != "missing":
+        path.write_bytes(data[: -len(data) // 2] if how == "shorter" else b"")
+    with pytest.raises(LockstepError, match=f"is damaged.* Delete the folder {folder}"):
+        open_images(files, "key")
+
+
+def test_an_image_is_verified_only_when_it_is_read_first(files, cache):
+    open_images(files, "key")
+    (folder,) = cache.iterdir()
+    images = open_images(files, "key")
+    images[rows(7)]
+    damage(folder / "pixels", 7 * int(np.prod(SHAPE)))
+    fresh = open_images(files, "key")
+    with pytest.raises(LockstepError):
+        fresh[rows(7)]
+    images[rows(7)]
+
+
+def test_an_unreadable_file_is_named_and_leaves_no_cache(files, cache):
+    files.path(20).write_bytes(b"no image")
+    with pytest.raises(LockstepError, match=r"files/20\.png"):
+        open_images(files, "key")
+    assert listing(cache) == []
+
+
+@pytest.mark.parametrize("kind", ["mapped", "decoded"])
+def test_a_source_that_decodes_another_shape_is_an_error(files, kind):
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(files.path(3))
+    with pytest.raises(LockstepError, match=r"image 3 was decoded to uint8 \[4, 4, 3\], expected uint8 \[8, 6, 3\]"):
+        images_of(files, kind)[:]
+
+
+BUILDER = """
+import sys, time
+sys.path[:0] = {path!r}
+from pathlib import Path
+from tests.unit.test_images import Files
+from lockstep.data.images import open_images
+files = Files.__new__(Files)
+files.shape, files.count, files.folder, files.decoded, files.threads = (8, 6, 3), 50, Path({folder!r}), [], set()
+decode = files.decode
+def slowly(row):
+    if row == 40:
+        print("at 40", flush=True)
+        sys.stdin.readline()
+    return decode(row)
+files.decode = slowly
+images = open_images(files, "key", note=print)
+print(type(images).__name__, len(files.decoded), int(images[:].sum()), flush=True)
+"""
+
+
+@pytest.fixture
+def builder(files):
+    """Return builder() -> a program that makes the cache, and waits for a line on stdin at image 40."""
+    code = BUILDER.format(path=sys.path, folder=str(files.folder))
+    programs = []
+
+    def run():
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        programs.append(subprocess.Popen([sys.executable, "-c", code], text=True, **pipes))
+        return programs[-1]
+
+    yield run
+    for program in programs:
+        program.kill()
+        program.communicate()
+
+
+def test_one_program_makes_the_cache_and_another_waits_and_maps_it(files, cache, builder):
+    first, second = builder(), None
+    assert first.stdout.readline() == "at 40\n"
+    assert not any(path.is_dir() and path.name[0] != "." for path in cache.iterdir())
+    second = builder()
+    assert "another program is making the cache" in second.stderr.readline()
+    out, _ = first.communicate("go on\n", timeout=60)
+    total = int(files.pixels.sum())
+    assert out == f"MappedImages 50 {total}\n"
+    out, _ = second.communicate(timeout=60)
+    assert out == f"MappedImages 0 {total}\n"
+    assert len(listing(cache)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_build_that_ends_early_leaves_nothing_that_counts(files, cache, builder, number):
+    program = builder()
+    assert program.stdout.readline() == "at 40\n"
+    program.send_signal(number)
+    program.communicate("" if number == signal.SIGKILL else "go on\n", timeout=60)
+    assert program.returncode != 0
+    left = listing(cache)
+    assert all(name.startswith(".") for name in left)
+    assert any(name.endswith("-partial") for name in left) == (number == signal.SIGKILL)
+    assert torch.equal(open_images(files, "key")[:], torch.from_numpy(files.pixels))
+    assert not any(name.endswith("-partial") for name in listing(cache))
+
+
+def test_a_partial_cache_that_another_program_still_writes_is_kept(files, cache, builder, tmp_path):
+    program = builder()
+    assert program.stdout.readline() == "at 40\n"
+    open_images(files, "another key")
+    assert any(name.endswith("-partial") for name in listing(cache))
+    program.kill()
+    program.communicate()
+    open_images(files, "a third key")
+    assert not any(name.endswith("-partial") for name in listing(cache))
+
+
+# ---- room
+
+
+def test_a_cache_over_the_limit_is_not_made(files, cache, notes):
+    needed = files.pixels.nbytes / 1e9
+    images = open_images(files, "key", cache_limit=needed * 0.99, note=notes.append)
+    assert isinstance(images, DecodedImages)
+    assert torch.equal(images[:], torch.from_numpy(files.pixels))
+    (note,) = notes
+    assert "decoded on the fly" in note
+    assert "the cache needs 7.2 kB; the cache limit is 7.1 kB" in note
+    assert isinstance(open_images(files, "key", cache_limit=needed, note=notes.append), MappedImages)
+    other = open_images(files, "other", cache_limit=1.5 * needed, note=notes.append)
+    assert isinstance(other, DecodedImages)
+    assert "other caches in" in notes[1]
+    assert isinstance(open_images(files, "key", cache_limit=needed / 2, note=notes.append), MappedImages)
+    assert len(notes) == 2
+
+
+def test_a_limit_of_0_uses_no_cache_even_if_there_is_one(files, notes, cache):
+    assert isinstance(open_images(files, "key", cache_limit=0, note=notes.append), DecodedImages)
+    assert "the cache limit is 0" in notes[0]
+    assert not cache.exists()
+    open_images(files, "key")
+    assert isinstance(open_images(files, "key", cache_limit=0, note=notes.append), DecodedImages)
+
+
+def test_by_default_a_cache_takes_at_most_half_of_the_free_disk(files, notes, monkeypatch):
+    needed = files.pixels.nbytes
+    for free, kind in ((2 * needed - 1, DecodedImages), (2 * needed, MappedImages)):
+        monkeypatch.setattr(choose.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        assert isinstance(open_images(files, "key", note=notes.append), kind)
+    assert "--cache-limit GB allows more" in notes[0]
+    assert len(notes) == 1
+
+
+def test_a_cache_folder_that_cannot_be_written_is_noted(files, cache, notes):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file")
+    images = open_images(files, "key", note=notes.append)
+    assert isinstance(images, DecodedImages)
+    assert f"no cache can be written in {cache}" in notes[0]
+    assert torch.equal(images[:], torch.from_numpy(files.pixels))
+
+
+@pytest.fixture
+def small_disk(tmp_path, monkeypatch):
+    """Return the cache folder on a disk of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder]).returncode:
+        pytest.skip("only root can mount a small disk")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    yield folder / "lockstep/images"
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_noted_and_the_partial_cache_removed(tmp_path, notes, small_disk):
+    files = Files(tmp_path / "files", 50)
+    small_disk.mkdir(parents=True)
+    (small_disk / "filler").write_bytes(bytes(250 << 10))
+    images = open_images(files, "key", cache_limit=1.0, note=notes.append)
+    assert isinstance(images, DecodedImages)
+    assert "the disk is full" in notes[0]
+    assert listing(small_disk) == ["filler"]
+    assert files.decoded == []  # noticed before anything was decoded
+    assert torch.equal(images[:], torch.from_numpy(files.pixels))
+
+
+def test_the_resident_memory_of_a_mapping_is_bounded(cache, tmp_path):
+    """256 MiB of images are read twice, in a process of its own, whose peak counts mapped pages too."""
+    code = """
+import resource, sys
+import numpy as np, torch
+from lockstep.data.images import open_images
+class Source:
+    count, shape = 1024, (256, 512, 2)
+    def decode(self, row):
+        return np.full(self.shape, row % 256, np.uint8)
+images = open_images(Source(), "big")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for row in [*range(0, 1024, 8)] * 2:
+    images[row : row + 8]
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100
+
+
+# ---- on the fly
+
+
+def wait_until(condition):
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_expected_images_are_decoded_before_they_are_read(files):
+    images = DecodedImages(files, threads=2)
+    images.expect(rows(4, 5, 6))
+    wait_until(lambda: sorted(files.decoded) == [4, 5, 6])
+    images[rows(6, 5, 4)]
+    assert sorted(files.decoded) == [4, 5, 6]
+    assert images.held_bytes == 0
+    images[rows(4)]  # read twice, decoded twice
+    assert sorted(files.decoded) == [4, 4, 5, 6]
+
+
+def test_the_reading_thread_helps_with_what_is_missing(files):
+    images = DecodedImages(files, threads=1)
+    busy = threading.Event()
+    decode = files.decode
+
+    def blocked(row):
+        if row == 0:
+            busy.wait(20)
+        return decode(row)
+
+    files.decode = blocked
+    images.expect(rows(0))  # keeps the only thread busy
+    assert torch.equal(images[rows(1, 2, 3)], torch.from_numpy(files.pixels[1:4]))
+    busy.set()
+    assert torch.equal(images[rows(0)], torch.from_numpy(files.pixels[:1]))
+
+
+def test_expected_images_are_bounded(files):
+    images = DecodedImages(files, threads=2, ahead_bytes=10 * int(np.prod(SHAPE)))
+    images.expect(slice(0, 50))
+    wait_until(lambda: len(files.decoded) == 10)
+    images.expect(slice(20, 40))
+    assert images.held_bytes == 10 * np.prod(SHAPE)
+    images[rows(0, 1, 30)]
+    assert images.held_bytes == 8 * np.prod(SHAPE)
+    images.expect(slice(20, 40))
+    wait_until(lambda: len(files.decoded) == 13)
+    assert images.held_bytes == 10 * np.prod(SHAPE)
+
+
+def test_an_error_in_a_thread_is_raised_when_the_image_is_read(files):
+    files.path(5).write_bytes(b"no image")
+    images = DecodedImages(files, threads=2)
+    images.expect(slice(0, 10))
+    wait_until(lambda: len(files.decoded) == 10)
+    assert len(images[slice(0, 5)]) == 5
+    for _ in range(2):
+        with pytest.raises(LockstepError, match=r"files/5\.png"):
+            images[slice(4, 7)]
+
+
+def test_the_threads_end_with_the_images(files):
+    gc.collect()
+    before = set(threading.enumerate())
+    images = DecodedImages(files, threads=3)
+    images[:]
+    own = [thread for thread in threading.enumerate() if thread not in before]
+    assert len(own) == 3
+    del images
+    gc.collect()
+    wait_until(lambda: not any(thread.is_alive() for thread in own))
+
+
+def test_a_thread_that_hangs_does_not_keep_the_program_alive(tmp_path):
+    code = """
+import time, numpy as np
+from lockstep.data.images import DecodedImages
+class Source:
+    count, shape = 3, (1, 1, 1)
+    def decode(self, row):
+        time.sleep(3600)
+images = DecodedImages(Source(), threads=2)
+images.expect(slice(0, 3))
+time.sleep(0.1)
+print("end", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "end\n"
+
+
+def test_the_memory_of_read_images_is_released(files):
+    """A thread must not keep the last image that it decoded."""
+    images = DecodedImages(files, threads=2)
+    made = []
+    decode = files.decode
+
+    class Counted(np.ndarray):
+        pass
+
+    def counted(row):
+        array = decode(row).view(Counted)
+        made.append(weakref.ref(array))
+        return array
+
+    files.decode = counted
+    images.expect(slice(0, 10))
+    images[slice(0, 10)]
+    gc.collect()
+    wait_until(lambda: not any(reference() is not None for reference in made))

@@ -1,0 +1,187 @@
+"""Networks as users and other libraries write them: trained with any recipe, or refused with the reason."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from tests.runs import fit_here
+from torch import nn
+
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.errors import LockstepError
+from lockstep.recipes import named
+from lockstep.reduce.local import Local
+from lockstep.run.folder import Run
+from lockstep.run.session import Session
+
+CPU = torch.device("cpu")
+DIGITS = named("digits").model_dump(mode="json")
+
+
+class Small(nn.Module):
+    """A network in the style of torchvision, of any image size."""
+
+    def __init__(self, num_classes=10, in_chans=1, width=8):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(in_chans, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.fc = nn.Linear(width, num_classes)
+
+    def features(self, images):
+        return self.stem(images).amax((2, 3))
+
+    def forward(self, images):
+        return self.fc(self.features(images))
+
+
+class Tied(Small):
+    """One weight under two names, a parameter that is not used, and an integer buffer."""
+
+    def __init__(self, num_classes=10):
+        super().__init__(num_classes)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("order", torch.arange(7, -1, -1))
+
+    def features(self, images):
+        return self.second(self.first(super().features(images)))[:, self.order]
+
+
+class Outputs(NamedTuple):
+    logits: torch.Tensor
+    aux_logits: torch.Tensor
+
+
+class Auxiliary(Small):
+    """As torchvision's GoogLeNet and Inception: a tuple of outputs in training."""
+
+    def __init__(self, num_classes=10, aux_logits=True):
+        super().__init__(num_classes)
+        self.aux_logits = aux_logits
+
+    def forward(self, images):
+        logits = super().forward(images)
+        return Outputs(logits, logits) if self.training and self.aux_logits else logits
+
+
+class Detector(Small):
+    def forward(self, images):
+        return super().forward(images) if self.training else {"boxes": images}
+
+
+class OfOneSize(nn.Module):
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.fc = nn.Linear(28 * 28, num_classes)
+
+    def forward(self, images):
+        return self.fc(images.flatten(1))
+
+
+def lazy(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+def recipe(model, base="digits", note=lambda text: None, **changes):
+    own = {"model": f"tests.unit.test_own_models:{model}", **changes}
+    return make(named(base).model_dump(mode="json"), own, note=note)
+
+
+def probed(model, **changes):
+    session = Session(recipe(model, weight_decay={}, **changes), Placement(), Local(4), CPU)
+    session.probe(session.split("train"))
+    return session
+
+
+@pytest.mark.parametrize("model", ["Small", "Tied", "Auxiliary"])
+def test_a_network_in_the_style_of_other_libraries_trains(model, tmp_path):
+    options = {"aux_logits": False} if model == "Auxiliary" else {}
+    own = recipe(model, weight_decay={}, model_options=options, steps=3)
+    result = fit_here(own, tmp_path / "a").result
+    assert result["steps"] == 3
+    assert Run.open(tmp_path / "a").recipe() == own
+
+
+def test_tied_weights_are_one_parameter_and_unused_ones_stay():
+    session = probed("Tied")
+    state = session.state
+    assert "second.weight" not in state.parameters
+    before = {name: p.clone() for name, p in {**state.parameters, **state.buffers}.items()}
+    state.apply(torch.ones(sum(p.numel() for p in state.parameters.values())), torch.zeros(16), 0.1)
+    assert torch.equal(state.buffers["order"], before["order"])
+    assert not torch.equal(state.parameters["first.weight"], before["first.weight"])
+    session.network.load_parameters(state.parameters)
+    assert session.network.module.second.weight is session.network.module.first.weight
+    tower_vector = session.network.gradients(session.network(torch.rand(2, 1, 8, 8)).sum())
+    by_name = dict(zip(session.network.parameters, tower_vector, strict=True))
+    assert not by_name["unused"].any()
+    assert by_name["first.weight"].any()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("Auxiliary", r"returned a Outputs, expected \[2, 10\].*in training mode.*model_options.aux_logits=false"),
+        ("Detector", r"returned a dict, expected \[2, 10\].*in evaluation mode$"),
+        ("OfOneSize", r"fails on images \[channels, height, width\] \[1, 8, 8\]: .*\(test_own_models.py, line \d+\)"),
+        ("lazy", "does not know the shape of 1.weight: give its layer all sizes"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_one_message(model, message):
+    with pytest.raises(LockstepError, match=message):
+        probed(model)
+
+
+PROGRESSIVE = {"progressive.sizes_px": [4, 8], "progressive.shares": [0.5, 0.5]}
+
+
+def test_a_model_without_least_px_is_tried_on_each_size():
+    session = probed("Small", **PROGRESSIVE)
+    assert session.recipe.progressive.sizes_px == (4, 8)
+    with pytest.raises(LockstepError, match="got 9: 1 to 8 is allowed"):
+        probed("Small", **{**PROGRESSIVE, "progressive.sizes_px": [8, 9]})
+    with pytest.raises(LockstepError, match=r"does not take images of 4x4 pixels.*set progressive=none"):
+        probed("OfOneSize", **PROGRESSIVE)
+
+
+def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():
+    notes = []
+    own = recipe("Small", "cifar10", notes.append)
+    assert (own.model_options, own.weight_decay, own.freeze) == ({}, {"default": 3.8e-5}, {})
+    assert notes == [
+        "the recipe's settings for model whitened do not fit model tests.unit.test_own_models:Small: model_options is "
+        "dropped; weight_decay is 3.8e-05 for every matrix. --set gives others"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"weight_decay": {"default": 0.0005}}),
+        ({"weight_decay": {}}, {"weight_decay": {}}),
+        ({"weight_decay.fc.weight": 0.1}, {"weight_decay": {"fc.weight": 0.1}}),
+        ({"weight_decay.default": 0.1}, {"weight_decay": {"default": 0.1}}),
+        ({"model_options.width": 4, "freeze.stem": 0.5}, {"model_options": {"width": 4}, "freeze": {"stem": 0.5}}),
+    ],
+)
+def test_settings_that_are_given_too_stay(changes, expected):
+    base = {**DIGITS, "model_options": {"depth": 1}, "freeze": {"conv1": 0.1}, "lr_factors": {"conv1": 0.1}}
+    assert max(base["weight_decay"].values()) == 0.0005
+    made = make(base, {"model": "mine:build", **changes})
+    assert made.lr_factors == {}
+    assert {name: getattr(made, name) for name in expected} == expected
+    dropped = {"model_options", "freeze"} - {name.partition(".")[0] for name in changes}
+    assert not any(getattr(made, name) for name in dropped)
+
+
+def test_the_same_model_or_a_default_for_every_matrix_changes_nothing():
+    notes = []
+    assert make(DIGITS, {"model": "digits"}, note=notes.append).weight_decay == DIGITS["weight_decay"]
+    base = {**DIGITS, "model": "a:b", "weight_decay": {"default": 0.1}}
+    assert make(base, {"model": "c:d"}, note=notes.append).weight_decay == {"default": 0.1}
+    assert make({**base, "weight_decay": {"default": 0.1, "fc": 0.3}}, {"model": "c:d"}).weight_decay == {
+        "default": 0.1
+    }
+    assert make(DIGITS, {"model": "a:b"}, {"model": "a:b", "weight_decay": {}}).weight_decay == {}
+    assert notes == []

@@ -1,0 +1,137 @@
+"""The update: decoupled weight decay, weight decay by default, and clipping."""
+
+import json
+
+import pytest
+import torch
+from tests.runs import fit_here
+from tests.unit.test_muon import parameters
+from tests.unit.test_tower import EXAMPLES, cifar_like, parts, reduced
+
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.errors import LockstepError
+from lockstep.optim import SGD, AdamW, Muon
+from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
+from lockstep.recipes import named
+from lockstep.training.state import State, clipped
+
+CPU = torch.device("cpu")
+
+
+def digits(**changes):
+    return make(named("digits").model_dump(mode="json"), {"steps": 12, **changes})
+
+
+def the_state(recipe, model_parameters):
+    return State(recipe, model_parameters, {}, CPU)
+
+
+def layers():
+    """Parameters of 4, 2 and 1 dimensions, and a matrix that the model does not train."""
+    own = {
+        "conv": torch.ones(2, 3, 3, 3),
+        "dense": torch.full((4, 5), 2.0),
+        "bias": torch.ones(4),
+        "fixed": torch.ones(2, 2),
+    }
+    return {name: torch.nn.Parameter(tensor, requires_grad=name != "fixed") for name, tensor in own.items()}
+
+
+def test_adamw_shrinks_the_weights_apart_from_the_gradient():
+    found, expected = parameters(), parameters()
+    decay = {"a": 0.1, "dense": 0.3}
+    optimizer = AdamW(beta1=0.8, beta2=0.9, epsilon=1e-6).build(by_weight_decay(found, decay))
+    slots = {name: (torch.zeros_like(p).double(), torch.zeros_like(p).double()) for name, p in expected.items()}
+    values = {name: p.double() for name, p in expected.items()}
+    for step in range(1, 4):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / step
+        optimizer.step()
+        for name, p in values.items():
+            gradient = expected[name].grad.double()
+            first, second = slots[name]
+            first.mul_(0.8).add_(0.2 * gradient)
+            second.mul_(0.9).add_(0.1 * gradient**2)
+            p.mul_(1 - 0.1 / step * decay.get(name, 0.0))
+            p.sub_(0.1 / step * (first / (1 - 0.8**step)) / ((second / (1 - 0.9**step)).sqrt() + 1e-6))
+    for name, p in found.items():
+        assert torch.allclose(p.double(), values[name], atol=1e-6), name
+
+
+def test_decoupled_decay_is_no_term_of_the_loss():
+    recipe = digits(optimizer="adamw", **{"weight_decay.default": 0.1})
+    _, state, _ = parts(recipe, (1, 8, 8))
+    assert state.decay_losses() == {}
+    assert state.decay
+    _, state, _ = parts(recipe.replace(optimizer="sgd"), (1, 8, 8))
+    assert state.decay_losses().keys() == {*named("digits").weight_decay}  # every matrix is named there
+
+
+def test_default_is_for_the_matrices_that_are_not_named():
+    assert decay_by_name(layers(), {DEFAULT: 0.5}, SGD()) == {"conv": 0.5, "dense": 0.5}
+    assert decay_by_name(layers(), {DEFAULT: 0.5, "conv": 0.0, "bias": 0.2}, AdamW()) == {
+        "conv": 0.0, "bias": 0.2, "dense": 0.5,
+    }  # fmt: skip
+    assert decay_by_name(layers(), {DEFAULT: 0.5}, Muon()) == {"dense": 0.5}
+    assert decay_by_name(layers(), {"bias": 0.2}, SGD()) == {"bias": 0.2}
+    with pytest.raises(LockstepError, match=r"'dens': did you mean dense.*weight_decay\.default=C"):
+        decay_by_name(layers(), {DEFAULT: 0.5, "dens": 1.0}, SGD())
+
+
+def test_default_is_one_term_of_the_loss_and_a_named_one_its_own():
+    recipe = digits(optimizer="sgd", weight_decay={DEFAULT: 0.5, "bias": 0.25})
+    state = the_state(recipe, layers())
+    terms = state.decay_losses()
+    assert terms.keys() == {"bias", DEFAULT}
+    assert float(terms["bias"]) == pytest.approx(0.125 * 4)
+    assert float(terms[DEFAULT]) == pytest.approx(0.25 * (54 + 20 * 4))
+    before = {name: p.clone() for name, p in state.parameters.items()}
+    state.apply(torch.zeros(sum(p.numel() for p in before.values())), torch.zeros(0), 0.1)
+    for name, factor in {"conv": 0.95, "dense": 0.95, "bias": 0.975, "fixed": 1.0}.items():
+        assert torch.allclose(state.parameters[name], before[name] * factor), name
+
+
+def test_the_default_equals_all_matrices_named(tmp_path):
+    names = named("digits").weight_decay
+    assert set(names.values()) == {5e-4}
+    results = [
+        fit_here(digits(weight_decay=decay), tmp_path / str(number)).result["weights_sha256"]
+        for number, decay in enumerate((names, {DEFAULT: 5e-4}, {}))
+    ]
+    assert results[0] == results[1] != results[2]
+
+
+def test_a_gradient_is_shortened_to_the_norm_and_never_lengthened():
+    gradient = torch.tensor([3.0, -4.0])
+    assert torch.allclose(clipped(gradient, 1.0), torch.tensor([0.6, -0.8]))
+    assert torch.equal(clipped(gradient, 5.0), gradient)
+    assert torch.equal(clipped(gradient, 7.0), gradient)
+    assert torch.equal(clipped(torch.zeros(3), 1.0), torch.zeros(3))
+
+
+@pytest.mark.parametrize("towers", [1, 4])
+def test_the_mean_gradient_of_the_whole_batch_is_clipped(towers):
+    recipe = digits(towers=towers, batch=32, clip=0.01, optimizer="sgd", weight_decay={}, ema=None, lr=1.0)
+    images = cifar_like(EXAMPLES, 8)
+    images = type(images).of(images.images[..., :1].numpy(), images.labels.numpy(), images.classes)
+    tower, state, _ = parts(recipe, (1, 8, 8))
+    gradients, statistics, _ = tower.layout.unpack(reduced(recipe, tower, state, images))
+    before = state._flat.clone()
+    assert gradients.div_(32).norm() > 0.1
+    state.apply(gradients, statistics / towers, 1.0)
+    moved = before - state._flat
+    assert moved.norm() == pytest.approx(0.01, rel=1e-4)
+    assert torch.nn.functional.cosine_similarity(moved, gradients, dim=0) > 0.9999
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_norm_before_clipping_is_in_the_metrics_without_the_loss_scale(tmp_path, precision):
+    recipe = digits(clip=0.5, steps=3, precision=precision)
+    norms = []
+    for number, each in enumerate((recipe, recipe.replace(clip=None))):
+        fit_here(each, tmp_path / str(number), Placement(log_every=1, summary_every=0))
+        rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
+        norms.append([row["gradient_norm"] for row in rows if row["kind"] == "step"])
+    assert all(0.1 < norm < 10 for norm in norms[0])
+    assert norms[1] == [None] * 3
