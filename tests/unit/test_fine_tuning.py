@@ -94,7 +94,7 @@ def test_the_small_network_of_the_example_takes_any_size():
 
 
 def test_the_command_that_the_example_prints_is_one_the_program_takes(capsys):
-    runpy.run_module("examples.own_model", run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[2] / "examples/own_model.py"), run_name="__main__")
     command = " ".join(capsys.readouterr().out.split())
     assert str(WEIGHTS) in command
     commands.check(command)
