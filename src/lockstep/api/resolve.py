@@ -11,7 +11,7 @@ from lockstep.config.precision import on_gpu, resolve
 from lockstep.config.recipe import LEAST_IMAGE_PX, Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.catalog import SOURCES
-from lockstep.data.folder.survey import is_image_folder
+from lockstep.data.folder.scan import is_image_folder
 from lockstep.data.locate import incomplete, present
 from lockstep.errors import LockstepError
 from lockstep.processes.world import World

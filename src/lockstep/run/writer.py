@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from lockstep.config.jobs import TrainJob
-from lockstep.data import FOLDER
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
@@ -187,7 +187,7 @@ class RunWriter(Writer):
     def _other_data(self, split: str) -> str:
         """Return the error for a split that is not the one that the run was trained on."""
         what = f"the {'training' if split == 'train' else split} data"
-        if self._session.recipe.dataset != FOLDER:
+        if self._session.recipe.dataset != IMAGE_FOLDER:
             return (
                 f"{what} is not what {self.run.path} was trained on (its sha256 differs): give the same files as "
                 f"--data to resume"
@@ -288,7 +288,6 @@ class RunWriter(Writer):
         facts: dict[str, Any] = {
             "recipe_digest": session.recipe.digest(),
             "data_sha256": session.data_sha256,
-            "classes": session.splits["train"].classes,
             "model_source": session.model_source,
             "classes": session.splits["train"].classes,
             "image_shape": list(session.splits["train"].images.shape[1:]),

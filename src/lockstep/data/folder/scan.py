@@ -45,8 +45,8 @@ class Scan:
 
     Attributes:
         root: the folder.
-        groups: the images by split and class, also classes without images. The split is "train", "validation" or
-            "test", or "" if the folder has no splits.
+        splits: "train", "validation" and "test", as far as they exist; or only "" if the folder has no splits.
+        groups: the images by split and class, also classes without images.
         loose: paths of images that are in no class.
         unsupported: suffix -> number of images of a format that cannot be read.
         others: number of files that are no images by their name.
@@ -55,6 +55,7 @@ class Scan:
     """
 
     root: Path
+    splits: list[str] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
@@ -65,11 +66,6 @@ class Scan:
     def classes(self, split: str) -> list[str]:
         """Return the sorted names of the classes of `split`."""
         return [group.class_name for group in self.groups if group.split == split]
-
-    @property
-    def splits(self) -> list[str]:
-        """Return the names of the splits."""
-        return list(dict.fromkeys(group.split for group in self.groups))
 
 
 def scan(root: Path) -> Scan:
@@ -139,6 +135,7 @@ def _split_folders(result: Scan) -> list[tuple[str, Path]]:
 def _scan_classes(result: Scan, split: str, folder: Path) -> None:
     """Add the images of all classes in `folder`."""
     prefix = f"{folder.name}/" if split else ""
+    result.splits.append(split)
     names: dict[str, str] = {}  # class -> its folder
     try:
         _note_loose(result, folder, prefix)
