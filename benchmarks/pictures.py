@@ -220,7 +220,7 @@ def data_check() -> str:
         photos = write_photos(Path(folder))
         cat, frog = photos / "cat", photos / "frog"
         shutil.copy(cat / "0007.jpg", cat / "copy of 0007.jpg")
-        shutil.copy(frog / "0003.jpg", cat / "0003 (1).jpg")
+        shutil.copy(frog / "0003.jpg", cat / "extra.jpg")
         (frog / "0011.jpg").write_bytes((frog / "0011.jpg").read_bytes()[:700])
         return terminal("data-check", [(CHECK, output(CHECK, Path(folder), status=DATA))])
 
