@@ -1,7 +1,8 @@
 """Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME ...]`.
 
-`train` runs `lockstep train digits` in a pseudo-terminal and draws what the terminal shows. `layers` and `step` are
-diagrams. All are written to docs/pictures/, on a background of their own, so that they read on light and dark pages.
+`train`, `own-images` and `data-check` run Lockstep in a pseudo-terminal and draw what the terminal shows. The photos
+are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. All are written
+to docs/pictures/, on a background of their own, so that they read on light and dark pages.
 """
 
 import fcntl
@@ -9,28 +10,39 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
+from lockstep.data import cifar
+from lockstep.errors import DATA
+
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
 COMMAND = "lockstep train digits --epochs 10"
+TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --name photos"
+PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
+CHECK = "lockstep data check photos/"
+PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
 
 # The folders of src/lockstep, from the top: a folder imports only from rows below its own.
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
+    (("api", "the Python functions, and how words become a recipe, a folder and a job"),),
     (("processes", "starts worker processes, or joins an outer launcher; signals"),),
     (("bench", "lockstep bench: measures steps, explains what limits them, predicts"),),
+    (("inference", "a classifier from a run or a file: predicts images as evaluation does"),),
     (("run", "a run's folder: sessions, checkpoints, resume, evaluation beside training"),),
     (("report", "listeners: console, log file, metrics.jsonl, TensorBoard"),),
     (("training", "the loop, the tower, the state and its one update; events"),),
@@ -39,7 +51,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (
         ("data", "datasets, plan, augmentation"),
         ("models", "networks"),
-        ("optim", "SGD, Adam, Muon, EMA"),
+        ("optim", "SGD, Adam(W), Muon, EMA"),
         ("reduce", "the exact sum"),
     ),
     (("kernels", "fused convolutions, Winograd, pooling: plain functions"),),
@@ -150,26 +162,28 @@ class Screen:
         return found
 
 
-def run_in_terminal(command: list[str], columns: int) -> Iterable[str]:
-    """The output of `command` in a pseudo-terminal of `columns` columns, piece by piece. Raises: SystemExit."""
+def run_in_terminal(command: list[str], columns: int, folder: Path, status: int = 0) -> Iterable[str]:
+    """The output of `command` in `folder`, piece by piece, in a pseudo-terminal of `columns` columns.
+
+    Raises: SystemExit if the command ends with another exit code than `status`.
+    """
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "60"}
-        process = subprocess.Popen(command, cwd=folder, stdin=its, stdout=its, stderr=its, env=environment)
-        os.close(its)
-        rest = b""
-        while True:
-            try:
-                data = rest + os.read(ours, 65536)
-            except OSError:  # the other end is closed
-                break
-            cut = _whole(data)
-            rest = data[cut:]
-            yield data[:cut].decode()
-        os.close(ours)
-        if process.wait():
-            raise SystemExit(f"{shlex.join(command)} failed")
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "60"}
+    process = subprocess.Popen(command, cwd=folder, stdin=its, stdout=its, stderr=its, env=environment)
+    os.close(its)
+    rest = b""
+    while True:
+        try:
+            data = rest + os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        cut = _whole(data)
+        rest = data[cut:]
+        yield data[:cut].decode()
+    os.close(ours)
+    if process.wait() != status:
+        raise SystemExit(f"{shlex.join(command)} ended with exit code {process.returncode}")
 
 
 def _whole(data: bytes) -> int:
@@ -187,16 +201,66 @@ def _whole(data: bytes) -> int:
 
 
 def train() -> str:
-    """A training run as a terminal shows it: the block at the start, the live line half-way, the block at the end."""
+    """A training run as a terminal shows it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return terminal("train", [(COMMAND, training(COMMAND, Path(folder)))])
+
+
+def own_images() -> str:
+    """Training on a folder of photos, and predictions."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_photos(Path(folder))
+        trained = training(TRAIN_PHOTOS, Path(folder))
+        return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, output(PREDICT, Path(folder)))])
+
+
+def data_check() -> str:
+    """The check of a folder of photos that has a few of the usual faults."""
+    with tempfile.TemporaryDirectory() as folder:
+        photos = write_photos(Path(folder))
+        cat, frog = photos / "cat", photos / "frog"
+        shutil.copy(cat / "0007.jpg", cat / "copy of 0007.jpg")
+        shutil.copy(frog / "0003.jpg", cat / "extra.jpg")
+        (frog / "0011.jpg").write_bytes((frog / "0011.jpg").read_bytes()[:700])
+        return terminal("data-check", [(CHECK, output(CHECK, Path(folder), status=DATA))])
+
+
+def write_photos(folder: Path) -> Path:
+    """Write photos/<class>/, and new.jpg and more/ with pictures that are not in photos/. Return photos/."""
+    splits = cifar.load_cifar10(None)
+    for name, count in PHOTOS.items():
+        for split, parent, number in (("train", "photos", count), ("test", "new", 2)):
+            dataset = splits[split]
+            (folder / parent / name).mkdir(parents=True)
+            rows = (dataset.labels == dataset.classes.index(name)).nonzero()[:number, 0]
+            for i, image in enumerate(dataset.images[rows].numpy()):
+                Image.fromarray(image).save(folder / parent / name / f"{i:04d}.jpg", quality=95)
+    (folder / "more").mkdir()
+    for number, path in enumerate(sorted((folder / "new").glob("*/0001.jpg"))):
+        path.rename(folder / "more" / f"{number + 1}.jpg")
+    (folder / "new/ship/0000.jpg").rename(folder / "new.jpg")
+    return folder / "photos"
+
+
+def training(command: str, folder: Path) -> list[str]:
+    """The lines of a training run: the block at the start, the live line half-way, the block at the end."""
     screen = Screen(COLUMNS)
     started: list[str] = []  # the screen half-way
-    for text in run_in_terminal([sys.executable, "-m", *shlex.split(COMMAND)], COLUMNS):
+    for text in run_in_terminal([sys.executable, "-m", *shlex.split(command)], COLUMNS, folder):
         screen.feed(text)
         shown = screen.lines()
         half_way = shown and re.search(r"(\d+)%.* step ", Text.from_ansi(shown[-1]).plain)
         if half_way and not started and int(half_way[1]) >= 60:
             started = shown
-    return terminal(f"$ {COMMAND}", composed(started, screen.lines()))
+    return composed(started, screen.lines())
+
+
+def output(command: str, folder: Path, status: int = 0) -> list[str]:
+    """The lines that a terminal shows at the end of a command, whose exit code is `status`."""
+    screen = Screen(COLUMNS)
+    for text in run_in_terminal([sys.executable, "-m", *shlex.split(command)], COLUMNS, folder, status):
+        screen.feed(text)
+    return screen.lines()
 
 
 def composed(half_way: list[str], end: list[str]) -> list[str]:
@@ -206,14 +270,15 @@ def composed(half_way: list[str], end: list[str]) -> list[str]:
     return [*end[: len(half_way) - 1], half_way[-1], *end[len(half_way) - 1 :]]
 
 
-def terminal(command: str, lines: list[str]) -> str:
-    """`lines` below `command` as an SVG of a terminal."""
+def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
+    """The picture `name`: commands, each with the lines below it, as an SVG of a terminal."""
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, record=True, width=COLUMNS, force_terminal=True, color_system="truecolor")
-        console.print(Text(command, "bold"))
-        for line in [*lines, ""]:
-            console.print(Text.from_ansi(line), soft_wrap=True)
-        return console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id="train") + "\n"
+        for command, lines in commands:
+            console.print(Text(f"$ {command}", "bold"))
+            for line in [*lines, ""]:
+                console.print(Text.from_ansi(line), soft_wrap=True)
+        return console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id=name) + "\n"
 
 
 def box(x: float, y: float, width: float, height: float, name: str, note: str = "", kind: str = "box") -> str:
@@ -308,7 +373,9 @@ def step() -> str:
     return picture(width, rows["update"] + 62, "One step of four towers on two processes", parts)
 
 
-PICTURES: dict[str, Callable[[], str]] = {"train": train, "layers": layers, "step": step}
+PICTURES: dict[str, Callable[[], str]] = {
+    "train": train, "own-images": own_images, "data-check": data_check, "layers": layers, "step": step
+}  # fmt: skip
 
 
 def main() -> None:

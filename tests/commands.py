@@ -50,5 +50,6 @@ def check(line: str) -> None:
     Placement.model_validate(fields)
     changes = parse(given["settings"] or [], {name: given.get(name) for name in RECIPE_OPTIONS})
     what = given["what"] or "digits"
-    if what in RECIPES:  # else a file or a run, which the line before may have made
-        make(named(what).model_dump(mode="json"), changes)
+    recipe = "folder" if what == "photos/" else what
+    if recipe in RECIPES:  # else a file or a run, which the line before may have made
+        make(named(recipe).model_dump(mode="json"), changes)

@@ -2,8 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.recipes import RECIPES
 
@@ -24,6 +25,8 @@ NOT_RUN = {
     "python -m benchmarks.": "minutes, and real data; tests/unit/test_results.py checks what it writes",
     "git clone ": "needs the network",
 }
+
+PHOTOS = "photos/"  # a user's own images, for which tests/synthetic.py stands in
 
 # What is not here without a download, a GPU or minutes, and what stands for it.
 _DOWNLOADED = [name for name in RECIPES if name != "digits"]
@@ -99,10 +102,23 @@ def shortened(words: list[str]) -> list[str]:
         else:
             kept.append(word)
     first = kept[0] if kept and not kept[0].startswith("-") else ""
+    if first == PHOTOS:
+        return [command, *kept, *_SHORT[command], "--batch", "8", "--set", "image_px=32"]
     if command == "train" and "/" in first:
         return [command, *kept]  # a run that is resumed has the length of its recipe
     named = first or command == "eval" or "--init" in kept  # --init RUN names the recipe too
     return [command, *([] if named else ["digits"]), *kept, *_SHORT[command]]
+
+
+def shortened_train(train: Callable[..., Any]) -> Callable[..., Any]:
+    """`lockstep.train` for something that takes seconds."""
+
+    def short(what: Any = "digits", **options: Any) -> Any:
+        if what == PHOTOS:
+            options |= {"batch": 8, "settings": {**options.get("settings", {}), "image_px": 32}}
+        return train(what, **{**options, "steps": 4, "epochs": None})
+
+    return short
 
 
 # What a document calls `package.module:function`, for a page that only names it.

@@ -1,4 +1,4 @@
-"""Learnable datasets in the official formats and sizes of CIFAR-10, CIFAR-100 and MNIST.
+"""Learnable datasets in the official formats and sizes of CIFAR-10, CIFAR-100 and MNIST, and a few photos.
 
 Each class has a fixed picture, and an image is the picture of its class with noise added. So a network can learn the
 classes, and every file has the size, the header and the labels that the readers require.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 Bytes = NDArray[np.uint8]
 _NOISE = 64  # grey levels, of 256
@@ -44,6 +45,19 @@ def mnist(folder: Path) -> None:
         }
         for kind, body in bodies.items():  # only stored: to compress noise takes seconds
             (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(body, compresslevel=0))
+
+
+def photos(folder: Path) -> None:
+    """What a user may have: photos/<class>/, 12 pictures of each of two classes, and new ones with other names."""
+    pictures = _pictures(2, (3, 40, 40), cell_px=8)
+    for number, name in enumerate(("cat", "dog")):
+        rows = _records(number, [], pictures[[number] * 14]).reshape(-1, 3, 40, 40).transpose(0, 2, 3, 1)
+        (folder / "photos" / name).mkdir(parents=True)
+        (folder / "more").mkdir(exist_ok=True)
+        for i, row in enumerate(rows[:12]):
+            Image.fromarray(row).save(folder / "photos" / name / f"{i}.png")
+        Image.fromarray(rows[12]).save(folder / "more" / f"{number}.png")
+        Image.fromarray(rows[13]).save(folder / ("cat.jpg", "new.jpg")[number])
 
 
 WRITERS = {"cifar10": cifar10, "cifar100": cifar100, "mnist": mnist}

@@ -15,8 +15,10 @@ ROOT = Path(lockstep.__file__).parent
 # level of the package.
 LAYERS = [
     {"cli"},
+    {"api"},
     {"processes"},
     {"bench"},
+    {"inference"},
     {"run"},
     {"report"},
     {"training"},
@@ -30,7 +32,7 @@ ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
 TOP_LEVEL_MODULES = 8  # A reader sees them all at once.
 DISTRIBUTED = {"reduce/process.py"}
 # These must be importable before torch is: the recipe decides torch's thread count.
-TORCH_FREE = {"cli", "processes", "recipes", "config", "errors", "files", "hardware", "numerics", "rng", "settings"}
+TORCH_FREE = {"cli", "api", "processes", "recipes", "config"} | LAYERS[-1]
 NAMED = re.compile(r"lockstep(\.\w+)+")
 
 

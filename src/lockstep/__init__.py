@@ -1,17 +1,33 @@
 """Lockstep trains image classifiers on one or many devices, with the same result on all of them.
 
 The recipe decides the bits; the placement decides only the speed.
+
+    import lockstep
+
+    run = lockstep.train("digits")                       # a recipe, a recipe file, or a folder of images
+    print(run.accuracy, run.path, run.metrics()[-1])
+    classifier = lockstep.load(run)                      # a run, its folder, or model.safetensors
+    for p in classifier.predict(["one.png", "photos/"]):
+        print(p.source, p.label, p.probability)
+    print(lockstep.evaluate(run, split="train").accuracy)
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.api.evaluate import EvaluationRecord as EvaluationRecord
+    from lockstep.api.evaluate import evaluate as evaluate
+    from lockstep.api.predict import load as load
+    from lockstep.api.predict import predict as predict
+    from lockstep.api.train import train as train
     from lockstep.config.placement import Placement as Placement
     from lockstep.config.recipe import Recipe as Recipe
     from lockstep.data.dataset import Dataset as Dataset
     from lockstep.data.plan import Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
+    from lockstep.inference.classifier import Classifier as Classifier
+    from lockstep.inference.classifier import Prediction as Prediction
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.reduce import Reduction as Reduction
     from lockstep.run.folder import Run as Run
@@ -20,29 +36,43 @@ if TYPE_CHECKING:
 
 # name -> its module. Modules are imported on first use, so that --help does not wait for torch.
 _PUBLIC = {
+    "Classifier": "lockstep.inference.classifier",
     "Dataset": "lockstep.data.dataset",
+    "EvaluationRecord": "lockstep.api.evaluate",
     "LockstepError": "lockstep.errors",
     "Placement": "lockstep.config.placement",
     "Plan": "lockstep.data.plan",
+    "Prediction": "lockstep.inference.classifier",
     "RECIPES": "lockstep.recipes",
     "Recipe": "lockstep.config.recipe",
     "Reduction": "lockstep.reduce",
     "Run": "lockstep.run.folder",
     "State": "lockstep.training.state",
     "Tower": "lockstep.training.tower",
+    "evaluate": "lockstep.api.evaluate",
+    "load": "lockstep.api.predict",
+    "predict": "lockstep.api.predict",
+    "train": "lockstep.api.train",
 }
 
 __all__ = [
     "RECIPES",
+    "Classifier",
     "Dataset",
+    "EvaluationRecord",
     "LockstepError",
     "Placement",
     "Plan",
+    "Prediction",
     "Recipe",
     "Reduction",
     "Run",
     "State",
     "Tower",
+    "evaluate",
+    "load",
+    "predict",
+    "train",
 ]
 
 

@@ -31,9 +31,14 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
+def of_program(threads: int) -> dict[str, str]:
+    """Return `environment(threads)` and the variables that silence libraries: what a program that computes needs."""
+    return environment(threads) | _SILENCE
+
+
 def prepare(threads: int) -> None:
-    """Set `environment(threads)` in this process and silence libraries. Call this before torch is imported."""
-    os.environ.update(environment(threads) | _SILENCE)
+    """Set the variables `of_program(threads)` in this process. Call this before torch is imported."""
+    os.environ.update(of_program(threads))
 
 
 def configure(threads: int, exact: bool) -> None:

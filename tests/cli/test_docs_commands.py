@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from tests import commands, documents
+from tests import commands, documents, synthetic
 from tests.conftest import _outside
 
+import lockstep
 from lockstep.cli import app
 from lockstep.errors import LockstepError
 
@@ -44,6 +45,7 @@ def test_every_command_is_one_the_program_takes(line):
         "lockstep train digits --reduction trees",
         "lockstep train digits --set optimizer.momentun=0.9",
         "lockstep train digits --precision float17",
+        "lockstep train photos/ --set image_px=31",
         "lockstep eval",
         "lockstep eval runs/x --wacth",
         "lockstep data fetsh cifar10",
@@ -134,11 +136,14 @@ def test_the_page_works_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     modules = set(sys.modules)
     (tmp_path / "package").mkdir()
     (tmp_path / "package/module.py").write_text(documents.MODEL)
+    synthetic.photos(tmp_path)
+    monkeypatch.setattr(lockstep, "train", documents.shortened_train(lockstep.train))
+    names = {"__name__": "__main__"}
     for block in documents.blocks(page.read_text(), page.name):
         if block.language == "python":
             if named := re.match(r"# (\w+\.py)\n", block.text):
                 (tmp_path / named[1]).write_text(block.text)
-            exec(compile(block.text, f"{page.name}", "exec"), {"__name__": "__main__"})
+            exec(compile(block.text, f"{page.name}", "exec"), names)
         elif block.language == "sh":
             for line in documents.lines(block):
                 run_line(line, tmp_path, capsys)
@@ -173,7 +178,9 @@ def test_a_command_that_fails_is_found(tmp_path, monkeypatch, capsys):
         ("train -q --name a", "train digits -q --name a --steps 4 --processes 1"),
         ("train runs/a --resume", "train runs/a --resume"),
         ("train digits --profile steps=10:13", "train digits --profile steps=1:3 --steps 4 --processes 1"),
+        ("train photos/ --lr 3 --name a", "train photos/ --name a --steps 4 --processes 1 --batch 8 --set image_px=32"),
         ("data check cifar10", "data check digits"),
+        ("data check photos/", "data check photos/"),
         ("eval runs/a --device cuda:0 --once", "eval runs/a --once --processes 1"),
         ("bench mnist --link 2", "bench digits --link 2 --steps 2 --warmup 0 --processes 1 --synthetic"),
     ],

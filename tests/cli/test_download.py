@@ -42,7 +42,7 @@ def lockstep(tmp_path, server, bodies):
     """Start the program, with the test's MNIST instead of the real one: lockstep(*args) -> Popen."""
     real = SOURCES["mnist"]
     archives = tuple(archive(name, body, "http://127.0.0.1:9/nowhere/") for name, body in bodies.items())
-    source = Source("mnist", 70_000, real.files, real.subfolders, archives)
+    source = Source("mnist", 70_000, 28, real.files, real.subfolders, archives)
     started = []
 
     def start(*args, **environment):

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from tests.conftest import start
 from tests.runs import fit_here
@@ -46,11 +47,15 @@ def here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placeme
     return outcome.result, outcome.stopped_by
 
 
-def program(cwd: Path, *args: object) -> dict:
-    process = start("train", *args, "--json", cwd=cwd)
+def output(cwd: Path, *args: object) -> str:
+    process = start(*args, cwd=cwd)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+    return out
+
+
+def program(cwd: Path, *args: object) -> dict:
+    return json.loads(output(cwd, "train", *args, "--json").splitlines()[-1])
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:
@@ -167,6 +172,42 @@ def test_real_cifar10_tutorial_on_two_processes(real_data, tmp_path):
     assert got["weights_sha256"] == expected["weights_sha256"]
     rows = [json.loads(x) for x in (tmp_path / "runs/cifar10-tutorial-1/metrics.jsonl").read_text().splitlines()]
     assert next(row["loss"] for row in rows if row["kind"] == "step") == pytest.approx(4.676, abs=0.03)
+
+
+PATIENT = (
+    "--set", "held_out=200", "--set", "patience=1", "--set", "schedule.kind=constant", "--set", "ema=none", "--lr", 0.5,
+    "--batch", 320, "--epochs", 20,
+)  # fmt: skip
+OF_AN_EARLY_STOP = ("weights_sha256", "steps", "best_step", "stopped_after", "accuracy", "digest")
+
+
+@pytest.mark.slow
+def test_an_early_stop_is_one_result_after_kill_9_on_another_number_of_processes(tmp_path):
+    """The run is killed after its first evaluations, resumed, and compared with one that was never stopped."""
+    one = program(tmp_path, *PATIENT, "--processes", 1, "--save-every", 1, "--keep", 100, "--name", "one")
+    assert one["best_step"] < one["stopped_after"] == one["steps"] < 80
+    killed = start(
+        "train", *PATIENT, "--processes", 2, "--log-every", 1, "--save-every", 1, "--name", "two", cwd=tmp_path
+    )
+    for line in killed.stdout:
+        if f"step {one['best_step']}," in line:
+            break
+    else:
+        pytest.fail(killed.stderr.read())
+    children = psutil.Process(killed.pid).children(recursive=True)
+    for victim in [psutil.Process(killed.pid), *children]:
+        victim.kill()
+    killed.communicate()
+    assert not (tmp_path / "runs/two/result.json").exists()
+    two = program(tmp_path, tmp_path / "runs/two", "--resume", "--processes", 3, "--save-every", 1, "--keep", 100)
+    assert {name: two[name] for name in OF_AN_EARLY_STOP} == {name: one[name] for name in OF_AN_EARLY_STOP}
+    last = "checkpoints/step-{:09d}/{}"
+    for name in ("state.safetensors", "manifest.json"):
+        path = last.format(one["steps"], name)
+        assert (tmp_path / "runs/one" / path).read_bytes() == (tmp_path / "runs/two" / path).read_bytes()
+    evaluated = [json.loads(output(tmp_path, "eval", f"runs/{name}", "--json")) for name in ("one", "two")]
+    assert [record["step"] for record in evaluated] == [one["best_step"]] * 2
+    assert evaluated[0]["accuracy"] == evaluated[1]["accuracy"] == one["accuracy"]["raw"]
 
 
 FAST = """

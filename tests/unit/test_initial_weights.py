@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.runs import fit_here
 from torch import nn
 
-from lockstep.cli.resolve import with_initial_weights
+from lockstep.api.resolve import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError

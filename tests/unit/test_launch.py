@@ -1,7 +1,9 @@
 """The launcher: number of processes, choice of GPUs, and the first failure of a worker process."""
 
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -9,6 +11,8 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.processes import launch
+from lockstep.processes.signals import SignalForwarder
+from lockstep.processes.workers import Workers
 from lockstep.recipes import named
 from lockstep.settings import validated
 
@@ -30,7 +34,7 @@ from lockstep.settings import validated
 def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gpus, cores, placement, processes):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
-    assert launch._count(named("digits"), Placement(**placement)) == processes
+    assert launch.count(named("digits"), Placement(**placement)) == processes
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gp
 def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, message):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     with pytest.raises(LockstepError, match=message) as error:
-        launch._count(named("digits"), Placement(**placement))
+        launch.count(named("digits"), Placement(**placement))
     assert error.value.code == ENVIRONMENT
 
 
@@ -75,9 +79,49 @@ def test_without_a_gpu_driver_torch_is_not_imported_to_count_gpus(monkeypatch):
     assert hardware.gpus() == 0
 
 
-def test_the_first_failure_is_returned_and_the_other_workers_are_ended():
-    codes = ["pass", "import sys; sys.exit(3)", "import time; time.sleep(60)"]
-    started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
-    assert launch._wait_for_failure(started) == {1: 3}
-    launch._end(started)
-    assert [process.returncode for process in started[1:]] == [3, -15]
+def workers_of(codes, folder):
+    """Workers that run Python code in place of a job."""
+    workers = Workers(None, len(codes), folder)
+    workers._programs = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
+    return workers
+
+
+def test_the_first_failure_is_returned_and_the_other_workers_are_ended(tmp_path):
+    workers = workers_of(["pass", "import sys; sys.exit(3)", "import time; time.sleep(60)"], tmp_path)
+    while (failed := workers.failed()) is None:
+        time.sleep(0.01)
+    assert failed == {1: 3}
+    workers.end()
+    assert [program.returncode for program in workers._programs[1:]] == [3, -15]
+
+
+def test_signals_reach_the_workers_and_no_other_child(tmp_path):
+    sleeping = "import time; time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-S", "-c", sleeping])
+    workers = workers_of([sleeping, "pass"], tmp_path)
+    workers._programs[1].wait()
+    forwarder = SignalForwarder(workers)
+    forwarder.stop(signal.SIGINT, None)
+    forwarder.repeat()
+    assert [program.wait() for program in workers._programs] == [-signal.SIGTERM, 0]
+    assert forwarder.received == signal.SIGINT
+    assert not forwarder.killed
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_a_second_ctrl_c_kills_the_workers_and_other_signals_do_not(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    sent = []
+    workers = Workers(None, 1, tmp_path)
+    monkeypatch.setattr(Workers, "started", True)
+    monkeypatch.setattr(workers, "send", sent.append)
+    forwarder = SignalForwarder(workers)
+    forwarder.repeat()
+    for when, number in ((0.0, signal.SIGINT), (0.5, signal.SIGINT), (2.0, signal.SIGTERM), (3.0, signal.SIGINT)):
+        now[0] = when
+        forwarder.stop(number, None)
+    assert sent == [signal.SIGTERM] * 3 + [signal.SIGKILL]
+    assert forwarder.killed

@@ -42,7 +42,7 @@ def test_a_screen_keeps_styles():
 
 def test_a_program_in_a_terminal_is_heard_piece_by_piece(tmp_path):
     code = "import sys, os; print(os.get_terminal_size().columns, sys.stdout.isatty(), chr(9473))"
-    text = "".join(pictures.run_in_terminal([sys.executable, "-c", code], 77))
+    text = "".join(pictures.run_in_terminal([sys.executable, "-c", code], 77, tmp_path))
     assert text == "77 True \u2501\r\n"
 
 
@@ -95,3 +95,23 @@ def test_the_terminal_shows_a_whole_run():
         "runs/digits-1/model.safetensors",
     ):
         assert part in words, part
+
+
+def test_a_command_ends_with_the_stated_exit_code(tmp_path):
+    command = [sys.executable, "-c", "import os; print(os.getcwd()); raise SystemExit(3)"]
+    assert "".join(pictures.run_in_terminal(command, 77, tmp_path, status=3)) == f"{tmp_path}\r\n"
+    with pytest.raises(SystemExit, match="exit code 3"):
+        list(pictures.run_in_terminal(command, 77, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("own-images", [pictures.TRAIN_PHOTOS, pictures.PREDICT, "ETA", "runs/photos/model.safetensors", "more/1.jpg"]),
+        ("data-check", [pictures.CHECK, *pictures.PHOTOS, "truncated", "copy of 0007.jpg"]),
+    ],
+)
+def test_the_pictures_of_own_images_show_their_commands(name, parts):
+    words = " ".join(ElementTree.fromstring((pictures.FOLDER / f"{name}.svg").read_text()).itertext())
+    for part in parts:
+        assert part in words.replace("\xa0", " "), part

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cli.resolve import recipe_of
+from lockstep.api.resolve import subject_of
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
@@ -78,20 +78,22 @@ def test_settings_given_as_text_are_typed():
 
 @pytest.mark.parametrize("text", ["False", "false", "FALSE", "no", "off", "0", '"False"'])
 def test_false_means_false(text):
-    recipe, _ = recipe_of("digits", parse([f"optimizer.nesterov={text}", f"ema.warmup={text}", f"exact={text}"], {}))
+    recipe, _, _ = subject_of(
+        "digits", parse([f"optimizer.nesterov={text}", f"ema.warmup={text}", f"exact={text}"], {})
+    )
     assert (recipe.optimizer.nesterov, recipe.ema.warmup, recipe.exact) == (False, False, False)
 
 
 @pytest.mark.parametrize("text", ["True", "true", "yes", "on", "1"])
 def test_true_means_true(text):
-    recipe, _ = recipe_of("cifar10-tutorial", parse([f"schedule.per_tower={text}"], {}))
+    recipe, _, _ = subject_of("cifar10-tutorial", parse([f"schedule.per_tower={text}"], {}))
     assert recipe.schedule.per_tower is True
 
 
 @pytest.mark.parametrize("text", ["flase", "2", "none", "[]"])
 def test_a_value_that_is_no_boolean_is_rejected(text):
     with pytest.raises(LockstepError, match=r"optimizer\.nesterov: got"):
-        recipe_of("digits", parse([f"optimizer.nesterov={text}"], {}))
+        subject_of("digits", parse([f"optimizer.nesterov={text}"], {}))
 
 
 @pytest.mark.parametrize(

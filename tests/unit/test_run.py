@@ -22,7 +22,7 @@ def stopped(tmp_path):
     run = Run.create(tmp_path / "a", RECIPE)
     run.write("environment.json", [])
     run.log.write_text("  recipe  digits\n")
-    run.metrics.touch()
+    run.metrics_path.touch()
     run.summaries.mkdir()
     (run.summaries / "events.out.tfevents.1700000000.host.1.000000").touch()
     for name in ("step-000000000", ".writing-000000000-77"):
@@ -180,31 +180,31 @@ DAMAGED = [
 @pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, damaged):
     run, intact = Run(stopped), [step(0), evaluation(1), step(1), step(2), evaluation(2)]
-    run.metrics.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
+    run.metrics_path.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
     assert run.evaluations(1) == [json.loads(evaluation(1))]
     notes = []
     run.forget_ahead(1, notes.append)
-    assert notes == [f"{run.metrics}: line 2 was damaged and deleted"]
-    assert run.metrics.read_bytes() == b"\n".join(intact[:2]) + b"\n"
+    assert notes == [f"{run.metrics_path}: line 2 was damaged and deleted"]
+    assert run.metrics_path.read_bytes() == b"\n".join(intact[:2]) + b"\n"
     run.forget_ahead(1, pytest.fail)
 
 
 def test_several_damaged_lines_are_one_note(stopped):
     run, notes = Run(stopped), []
-    run.metrics.write_bytes(b"{\n" + step(0) + b"\n\x80\n")
+    run.metrics_path.write_bytes(b"{\n" + step(0) + b"\n\x80\n")
     run.forget_ahead(5, notes.append)
-    assert notes == [f"{run.metrics}: lines 1, 3 were damaged and deleted"]
-    assert run.metrics.read_bytes() == step(0) + b"\n"
+    assert notes == [f"{run.metrics_path}: lines 1, 3 were damaged and deleted"]
+    assert run.metrics_path.read_bytes() == step(0) + b"\n"
 
 
 def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stopped, monkeypatch):
     run, synced = Run(stopped), []
-    run.metrics.write_bytes(step(0) + b"\n")
+    run.metrics_path.write_bytes(step(0) + b"\n")
     sync = os.fsync
 
     def recorded(descriptor):
         path = os.readlink(f"/proc/self/fd/{descriptor}")
-        synced.append((os.path.basename(path), run.metrics.read_bytes()))
+        synced.append((os.path.basename(path), run.metrics_path.read_bytes()))
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)

@@ -7,8 +7,10 @@ import pytest
 from tests import commands
 
 from lockstep.config.recipe import Recipe
-from lockstep.data import AUGMENTATIONS, DATASETS
+from lockstep.config.schedule import SCHEDULES
+from lockstep.data import AUGMENTATIONS, DATASETS, POLICIES
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
+from lockstep.optim import OPTIMIZERS
 
 PAGE = (Path(__file__).parents[2] / "docs/usage.md").read_text()
 COMMANDS = dict(commands.every_command())
@@ -74,7 +76,7 @@ def test_every_setting_of_a_recipe_is_listed():
 
 
 def test_every_kind_and_dataset_is_named():
-    for names in (DATASETS, AUGMENTATIONS):
+    for names in (DATASETS, AUGMENTATIONS, POLICIES, OPTIMIZERS, SCHEDULES):
         assert all(re.search(rf"\b{name}\b", PAGE) for name in names)
 
 

@@ -39,7 +39,7 @@ def test_other_processes_open_no_folder(tmp_path):
     job = SimpleNamespace(path=tmp_path / "run", resume=False)
     with open_writer(job, session, Probe("", None), []) as writer:
         assert type(writer) is Writer
-        assert writer.finish({}, []) is None
+        assert writer.finish({}, [], 0) is None
     assert list(tmp_path.iterdir()) == []
 
 

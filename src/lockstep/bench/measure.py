@@ -135,9 +135,11 @@ class StepTimes(Listener):
 def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurement:
     """Time `job.steps` steps after `job.warmup` others, in every process. Return the record, equal in every process."""
     modes, steps = job.modes, job.steps
-    # All steps are of one kind: images of full size, and the same layers frozen.
+    # All steps are of one kind: images of full size, and the same layers frozen. Nothing is evaluated.
     freeze = {name: share for name, share in job.recipe.freeze.items() if share == 0}
-    recipe = job.recipe.replace(steps=job.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0)
+    recipe = job.recipe.replace(
+        steps=job.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0, patience=None
+    )
     # The shape of another dataset is known only when it is read.
     invented = "synthetic" in modes and (recipe.dataset in synthetic.SHAPES or recipe.image_px is not None)
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None

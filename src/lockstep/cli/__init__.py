@@ -10,7 +10,9 @@ from lockstep.cli.bench import bench
 from lockstep.cli.data import app as data
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.hints import HintingCommand, HintingGroup
+from lockstep.cli.predict import predict
 from lockstep.cli.recipes import recipes, show
+from lockstep.cli.runs import runs
 from lockstep.cli.train import train
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 from lockstep.files import reserve_standard_streams
@@ -30,6 +32,8 @@ The recipe decides the weights, to the last bit. The placement (devices, process
 Examples:
   lockstep train                        train on handwritten digits, in seconds
   lockstep eval runs/digits-1           evaluate that run
+  lockstep predict runs/digits-1 a.png  classify images
+  lockstep runs                         list runs with accuracy, time and state
   lockstep train cifar10 --name mine    train on CIFAR-10, downloaded once
   lockstep train runs/mine --resume     continue after Ctrl-C
   lockstep recipes                      list recipes with measured results
@@ -48,6 +52,8 @@ app.command(cls=HintingCommand, short_help="Train a classifier, or continue a ru
 app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a run, or each new one while it trains.")(
     evaluate
 )
+app.command(cls=HintingCommand, short_help="Classify images with a trained run or a model file.")(predict)
+app.command(cls=HintingCommand, short_help="List the runs with accuracy, time, state and size.")(runs)
 app.command(cls=HintingCommand, short_help="Measure training speed on 1 to N processes, and what limits it.")(bench)
 app.command(cls=HintingCommand, short_help="List the recipes with their measured results.")(recipes)
 app.command(cls=HintingCommand, short_help="Print a recipe as a TOML file that `train` reads.")(show)

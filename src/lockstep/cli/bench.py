@@ -90,8 +90,9 @@ def bench(
       lockstep bench mnist --link 1.25 --latency 50                predict for a slower network
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
+    from lockstep import numerics
+    from lockstep.api.resolve import fixed_precision, subject_of
     from lockstep.bench.analysis import Link, summarise
-    from lockstep.cli.resolve import fixed_precision, recipe_of
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
     from lockstep.errors import LockstepError
@@ -108,9 +109,12 @@ def bench(
     switches: dict[BenchMode, bool] = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     modes = tuple(mode for mode, chosen in switches.items() if chosen)
     options = {"tower_batch": tower_batch, "precision": precision, "model": model, "dataset": dataset}
-    recipe, _ = recipe_of(what, overrides.parse(settings or [], options))
+    changes = overrides.parse(settings or [], options)
+    subject = subject_of(what, changes, data.absolute() if data else None)
+    recipe = subject.recipe
+    numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, _ = fixed_precision(recipe, device, None)
-    place = {"device": device, "processes": processes, "data": data.absolute() if data else None}
+    place = {"device": device, "processes": processes, "data": subject.data}
     placement = validated(Placement, {**place, "cache_limit": cache_limit, "reduction": reduction})
     most = processes or capacity(recipe, placement)
 

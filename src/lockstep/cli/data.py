@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.hints import HintingCommand
 from lockstep.cli.options import Json
-from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.errors import DATA, LockstepError, printable, unknown
 
 if TYPE_CHECKING:
     from lockstep.data.catalog import Source
@@ -111,9 +112,11 @@ def list_(json_output: Json = False) -> None:
         print(f"{source.name:14} {source.images:7}  {download:>9}  {folders.get(source.name, absent)}")
 
 
-@app.command(cls=HintingCommand, short_help="Verify the files of a dataset.")
+@app.command(cls=HintingCommand, short_help="Verify the files of a dataset, or report on a folder of images.")
 def check(
-    name: Name,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|PHOTOS", help="Name of a dataset, or a folder with a folder for each class.")
+    ],
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache."),
@@ -124,9 +127,13 @@ def check(
 
     Files placed by hand have no recorded checksums: their sizes, headers and labels are checked instead.
 
+    Of a folder of images, every file is read. The report has classes, splits, sizes, formats, duplicates, images in
+    several splits or classes, and files that cannot be read. The exit code is 3 if it cannot be trained on.
+
     \b
     Examples:
       lockstep data check cifar10
+      lockstep data check photos
       lockstep data check mnist --data ~/mnist
     """
     from lockstep.data import DATASETS
@@ -134,6 +141,9 @@ def check(
     from lockstep.data.download.fetch import located
     from lockstep.settings import load_object
 
+    if "/" in name or Path(name).is_dir():
+        _check_folder(Path(name), data, json_output)
+        return
     source, data = _source(name), data.absolute() if data else None
     folder, managed = (located(source, data) if source.archives else None) or (None, False)
     if folder and managed:
@@ -152,6 +162,26 @@ def check(
         print(f"ok: {folder}, {count} files placed by hand, so only their structure was checked")
     else:
         print(f"ok: {name} comes with scikit-learn and can be read")
+
+
+def _check_folder(folder: Path, data: Path | None, json_output: bool) -> None:
+    """Print the report on a folder of images. Raises: LockstepError if it cannot be trained on."""
+    from lockstep.data.folder.check import lines_of, record_of
+    from lockstep.data.folder.survey import survey
+    from lockstep.processes.signals import handled_by, leave
+
+    if data is not None:
+        raise LockstepError(f"--data is for datasets by name, and {folder} is a folder: leave it out")
+    with handled_by(leave):
+        found = survey(folder, test_share=0.2, skip_unreadable=False)
+    record = record_of(found)
+    if json_output:
+        _print_json(record)
+    else:
+        print(*map(printable, [*lines_of(record), *(f"note: {note}" for note in found.notes)]), sep="\n")
+    found.require_sound()
+    if not json_output:
+        print(printable(f"ok: lockstep train {quote(str(folder))}"))
 
 
 def _source(name: str) -> "Source":

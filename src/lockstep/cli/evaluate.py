@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json
+from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, note_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def evaluate(
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
-    from lockstep.cli.resolve import check_code, data_of
-    from lockstep.config.jobs import EvalJob
+    from lockstep.api.jobs import chosen_checkpoint, eval_job
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
     from lockstep.processes.world import World
@@ -117,35 +116,21 @@ def evaluate(
     if watch and (checkpoint is not None or save_model is not None):
         option = "--checkpoint" if checkpoint is not None else "--save-model"
         raise LockstepError(f"{option} is for one checkpoint, and --watch evaluates each: leave one of them out")
-    chosen = None if checkpoint is None else _checkpoint(checkpoint)
+    chosen_checkpoint(checkpoint)  # raises before the run is waited for
     world = World.from_environment()
     if save_model is not None and world.process == 0:
         _check_new_file(save_model)
     opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.open(run)
-    recipe = opened.recipe()
-    check_code(run, recipe, {"model": model, "dataset": dataset})
-    opened.check_recipe()
     processes = 1 if watch and processes is None else processes
     fields = {
-        "device": device, "processes": processes, "data": data_of(run, data.absolute() if data else None, world),
-        "cache_limit": cache_limit,
+        "device": device, "processes": processes, "data": data.absolute() if data else None, "cache_limit": cache_limit,
     }  # fmt: skip
-    job = EvalJob(
-        recipe=recipe, placement=validated(Placement, fields), path=run,
-        weights=weights, split=split or recipe.evaluated_split, examples=examples, checkpoint=chosen,
-        save_model=save_model, watch=watch, interval=interval, once=once, strict=strict, json_output=json_output,
-        quiet=quiet,
+    job = eval_job(
+        opened, validated(Placement, fields), code={"model": model, "dataset": dataset}, split=split,
+        checkpoint=checkpoint, note=note_of(world), weights=weights, examples=examples, save_model=save_model,
+        watch=watch, interval=interval, once=once, strict=strict, json_output=json_output, quiet=quiet,
     )  # fmt: skip
     raise typer.Exit(launch(job, world))
-
-
-def _checkpoint(text: str) -> int | Literal["best"]:
-    """Return the checkpoint that --checkpoint names. Raises: LockstepError."""
-    if text == "best":
-        return "best"
-    if not (text.isascii() and text.isdigit()):
-        raise LockstepError(f"--checkpoint {text!r}: give best, or the number of steps of a checkpoint, as in 1000")
-    return int(text)
 
 
 def _check_new_file(path: Path) -> None:

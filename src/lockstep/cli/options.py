@@ -1,10 +1,15 @@
 """Options that several commands share."""
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from lockstep.processes.world import World
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
@@ -42,3 +47,13 @@ Quiet = Annotated[
     typer.Option("--quiet", "-q", help="Print only errors, and the record of --json. log.txt still has everything."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout, and nothing else there.")]
+
+
+def note_of(world: "World") -> Callable[[str], None]:
+    """Return a function that prints a message for the user on stderr, in the first process of the run only."""
+
+    def note(text: str) -> None:
+        if world.process == 0:
+            print(text, file=sys.stderr)
+
+    return note

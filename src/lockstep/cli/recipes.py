@@ -47,10 +47,10 @@ def show(
       lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml
       lockstep show runs/digits-1                       the recipe of a run, and its accuracy
     """
-    from lockstep.cli.resolve import recipe_of
+    from lockstep.api.resolve import subject_of
     from lockstep.run.folder import Run
 
-    recipe, run_path = recipe_of(what, {}, imports=False)
+    recipe, run_path, _ = subject_of(what, {}, imports=False)
     result = Run.open(run_path).result() if run_path else None
     if json_output:
         print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))

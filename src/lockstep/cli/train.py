@@ -7,15 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, CacheLimit, Data, Device, Json, Processes, Quiet
+from lockstep.cli.options import STARTED, CacheLimit, Data, Device, Json, Processes, Quiet, note_of
 
 
 def train(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE|FILE.toml|RUN]",
-            help="A recipe's name, a recipe file, or a run's folder. Default: digits, or the recipe of --init RUN.",
+            metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
+            help="A recipe's name, a recipe file, a run's folder, or a folder with a folder of images for each class. "
+            "Default: digits, or the recipe of --init RUN.",
         ),
     ] = None,
     settings: Annotated[
@@ -99,17 +100,16 @@ def train(
       lockstep train mnist --precision bfloat16 --data ~/mnist
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
+      lockstep train photos/                                  your images, in photos/cats, photos/dogs, ...
       lockstep train --init runs/try --epochs 20              a new run from the final weights of another
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.cli.resolve import data_of, fixed_precision, folder_for, recipe_of, result_of, with_initial_weights
+    from lockstep.api.jobs import CompleteRun, train_job
     from lockstep.config import overrides
-    from lockstep.config.jobs import TrainJob
     from lockstep.config.placement import Placement
     from lockstep.processes.launch import launch
     from lockstep.processes.world import World
-    from lockstep.run.weights_file import find_weights
     from lockstep.settings import validated
 
     options = {
@@ -127,31 +127,15 @@ def train(
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
         },
     )  # fmt: skip
-    notes: list[str] = []
     world = World.from_environment()
-    weights = find_weights(init) if init else None
-    if weights:
-        placement = placement.replace(init=weights.path)
-    parent = weights.run if weights and what is None else None  # the run whose recipe and data a new run takes over
-    recipe, named_run = recipe_of(what or str(parent.absolute() if parent else "digits"), changes, note=notes.append)
-    if parent:
-        named_run, placement = None, placement.replace(data=data_of(parent, placement.data, world))
-    folder = folder_for(named_run, name, runs, resume, recipe, world)
-    resumed = folder.path if folder.resume else None
-    recipe = with_initial_weights(recipe, weights, resumed, own_recipe=parent is None)
-    recipe, precision_note = fixed_precision(recipe, placement.device, resumed)
-    notes += [precision_note] if precision_note else []
-    if folder.resume:
-        if (result := result_of(folder.path, recipe, world)) is not None:
-            if world.process == 0:
-                _print_complete(folder.path, result, quiet=quiet, json_output=json_output)
-            return
-        placement = placement.replace(data=data_of(folder.path, placement.data, world))
-    job = TrainJob(
-        recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
-        strict=strict, notes=tuple(notes), json_output=json_output, quiet=quiet,
-        started=STARTED,
+    job = train_job(
+        what, changes, placement, init=init, name=name, runs=runs, resume=resume, world=world, note=note_of(world),
+        own_program=True, strict=strict, json_output=json_output, quiet=quiet, started=STARTED,
     )  # fmt: skip
+    if isinstance(job, CompleteRun):
+        if world.process == 0:
+            _print_complete(job.path, job.result, quiet=quiet, json_output=json_output)
+        return
     raise typer.Exit(launch(job, world))
 
 

@@ -24,6 +24,9 @@ class TrainJob(Settings):
         json_output: True to print the result as JSON on stdout, and everything else on stderr.
         quiet: True to print only errors (and the JSON).
         started: time.time() at the program's start.
+        line_width: columns of a line that is redrawn on stdout, for a caller that relays stdout to a notebook or a
+            terminal; None lets stdout decide.
+        path_file: file into which process 0 writes the path of the run's folder as soon as it exists, or None.
     """
 
     command: Literal["train"] = "train"
@@ -37,6 +40,8 @@ class TrainJob(Settings):
     json_output: bool = False
     quiet: bool = False
     started: float
+    line_width: int | None = None
+    path_file: Path | None = None
 
 
 class EvalJob(Settings):

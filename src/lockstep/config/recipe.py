@@ -23,6 +23,7 @@ from lockstep.settings import Settings, choose, dotted
 if TYPE_CHECKING:
     from lockstep.data.plan import Plan
 
+LEAST_IMAGE_PX = 32  # the least side of the images of a folder
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -79,6 +80,9 @@ class Recipe(Settings):
         batch: examples a step, over all towers.
         steps, epochs: the length of the run; exactly one of them is set.
         min_steps: the least number of steps of a run whose length is in epochs, so that a small dataset is learnt too.
+        patience: number of epochs without a better accuracy after which the run ends early; the best weights are then
+            its result. It is evaluated after each epoch, on the held-out images or the dataset's validation split,
+            never on the test images. None trains to the end, and the last weights are the result.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
         weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss, except with AdamW. The name
             "default" stands for all parameters of two or more dimensions (Muon: exactly two) that are not named.
@@ -107,7 +111,7 @@ class Recipe(Settings):
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
     dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    image_px: int | None = Field(None, ge=32, le=256)
+    image_px: int | None = Field(None, ge=LEAST_IMAGE_PX, le=256)
     test_share: float = Field(0.2, gt=0, lt=1)
     skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
@@ -128,6 +132,7 @@ class Recipe(Settings):
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0)
     min_steps: int = Field(1, ge=1)
+    patience: int | None = Field(None, ge=1)
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
@@ -155,10 +160,11 @@ class Recipe(Settings):
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
-        if self.dataset in DATASETS and self.image_px is not None:
-            raise ValueError(
-                f"image_px is for folders of images, and dataset {self.dataset} has one size: leave it out"
-            )
+        for name in ("image_px", "test_share", "skip_unreadable"):
+            if self.dataset in DATASETS and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"
+                )
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
@@ -181,8 +187,13 @@ class Recipe(Settings):
 
     @property
     def evaluated_split(self) -> str:
-        """Return the split that training evaluates: "held-out" if `held_out` is set, else "test"."""
-        return "held-out" if self.held_out else "test"
+        """Return the split that training evaluates.
+
+        It is "held-out" if `held_out` is set, "validation" if `patience` is, else "test".
+        """
+        if self.held_out:
+            return "held-out"
+        return "test" if self.patience is None else "validation"
 
     def over(self, examples: int) -> "Course":
         """Return the course of a run on `examples` training examples."""
@@ -236,6 +247,11 @@ class Course:
     def epoch(self, step: int) -> float:
         """Return how many epochs are complete before `step`, as a fraction."""
         return step * self.recipe.batch / self.examples
+
+    def completes_epoch(self, step: int) -> bool:
+        """Return whether update number `step` (1 for the first) completes an epoch."""
+        batch = self.recipe.batch
+        return step * batch // self.examples > (step - 1) * batch // self.examples
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of `step`."""

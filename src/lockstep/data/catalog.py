@@ -34,6 +34,7 @@ class Source:
     Attributes:
         name: the dataset's name in DATASETS.
         images: the number of images in all splits.
+        side_px: the side of the images in pixels.
         files: for each file that the reader needs, the names that it may have.
         subfolders: subfolders of a data folder that may hold the files.
         archives: the files to download; empty for a dataset that comes with a package.
@@ -43,6 +44,7 @@ class Source:
 
     name: str
     images: int
+    side_px: int
     files: tuple[tuple[str, ...], ...] = ()
     subfolders: tuple[str, ...] = ()
     archives: tuple[Archive, ...] = ()
@@ -78,10 +80,11 @@ def _idx_archives(bases: tuple[str, ...], *sizes_and_sha256: tuple[int, str]) ->
 
 # Sizes and SHA-256 of the official files, as pinned by other public projects.
 _ALL = (
-    Source("digits", 1_797),
+    Source("digits", 1_797, 8),
     Source(
         "cifar10",
         60_000,
+        32,
         files=tuple((name,) for name in _CIFAR10_FILES),
         subfolders=("cifar-10-batches-bin",),
         archives=(
@@ -96,6 +99,7 @@ _ALL = (
     Source(
         "cifar100",
         60_000,
+        32,
         files=(("train.bin",), ("test.bin",), ("fine_label_names.txt",)),
         subfolders=("cifar-100-binary",),
         archives=(
@@ -110,6 +114,7 @@ _ALL = (
     Source(
         "mnist",
         70_000,
+        28,
         files=_IDX_FILES,
         subfolders=("mnist", "MNIST/raw"),
         archives=_idx_archives(
@@ -123,6 +128,7 @@ _ALL = (
     Source(
         "fashion-mnist",
         70_000,
+        28,
         files=_IDX_FILES,
         subfolders=("fashion-mnist", "FashionMNIST/raw"),
         archives=_idx_archives(

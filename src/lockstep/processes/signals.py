@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, MappingProxyType
 
-import psutil
-
 from lockstep.errors import SIGNAL_BASE, STOP_SIGNALS
+from lockstep.processes.workers import Workers
 
 _REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends a program at once.
 
@@ -53,7 +52,8 @@ class SignalForwarder:
         killed: True if a second Ctrl-C killed the workers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self.received: int | None = None
         self.killed = False
         self._when = 0.0
@@ -61,27 +61,26 @@ class SignalForwarder:
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal to stop."""
         now = time.monotonic()
-        children = psutil.Process().children()
-        if not children:
-            sys.exit(SIGNAL_BASE + number)  # No worker has started yet.
+        if not self._workers.started:
+            sys.exit(SIGNAL_BASE + number)
         if self.received is None:
             self.received, self._when = number, now
         self.killed = self.killed or (number == signal.SIGINT and now - self._when > _REPEAT_S)
-        self._send(signal.SIGKILL if self.killed else signal.SIGTERM)
+        self._workers.send(signal.SIGKILL if self.killed else signal.SIGTERM)
+
+    def repeat(self) -> None:
+        """Send the signal to stop again, for a worker that was starting when the launcher received it."""
+        if self.received is not None:
+            self._workers.send(signal.SIGTERM)
 
     def suspend(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTSTP: suspend the workers, then this process."""
-        self._send(signal.SIGSTOP)
+        self._workers.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def resume(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGCONT: continue the workers."""
-        self._send(signal.SIGCONT)
-
-    def _send(self, number: int) -> None:
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(number)
+        self._workers.send(signal.SIGCONT)
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -130,12 +130,14 @@ def _reduction(job: Job, device: "torch.device", world: World) -> "Reduction":
 
 
 def main() -> None:
-    """Do a worker process's part of the job in FOLDER/job.json. Arguments: FOLDER, and the launcher's process id.
+    """Do a worker process's part of the job in FOLDER/job.json.
 
+    Arguments: FOLDER, the launcher's process id, and folders that are searched for modules after all others.
     A failure leaves a failure file in FOLDER, which the launcher prints.
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    sys.path += [path for path in sys.argv[3:] if path not in sys.path]
     job: Job = TypeAdapter(Job).validate_json((folder / "job.json").read_text())
     threading.Thread(target=_exit_with_launcher, args=(parent, folder), daemon=True).start()
     world = World.from_environment()

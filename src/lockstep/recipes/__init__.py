@@ -22,5 +22,6 @@ RECIPES = {
 def named(name: str) -> Recipe:
     """Return the recipe `name`. Raises: LockstepError that suggests the nearest names."""
     if name not in RECIPES:
-        raise LockstepError(unknown("recipe", name, RECIPES) + ". Or give a .toml file or the folder of a run")
+        others = "Or give a .toml file, the folder of a run, or a folder of images"
+        raise LockstepError(f"{unknown('recipe', name, RECIPES)}. {others}")
     return RECIPES[name]()

@@ -18,8 +18,13 @@ from lockstep.training.events import EvaluatingEvent, EvaluationEvent, Listener,
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
-def for_stream(stream: IO[str], every: int) -> Listener:
-    """Return a listener for `stream`: `Live` if it is a terminal that can move its cursor, else `Plain`."""
+def for_stream(stream: IO[str], every: int, line_width: int | None = None) -> Listener:
+    """Return a listener for `stream`: `Live` if it is a terminal that can move its cursor, else `Plain`.
+
+    With a `line_width`, another program relays the stream to where a carriage return works: return `Redrawn`.
+    """
+    if line_width is not None:
+        return Redrawn(stream, line_width)
     console = _terminal(stream)
     return Live(console) if console else Plain(stream, every)
 
@@ -41,7 +46,7 @@ def _terminal(stream: IO[str]) -> Console | None:
 class Plain(Listener):
     """A listener that prints one line per event to any stream."""
 
-    def __init__(self, stream: IO[str], every: int) -> None:
+    def __init__(self, stream: IO[str], every: int | None) -> None:
         self.every = every
         self._stream = stream
 
@@ -77,6 +82,51 @@ class Plain(Listener):
                 print(*map(printable, texts), sep="\n", file=self._stream, flush=True)
             except BrokenPipeError:  # as in `lockstep train | head`
                 discard(self._stream)
+
+
+class Redrawn(Plain):
+    """A listener that redraws one line by a carriage return, as a notebook understands it, and prints the rest.
+
+    line_width: columns that the line may take.
+    """
+
+    def __init__(self, stream: IO[str], line_width: int) -> None:
+        super().__init__(stream, every=None)
+        self._line_width, self._columns = line_width, 0  # greatest width, and that of the line as it is drawn now
+        self._ascii_only = not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+        self._began = self._drawn = 0.0
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
+        """Redraw the line."""
+        self._draw(live_line(event, self._line_width, self._ascii_only))
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
+        now = time.perf_counter()
+        if event.share == 0:
+            self._began = now
+        elif event.share < 1 and now - self._drawn < _FRAME_S:
+            return
+        self._drawn = now
+        left_s = (now - self._began) * (1 - event.share) / event.share if event.share else None
+        self._draw(evaluating_line(event, left_s, self._line_width, self._ascii_only))
+
+    def close(self) -> None:
+        """Remove the line."""
+        self._draw("")
+        super().close()
+
+    def _draw(self, text: str) -> None:
+        """Draw `text` over the line that is there. Spaces cover the rest of it; "" removes the line."""
+        if text or self._columns:
+            with _errors_ignored():
+                self._stream.write("\r" + text.ljust(self._columns) + ("" if text else "\r"))
+                self._stream.flush()
+        self._columns = len(text)
+
+    def _print(self, *texts: str) -> None:
+        self._draw("")
+        super()._print(*texts)
 
 
 class ProgressLine:

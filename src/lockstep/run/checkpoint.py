@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import flush, replace, share
+from lockstep.run.early_stop import needed_step
 
 _STATE = "state.safetensors"
 _MANIFEST = "manifest.json"
@@ -162,6 +163,7 @@ def clear_ahead(folder: Path, step: int) -> None:
 def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
     """Delete all checkpoints but the `keep` newest valid ones and the one with the best accuracy (earliest of equals).
 
+    A checkpoint that a run with `patience` needs when it continues from one of those is kept, too.
     `verified` holds the checkpoints known to be valid; the others are verified here first, added to it, and renamed
     if they are damaged. A checkpoint is renamed before it is deleted, so a reader finds it complete or not at all.
     """
@@ -171,8 +173,10 @@ def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
         paths = [path for path in paths if path in verified or _verify(path, verified)]
     accuracies = {path: _accuracy(path) for path in reversed(paths)}
     best = max(accuracies, key=lambda path: accuracies[path], default=None)
-    for path in paths[keep:]:
-        if path != best or accuracies[path] < 0:
+    kept = [path for path in paths if path in paths[:keep] or (path == best and accuracies[path] >= 0)]
+    needed = {needed_step(_manifest(path)) for path in kept}
+    for path in paths:
+        if path not in kept and _step(path) not in needed:
             with contextlib.suppress(OSError):  # A folder that cannot be deleted costs disk space, not the run.
                 shutil.rmtree(path.rename(folder / f".deleting-{path.name}"), ignore_errors=True)
 
@@ -199,10 +203,15 @@ def _set_aside(path: Path) -> None:
 
 
 def _accuracy(path: Path) -> float:
+    return float(_manifest(path).get("accuracy", -1.0))
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint at `path`, not verified; nothing if it cannot be read."""
     try:
-        return float(json.loads((path / _MANIFEST).read_text()).get("accuracy", -1.0))
+        return dict(json.loads((path / _MANIFEST).read_text()))
     except (OSError, ValueError):
-        return -1.0
+        return {}
 
 
 def _newest_first(folder: Path) -> Iterator[Path]:

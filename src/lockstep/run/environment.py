@@ -18,8 +18,11 @@ _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Versi
 _VARIABLES = re.compile(r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE")
 
 
-def fingerprint(device: torch.device) -> dict[str, Any]:
-    """Return everything besides the recipe that decides a run's bits. Equal bits are promised only if all is equal."""
+def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+    """Return everything besides the recipe that decides a run's bits. Equal bits are promised only if all is equal.
+
+    `decoder` is the versions of the image decoder, if the dataset is decoded from image files.
+    """
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else hardware.processor(),
         "cpu": hardware.cpu(),
@@ -35,6 +38,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
             "torch": torch.__version__,
             "numpy": numpy.__version__,
             **{name: _library_version(pattern) for name, pattern in _LIBRARIES.items()},
+            **(decoder or {}),
         },
     }
 

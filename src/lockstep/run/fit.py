@@ -55,13 +55,13 @@ def fit(
     with reading:
         session = Session(recipe, placement, reduction, device)
     state, train_set = session.state, session.split("train")
-    course = recipe.over(len(train_set))
+    course, early_stop = recipe.over(len(train_set)), session.early_stop
     check_profile(placement, 0, course.steps)
     # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
     probe = session.probe(train_set)
     emulation = session.emulation_note(train_set)
     with open_writer(job, session, probe, [*job.notes, *session.notes, *([emulation] if emulation else [])]) as writer:
-        session.restore(writer.checkpoint)
+        session.resume(writer.checkpoint)
         check_profile(placement, state.step, course.steps)
         test_set = session.split(recipe.evaluated_split)
         log = Log(course, placement, writer.listeners, processes=reduction.processes, device=device)
@@ -80,19 +80,21 @@ def fit(
                 progress = partial(log.evaluating, state.step, recipe.evaluated_split)
                 results = session.evaluate_all(test_set, progress)
                 log.evaluation(state.step, recipe.evaluated_split, results)
+                early_stop.record(state.step, next(iter(results.values())).correct)
                 writer.record_accuracy(results)
             return results
 
+        evaluations: dict[str, Evaluation] = {}  # of the weights as they are after the last update
         # A program that ended between saving and evaluating left an evaluation to do.
         due = placement.evaluates_after(state.step) and state.step < course.steps
+        due |= early_stop.counts(state.step)
         if due and reduction.broadcast(b"evaluate" if writer.evaluation_missing() else b""):
-            evaluate()
+            evaluations = evaluate()
 
-        evaluations: dict[str, Evaluation] = {}  # of the weights as they are after the last update
         requested = Requests()
         try:
             writer.before_step(state.step)
-            for requested in train(
+            updates = train(
                 course,
                 train_set,
                 tower,
@@ -101,10 +103,11 @@ def fit(
                 log,
                 poll_requests=lambda: Requests(stop_requested(), writer.save_due()),
                 digest_every=placement.digest_every,
-            ):
+            )
+            for requested in () if early_stop.ended else updates:
                 writer.after_step(state.step)
                 last = state.step == course.steps
-                evaluation_due = last or placement.evaluates_after(state.step)
+                evaluation_due = last or placement.evaluates_after(state.step) or early_stop.counts(state.step)
                 if requested.save or evaluation_due or placement.saves_after(state.step):
                     with log.untimed():
                         require_sound_state()
@@ -113,6 +116,8 @@ def fit(
                             evaluations = evaluate()
                         if last:
                             writer.require_saved()
+                if early_stop.ended:
+                    break
                 writer.before_step(state.step)
             if requested.stop is not None:
                 require_sound_state()
@@ -127,8 +132,12 @@ def fit(
         if requested.stop is not None:
             writer.save_and_report_stop()
             return Outcome(stopped_by=requested.stop)
-        if not evaluations:  # The run was resumed after its last step.
-            progress = partial(log.evaluating, course.steps, recipe.evaluated_split)
+        trained = state.step
+        if early_stop.best_step not in (None, trained):
+            session.restore(writer.best_checkpoint())
+            evaluations = {}
+        if not evaluations:  # The run was resumed after its last step, or an earlier step was the best.
+            progress = partial(log.evaluating, state.step, recipe.evaluated_split)
             evaluations = session.evaluate_all(test_set, progress)
         session.require_agreement()
-        return Outcome(result=writer.finish(evaluations, session.peak_memory_bytes()))
+        return Outcome(result=writer.finish(evaluations, session.peak_memory_bytes(), trained))

@@ -27,18 +27,25 @@ _FIRST_FILES = re.compile(
     r"|checkpoints/(step-0{9}|\.writing-0{9}-\d+)/(state\.safetensors|manifest\.json)"
 )
 
+_MOST_HEADER_BYTES = 100_000_000  # as the safetensors library allows
+
 
 class Run:
-    """The folder of a run. `create` makes a new one, `open` takes an existing one.
+    """The folder of a run. `lockstep.train` returns one, and `Run.open` takes an existing folder.
+
+        run = Run.open("runs/first")
+        print(run.state, run.accuracy, run.classes)
+        print(run.metrics()[-1]["accuracy"])
 
     Attributes:
-        path: the folder; the other attributes are the paths of its parts.
+        path: the folder.
+        checkpoints, metrics_path, summaries, profile, log, model: the paths of its parts.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.metrics = path / "metrics.jsonl"
+        self.metrics_path = path / "metrics.jsonl"
         self.summaries = path / "tb"
         self.profile = path / "profile"
         self.log = path / "log.txt"
@@ -105,9 +112,66 @@ class Run:
             raise LockstepError(f"{path} is not a run: it has no recipe.json")
         return Run(path)
 
+    def __repr__(self) -> str:
+        try:
+            text = self.state if self.accuracy is None else f"{self.state}, accuracy {self.accuracy:.2%}"
+        except LockstepError as error:
+            text = str(error)
+        return f"<Run {self.path}: {text}>"
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the run has made its last step and has been evaluated."""
+        return (self.path / "result.json").is_file()
+
+    @property
+    def state(self) -> str:
+        """Return "complete", "training" (by some program, now) or "stopped" (`resume` continues the run)."""
+        if self.complete:
+            return "complete"
+        return "training" if self.is_held() else "stopped"
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the accuracy of the classifier's weights, in [0, 1], after the last step; None before it.
+
+        The classifier has the averaged weights if the recipe keeps an average, else the raw ones.
+        Raises: LockstepError if the result is damaged.
+        """
+        result = self.result()
+        if result is None:
+            return None
+        try:
+            averaged, raw = (result["accuracy"][weights] for weights in ("ema", "raw"))
+            return float(raw if averaged is None else averaged)
+        except (KeyError, TypeError, ValueError):
+            raise LockstepError(f"{self.path / 'result.json'} states no accuracy: it is damaged", DATA) from None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Return the names of the classes in order of label; None if the run has no checkpoint yet that has them.
+
+        Raises: LockstepError if the file that has them is damaged.
+        """
+        if (facts := metadata(self.model)) is not None:
+            return tuple(facts["classes"])
+        for path in sorted(self.checkpoints.glob("step-*/manifest.json"), reverse=True):
+            names = (self.read(str(path.relative_to(self.path))) or {}).get("classes")
+            return tuple(names) if names else None
+        return None
+
     def recipe(self) -> Recipe:
-        """Return the recipe that the run was started with."""
+        """Return the recipe that the run was started with. Raises: LockstepError."""
         return validated(Recipe, self.read("recipe.json"))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
+
+        The key "kind" says what a row holds: "step", "evaluation" or "digest". Rows are of steps 0, 10, 20 and so on
+        (`log_every`), and of each evaluation. docs/usage.md lists the keys.
+        """
+        lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else ()
+        return [row for line in lines if (row := _row(line)) is not None]
 
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
@@ -135,7 +199,7 @@ class Run:
 
         Raises: LockstepError if another program holds the lock, or if a file of the run is a symbolic link.
         """
-        for path in (self.path / ".lock", self.log, self.metrics):
+        for path in (self.path / ".lock", self.log, self.metrics_path):
             if path.is_symlink():
                 raise LockstepError(
                     f"{path} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
@@ -183,19 +247,17 @@ class Run:
 
     def evaluations(self, step: int) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl for evaluations after `step` updates."""
-        lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ()
-        rows = [row for line in lines if (row := _row(line)) is not None]
-        return [row for row in rows if row["kind"] == "evaluation" and row["step"] == step]
+        return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
 
     def forget_ahead(self, step: int, note: Callable[[str], None] = lambda text: None) -> None:
         """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
 
         Damaged lines, such as the last one of a killed run, are deleted too, with a `note`.
         """
-        if not self.metrics.is_file():
+        if not self.metrics_path.is_file():
             return
         kept, damaged = [], []
-        for number, line in enumerate(self.metrics.read_bytes().splitlines(), start=1):
+        for number, line in enumerate(self.metrics_path.read_bytes().splitlines(), start=1):
             row = _row(line)
             if row is None:
                 damaged.append(str(number))
@@ -203,8 +265,29 @@ class Run:
                 kept.append(line + b"\n")
         if damaged:
             lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
-            note(f"{self.metrics}: {lines} damaged and deleted")
-        replace(self.metrics, b"".join(kept))
+            note(f"{self.metrics_path}: {lines} damaged and deleted")
+        replace(self.metrics_path, b"".join(kept))
+
+
+def metadata(path: Path) -> dict[str, Any] | None:
+    """Return what the model file at `path` states besides its tensors, or None if there is no file.
+
+    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON. Needs no torch.
+    Raises: LockstepError if the file is not a model that Lockstep has written.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _MOST_HEADER_BYTES:
+                raise ValueError("it is not a safetensors file")
+            stated = json.loads(file.read(length))["__metadata__"]["lockstep"]
+            facts: dict[str, Any] = json.loads(stated)
+            return facts
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"{error}" if isinstance(error, OSError | ValueError) else "it has no metadata of Lockstep"
+        raise LockstepError(f"{path} is not a model of Lockstep, or is damaged: {problem}", DATA) from None
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -254,13 +337,22 @@ def fresh_path(runs: Path, stem: str) -> Path:
     return runs / f"{stem}-{number}"
 
 
-def newest(runs: Path, recipe_name: str) -> Path:
-    """Return the run of `recipe_name` in `runs` that was started last. Raises: LockstepError if there is none."""
+def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
+    """Return the run of `recipe_name` in `runs` that was started last, if `data` is given one on that data folder.
+
+    Raises: LockstepError if there is none.
+    """
     started = []
     for recipe_json in runs.glob("*/recipe.json"):
         with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
-            if Run(recipe_json.parent).recipe().name == recipe_name:
+            run = Run(recipe_json.parent)
+            if run.recipe().name == recipe_name and (data is None or _same(run.data(), data)):
                 started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
     if not started:
-        raise LockstepError(f"no run of {recipe_name} in {runs}/ to resume: leave out --resume to start one")
+        what = recipe_name if data is None else f"{recipe_name} on {data}"
+        raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
     return max(started)[1]
+
+
+def _same(path: Path | None, other: Path) -> bool:
+    return path is not None and os.path.realpath(path) == os.path.realpath(other)

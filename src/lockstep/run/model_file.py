@@ -31,6 +31,8 @@ def save_model(path: Path, session: Session, weights: str | None = None) -> None
         "test_views": recipe.test_views,
         "weights": weights,
         "recipe_digest": recipe.digest(),
+        "recipe": recipe.model_dump(mode="json"),
+        "model_source": session.model_source,
     }
     tensors: dict[str, Tensor] = {**parameters, **state.buffers}
     # One key only: safetensors writes several metadata keys in no fixed order.

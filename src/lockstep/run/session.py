@@ -1,6 +1,7 @@
 """Session: one process's data, network and state. All processes of a run hold the same."""
 
 import json
+from collections.abc import Mapping
 
 import torch
 from safetensors.torch import load, save
@@ -9,12 +10,15 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
+from lockstep.data.decode import decoder_versions
 from lockstep.errors import USAGE, LockstepError
 from lockstep.reduce import Reduction
 from lockstep.run.agreement import exchange, require_equal
 from lockstep.run.arithmetic import Probe, probe, slowdown
 from lockstep.run.checkpoint import Checkpoint
+from lockstep.run.early_stop import EarlyStop
 from lockstep.run.environment import fingerprint
 from lockstep.run.initial_weights import load_initial_weights
 from lockstep.run.source import sources
@@ -31,9 +35,11 @@ class Session:
         recipe, placement, reduction, device: what the session was made with.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
+        early_stop: decides when a run with `patience` ends.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
+        decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `environment.fingerprint`.
         notes: messages for the user about the dataset.
     """
@@ -52,12 +58,14 @@ class Session:
         self.splits = splits or read_splits(recipe, placement, self.notes.append)
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
+        train_set = self.splits["train"]
+        if recipe.evaluated_split == "validation":
+            _require_validation(recipe, self.splits)
         if recipe.evaluated_split not in self.splits:
             raise LockstepError(
                 f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
                 f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
             )
-        train_set = self.splits["train"]
         try:
             if recipe.policy:
                 recipe.policy.check(train_set.images.shape[3])
@@ -70,10 +78,12 @@ class Session:
         if placement.init is not None and recipe.init_sha256 is not None:
             self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
-        self.fingerprint = fingerprint(device)
+        self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
+        self.fingerprint = fingerprint(device, self.decoder)
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
+        self.early_stop = EarlyStop(recipe.over(len(train_set)))
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
 
     @property
@@ -96,6 +106,13 @@ class Session:
                 )
             dataset = dataset.first(examples)
         return dataset.to(self.device)
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        """Continue from the checkpoint that process 0 read, in every process. None keeps the initial state."""
+        self.restore(checkpoint)
+        if self.recipe.patience is not None:
+            manifest = json.dumps(checkpoint.manifest if checkpoint else {}).encode()
+            self.early_stop.load(json.loads(self.reduction.broadcast(manifest)))
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
@@ -144,7 +161,7 @@ class Session:
         """Raise a LockstepError, in every process, unless recipe, data, model source and weights are equal in all."""
         if self.reduction.processes == 1:
             return
-        texts = {"recipe": self.recipe.digest()}
+        texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
         texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
@@ -179,6 +196,22 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
+
+
+def _require_validation(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
+    """Raise a LockstepError unless the dataset has a validation split, of other images than its test split."""
+    validation, test = splits.get("validation"), splits.get("test")
+    if validation is None:
+        problem = "has no validation split"
+    elif test is not None and test.sha256 == validation.sha256:
+        problem = "has the same images as validation and as test split"
+    else:
+        return
+    tenth = max(1, len(splits["train"]) // 10)
+    raise LockstepError(
+        f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
+        f"{problem}: set held_out to a number of training images, as in --set held_out={tenth}"
+    )
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:

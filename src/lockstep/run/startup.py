@@ -11,6 +11,7 @@ import torch
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course, Recipe
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.reduce import REDUCTIONS, Reduction, owned
 from lockstep.run.agreement import exchange
@@ -39,8 +40,8 @@ def startup_lines(
     watch += f", or tensorboard --logdir {shlex.quote(str(run))}" if placement.summary_every else ""
     lines = [
         ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
-        ("data", f"{recipe.dataset}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} images, "
-                 f"{shape}, {len(train_set.classes)} classes"),
+        ("data", f"{_data_name(session)}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
+                 f"images, {shape}, {len(train_set.classes)} classes"),
         ("model", f"{recipe.model}: {session.parameter_count:,} parameters, computed in {recipe.precision}"),
         ("batch", f"{recipe.batch} images a step (global) = {recipe.towers} {_plural('tower', recipe.towers)} "
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
@@ -56,6 +57,11 @@ def startup_lines(
         lines[3:3] = session.initial_weights.lines()
     if extras := _augmentation_extras(recipe):
         lines.insert(5, ("augmented", "; ".join(extras)))
+    if recipe.patience is not None:
+        epochs = f"{recipe.patience} {_plural('epoch', recipe.patience)}"
+        lines.insert(
+            5, ("patience", f"ends after {epochs} without a better accuracy on the {recipe.evaluated_split} images")
+        )
     if recipe.progressive:
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
@@ -130,6 +136,11 @@ def _describe_process(device: torch.device) -> str:
         name = f"CPU ({cores} {_plural('core', cores)}, {torch.get_num_threads()} used)"
         total = psutil.virtual_memory().total
     return f"{socket.gethostname()}, pid {os.getpid()}, {name}, {total / 2**30:.1f} GiB"
+
+
+def _data_name(session: Session) -> str:
+    """Return the dataset's name, or the folder of images."""
+    return str(session.placement.data) if session.recipe.dataset == IMAGE_FOLDER else session.recipe.dataset
 
 
 def _towers_of(recipe: Recipe, processes: int, process: int) -> str:

@@ -51,6 +51,7 @@ class Evaluator:
     ) -> None:
         self.session, self.run, self._progress = session, Run(path), progress
         self._strict, self._note, self._last_note = strict, note, ""
+        self._data_noted = False
         self.dataset = session.split(split, examples)
         own = "ema" if session.state.ema is not None else "raw"
         if weights == "ema" and own == "raw":
@@ -63,6 +64,7 @@ class Evaluator:
     def __call__(self, found: Checkpoint | None) -> CheckpointEvaluation:
         """Evaluate the checkpoint that process 0 read; the other processes pass None."""
         self._compare_source(found)
+        self._compare_data(found)
         self.session.restore(found)
         step, classes = self.session.state.step, self.dataset.classes
 
@@ -84,13 +86,28 @@ class Evaluator:
                 self._note(text)
             self._last_note = text
 
+    def _compare_data(self, found: Checkpoint | None) -> None:
+        """Raise a LockstepError if the dataset has other classes than the run's. Note a split that has changed."""
+        if found is None:
+            return
+        trained, own = found.manifest.get("classes"), list(self.dataset.classes)
+        if trained is not None and trained != own:
+            only = [*(f"-{name}" for name in trained if name not in own), *(f"+{n}" for n in own if n not in trained)]
+            raise LockstepError(
+                f"the dataset's classes are not those of {self.run.path} ({', '.join(only) or 'another order'}): give "
+                f"images of the same {len(trained)} classes as --data",
+                DATA,
+            )
+        before = found.manifest.get("data_sha256")
+        whole = self.session.splits[self.split].sha256
+        if isinstance(before, dict) and before.get(self.split, whole) != whole and not self._data_noted:
+            self._note(f"the {self.split} data is not what it was in training (its sha256 differs)")
+            self._data_noted = True
+
 
 def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
-    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none."""
-    found = checkpoint.latest(evaluator.run.checkpoints, note) if evaluator.is_first else None
-    if evaluator.is_first and found is None:
-        raise _none_yet(evaluator.run)
-    return evaluator(found)
+    """Evaluate the checkpoint that `read_result` returns. Raises: LockstepError if there is none."""
+    return evaluator(read_result(evaluator.run, note) if evaluator.is_first else None)
 
 
 def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> CheckpointEvaluation:
@@ -98,7 +115,7 @@ def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> Check
 
     Raises: LockstepError if it does not exist or is damaged.
     """
-    return evaluator(_read_chosen(evaluator.run, which) if evaluator.is_first else None)
+    return evaluator(read_chosen(evaluator.run, which) if evaluator.is_first else None)
 
 
 def watch(
@@ -204,7 +221,21 @@ class _Watcher:
             self._note(text)
 
 
-def _read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+def read_result(run: Run, note: Note) -> Checkpoint:
+    """Return the newest valid checkpoint; of a complete run with `patience` the best, as its weights are the result.
+
+    Raises: LockstepError if there is none.
+    """
+    if (best := (run.result() or {}).get("best_step")) is not None:
+        return read_chosen(run, int(best))
+    found = checkpoint.latest(run.checkpoints, note)
+    if found is None:
+        raise _none_yet(run)
+    return found
+
+
+def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+    """Return the checkpoint after `which` updates, or the best. Raises: LockstepError if there is none, or damaged."""
     while True:
         steps = checkpoint.steps(run.checkpoints)
         if not steps:

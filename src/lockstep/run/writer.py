@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from lockstep.config.jobs import TrainJob
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
@@ -99,7 +100,11 @@ class Writer:
     def save_and_report_stop(self) -> None:
         """Save the state of a run that a signal stopped, and print how to continue."""
 
-    def finish(self, evaluations: Mapping[str, Evaluation], memory: list[int]) -> dict[str, Any] | None:
+    def best_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint whose weights are the result of a run with `patience`. Raises: LockstepError."""
+        return None
+
+    def finish(self, evaluations: Mapping[str, Evaluation], memory: list[int], trained: int) -> dict[str, Any] | None:
         """Write the model and the result, print the end block, and return the result (None if nothing is written)."""
         return None
 
@@ -127,6 +132,8 @@ class RunWriter(Writer):
             self._earlier = self.run.read("environment.json") or []
         else:
             self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
+        if job.path_file is not None:
+            job.path_file.write_text(str(self.run.path))
         self._environment = {
             "processes": session.reduction.processes,
             "data": str(placement.data) if placement.data else None,
@@ -145,9 +152,9 @@ class RunWriter(Writer):
         placement, session = self._session.placement, self._session
         stream = sys.stderr if self._job.json_output else sys.stdout
         listeners: list[Listener] = [
-            *([] if self._job.quiet else [console.for_stream(stream, placement.log_every)]),
+            *([] if self._job.quiet else [console.for_stream(stream, placement.log_every, self._job.line_width)]),
             console.Plain(append(self.run.log), placement.log_every),
-            MetricsFile(self.run.metrics, placement.log_every),
+            MetricsFile(self.run.metrics_path, placement.log_every),
         ]
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
@@ -175,11 +182,20 @@ class RunWriter(Writer):
             before = {"train": before}
         for name, digest in self._session.data_sha256.items():
             if name in before and before[name] != digest:
-                raise LockstepError(
-                    f"the {'training' if name == 'train' else name} data is not what {self.run.path} was trained on "
-                    f"(its sha256 differs): give the same files as --data to resume",
-                    DATA,
-                )
+                raise LockstepError(self._other_data(name), DATA)
+
+    def _other_data(self, split: str) -> str:
+        """Return the error for a split that is not the one that the run was trained on."""
+        what = f"the {'training' if split == 'train' else split} data"
+        if self._session.recipe.dataset != IMAGE_FOLDER:
+            return (
+                f"{what} is not what {self.run.path} was trained on (its sha256 differs): give the same files as "
+                f"--data to resume"
+            )
+        return (
+            f"{what} in {self._session.placement.data} is not what {self.run.path} was trained on (its sha256 "
+            f"differs): images were added, removed or changed since. Restore them, or start a new run"
+        )
 
     def compare_with_earlier_sessions(self, strict: bool) -> None:
         """Add a note for each way in which this session computes differently from the previous one.
@@ -273,6 +289,9 @@ class RunWriter(Writer):
             "recipe_digest": session.recipe.digest(),
             "data_sha256": session.data_sha256,
             "model_source": session.model_source,
+            "classes": session.splits["train"].classes,
+            "image_shape": list(session.splits["train"].images.shape[1:]),
+            **session.early_stop.facts(),
         }
         self.saver.save(session.state, facts)
 
@@ -292,9 +311,15 @@ class RunWriter(Writer):
         return f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
 
     def record_accuracy(self, evaluations: Mapping[str, Evaluation]) -> None:
-        """Add the classifier's accuracy to the manifest of the checkpoint, which decides the best checkpoint."""
-        facts = {"accuracy": next(iter(evaluations.values())).accuracy}
-        self.saver.add_facts(self._session.state.step, facts)
+        """Add the classifier's accuracy to the manifest of the checkpoint, which decides the best checkpoint.
+
+        Raises: LockstepError if the checkpoint could not be saved, and its weights are the best of a run with patience.
+        """
+        session = self._session
+        if session.early_stop.best_step == session.state.step:
+            self.require_saved()
+        facts = {"accuracy": next(iter(evaluations.values())).accuracy, **session.early_stop.facts()}
+        self.saver.add_facts(session.state.step, facts)
 
     def evaluation_missing(self) -> bool:
         """Return whether the checkpoint that a run resumes from was saved, but not evaluated."""
@@ -315,10 +340,23 @@ class RunWriter(Writer):
         step = self._session.state.step
         self._log.end([("stopped", f"after {step} steps, saved"), ("go on", self._command("train", "--resume"))])
 
-    def finish(self, evaluations: Mapping[str, Evaluation], memory: list[int]) -> dict[str, Any]:
+    def best_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint whose weights are the result of a run with `patience`. Raises: LockstepError."""
+        self.require_saved()
+        step = self._session.early_stop.best_step
+        assert step is not None
+        try:
+            return checkpoint.read_step(self.run.checkpoints, step)
+        except FileNotFoundError:
+            raise LockstepError(
+                f"{self.run.checkpoints} has no checkpoint after {step} steps, which has the best weights", DATA
+            ) from None
+
+    def finish(self, evaluations: Mapping[str, Evaluation], memory: list[int], trained: int) -> dict[str, Any]:
         """Write the model and the result, print the end block, and return the result.
 
         `evaluations` come by kind of weights, the classifier's first; `memory` is each process's peak in bytes.
+        `trained` is the number of updates. With `patience` the state has the best weights, which may be earlier ones.
         """
         session, recipe, log = self._session, self._session.recipe, self._log
         save_model(self.run.model, session)
@@ -328,8 +366,9 @@ class RunWriter(Writer):
             "recipe": recipe.name,
             "digest": recipe.digest(),
             "weights_sha256": session.state.weights_sha256(),
-            "steps": session.state.step,
-            "examples": session.state.step * recipe.batch,
+            "steps": trained,
+            "examples": trained * recipe.batch,
+            **self._ending(trained),
             "accuracy": {
                 weights: evaluations[weights].accuracy if weights in evaluations else None for weights in ("ema", "raw")
             },
@@ -352,17 +391,45 @@ class RunWriter(Writer):
             others = f" by the averaged weights, {evaluations['raw'].accuracy:.2%} by the raw ones"
         others += f"; {one_view['accuracy_one_view']:.2%} without test_views" if one_view else ""
         counts = f"{best.correct} of {best.examples} {recipe.evaluated_split} images"
+        # A run with `patience` has chosen its weights by the evaluated split, so another split must judge them.
+        test_split = ("--split", "test") if recipe.patience is not None else ()
         seconds = f"{log.train_s:.1f} s training, {result['total_s']:.1f} s in all"
         log.end(
             [
+                *self._ending_lines(trained),
                 ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
                 ("weights", str(self.run.model)),
                 ("speed", f"{log.images_per_s:,.0f} images/s; {seconds}"),
                 ("sha256", f"{result['weights_sha256']} ({self._scope_of_bits()})"),
-                ("next", f"{self._command('eval')}   or   lockstep recipes"),
+                ("next", f"{self._command('eval', *test_split)}   or   {self._suggestion()}"),
             ]
         )
         return result
+
+    def _ending(self, trained: int) -> dict[str, Any]:
+        """Return how a run with `patience` ended, for its result; nothing for other runs."""
+        session = self._session
+        if session.recipe.patience is None:
+            return {}
+        early = trained < self._log.course.steps
+        return {"stopped_after": trained if early else None, "best_step": session.early_stop.best_step}
+
+    def _ending_lines(self, trained: int) -> list[Line]:
+        """Return how a run with `patience` ended, in words; nothing for other runs."""
+        recipe, steps = self._session.recipe, self._log.course.steps
+        if recipe.patience is None:
+            return []
+        lines = [("best", f"the weights after {self._session.early_stop.best_step} of {trained} steps are the result")]
+        if trained < steps:
+            epochs = "1 epoch" if recipe.patience == 1 else f"{recipe.patience} epochs"
+            why = f"the accuracy on the {recipe.evaluated_split} images did not improve for {epochs}"
+            lines.insert(0, ("stopped", f"after {trained} of {steps} steps: {why}"))
+        return lines
+
+    def _suggestion(self) -> str:
+        """Return the command that a user may want to try after an evaluation."""
+        on_images = self._session.recipe.dataset == IMAGE_FOLDER
+        return self._command("predict", "IMAGE.jpg") if on_images else "lockstep recipes"
 
     def _scope_of_bits(self) -> str:
         """Return, in words, which runs have the SHA-256 of these weights."""

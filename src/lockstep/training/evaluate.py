@@ -91,8 +91,7 @@ def evaluate(
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
-        images = recipe.augmentation.test(dataset.images[index])
-        logits, one_view = _logits(network, images, recipe.test_views, counted)
+        logits, one_view = classify(recipe, network, dataset.images[index], counted)
         counts[classes, 0] += (_predicted(one_view, classes) == labels)[counted].sum().cpu()
         cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
@@ -111,6 +110,14 @@ def evaluate(
         confusion=tuple(map(tuple, confusion.tolist())),
         correct_one_view=None if recipe.test_views == "one" else one_view_correct,
     )
+
+
+def classify(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float32 logits [b, classes] twice: in the recipe's views of `images`, and by one view.
+
+    `images` is uint8 [b, H, W, C]. `counted`, bool [b], is False for the repeats that fill the last chunk up.
+    """
+    return _logits(network, recipe.augmentation.test(images), recipe.test_views, counted)
 
 
 def _predicted(logits: Tensor, classes: int) -> Tensor:

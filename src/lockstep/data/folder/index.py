@@ -30,6 +30,7 @@ _LAYOUT = 1  # the version of the cache file
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
 _AT_A_TIME = 32  # files that a thread reads before it takes more
+_PATIENCE_S = 2.0  # waiting for another program is announced after this time
 _FIRST_LINE_S, _LINES_S, _FRAME_S = 1.0, 15.0, 0.2  # of the progress on stderr
 
 
@@ -231,14 +232,24 @@ def _locked(path: Path, root: Path) -> Iterator[None]:
         yield
         return
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(f"another program is reading the images in {root}: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        until = time.monotonic() + _PATIENCE_S
+        while not _lock_now(lock):
+            if time.monotonic() > until:
+                _say(f"another program is reading the images in {root}: waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                break
+            time.sleep(0.02)
         yield
     finally:
         os.close(lock)
+
+
+def _lock_now(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class _Progress:

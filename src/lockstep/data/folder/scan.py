@@ -25,7 +25,7 @@ IGNORED = {
     "__MACOSX", "Thumbs.db", "thumbs.db", "desktop.ini", "Desktop.ini", "$RECYCLE.BIN", "System Volume Information",
     "lost+found", "@eaDir", "__pycache__",
 }  # fmt: skip
-_MOST_LOOKED_AT = 20_000  # entries that `holds_images` looks at, so that it ends soon in a folder like /
+_MOST_LOOKED_AT = 20_000  # entries that `is_image_folder` looks at, so that it ends soon in a folder like /
 
 
 class Group(NamedTuple):
@@ -45,8 +45,8 @@ class Scan:
 
     Attributes:
         root: the folder.
-        groups: the images by split and class, also classes without images. The split is "train", "validation" or
-            "test", or "" if the folder has no splits.
+        splits: "train", "validation" and "test", as far as they exist; or only "" if the folder has no splits.
+        groups: the images by split and class, also classes without images.
         loose: paths of images that are in no class.
         unsupported: suffix -> number of images of a format that cannot be read.
         others: number of files that are no images by their name.
@@ -55,6 +55,7 @@ class Scan:
     """
 
     root: Path
+    splits: list[str] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
@@ -65,11 +66,6 @@ class Scan:
     def classes(self, split: str) -> list[str]:
         """Return the sorted names of the classes of `split`."""
         return [group.class_name for group in self.groups if group.split == split]
-
-    @property
-    def splits(self) -> list[str]:
-        """Return the names of the splits."""
-        return list(dict.fromkeys(group.split for group in self.groups))
 
 
 def scan(root: Path) -> Scan:
@@ -89,8 +85,8 @@ def scan(root: Path) -> Scan:
     return result
 
 
-def holds_images(root: Path) -> bool:
-    """Return whether an image is in a folder of `root`, so that `root` can be meant as an image folder."""
+def is_image_folder(root: Path) -> bool:
+    """Return whether `root` is a folder with a folder in it that holds an image, so that it can be trained on."""
     looked_at, waiting = 0, [(root, 0)]
     while waiting and looked_at < _MOST_LOOKED_AT:
         folder, depth = waiting.pop()
@@ -139,6 +135,7 @@ def _split_folders(result: Scan) -> list[tuple[str, Path]]:
 def _scan_classes(result: Scan, split: str, folder: Path) -> None:
     """Add the images of all classes in `folder`."""
     prefix = f"{folder.name}/" if split else ""
+    result.splits.append(split)
     names: dict[str, str] = {}  # class -> its folder
     try:
         _note_loose(result, folder, prefix)

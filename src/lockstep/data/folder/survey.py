@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.folder.index import Index, index_of
-from lockstep.data.folder.scan import Group, Scan, holds_images, scan
+from lockstep.data.folder.scan import Group, Scan, scan
 from lockstep.errors import DATA, LockstepError
 
 ORDER = ("train", "validation", "test")
@@ -45,18 +45,18 @@ class Survey:
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
         if self.problems:
-            text = (
-                "".join(f"\n- {problem}" for problem in self.problems) if len(self.problems) > 1 else self.problems[0]
-            )
-            raise LockstepError(f"{self.scan.root} cannot be trained on: {text}", DATA)
+            several = len(self.problems) > 1
+            text = "".join(f"\n- {problem}" for problem in self.problems) if several else f" {self.problems[0]}"
+            raise LockstepError(f"{self.scan.root} cannot be trained on:{text}", DATA)
         return self
 
     def duplicates(self) -> list[list[int]]:
-        """Return the rows of files with the same bytes, for each content that several files have."""
+        """Return the rows of images with the same bytes, for each content that several files have."""
         groups: dict[int, list[int]] = {}
         repeated = np.bincount(self.contents)[self.contents] > 1
         for row in np.flatnonzero(repeated).tolist():
-            groups.setdefault(int(self.contents[row]), []).append(row)
+            if row not in self.index.causes:
+                groups.setdefault(int(self.contents[row]), []).append(row)
         return list(groups.values())
 
     def leaks(self) -> list[list[int]]:
@@ -70,11 +70,6 @@ class Survey:
     def _differing(self, key: Callable[[Group], str]) -> list[list[int]]:
         names = [key(group) for group in self.scan.groups]
         return [rows for rows in self.duplicates() if len({names[self.groups[row]] for row in rows}) > 1]
-
-
-def is_image_folder(path: Path) -> bool:
-    """Return whether `path` is a folder with a folder in it that holds an image."""
-    return path.is_dir() and holds_images(path)
 
 
 def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Survey:
@@ -104,7 +99,6 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
         problems += _class_problems(
             scanned, training, classes, np.bincount(groups[readable], minlength=len(scanned.groups))
         )
-    problems += _unreadable(index, skip_unreadable, notes)
     splits = _rows_by_split(scanned, groups, labels, contents, readable)
     if not problems and "test" not in splits:
         if "validation" in splits:
@@ -114,6 +108,7 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
             problems += _divide(splits, index, classes, labels, contents, test_share)
     if not problems:
         problems += [f"{split} holds no image that can be read" for split, rows in splits.items() if not len(rows)]
+    problems += _unreadable(index, skip_unreadable, notes)
     result = Survey(scanned, index, groups, classes, labels, splits, contents, problems, notes)
     notes += _notes(result)
     return result

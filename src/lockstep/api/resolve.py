@@ -1,21 +1,32 @@
 """Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
-import sys
+import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lockstep import numerics
 from lockstep.config.overrides import make, read_file
 from lockstep.config.precision import on_gpu, resolve
-from lockstep.config.recipe import Recipe, plain_name
+from lockstep.config.recipe import LEAST_IMAGE_PX, Recipe, plain_name
+from lockstep.data import IMAGE_FOLDER
+from lockstep.data.catalog import SOURCES
+from lockstep.data.folder.scan import is_image_folder
+from lockstep.data.locate import incomplete, present
 from lockstep.errors import LockstepError
 from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
 from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
 from lockstep.run.weights_file import WeightsFile
 from lockstep.settings import dotted
+
+_ALLOWED = (
+    "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
+    "folder of images for each class"
+)
+
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -33,26 +44,83 @@ class RunFolder:
     numbered: bool = False
 
 
-def recipe_of(
-    what: str, changes: dict[str, Any], imports: bool = True, note: Callable[[str], None] = lambda text: None
-) -> tuple[Recipe, Path | None]:
-    """Return the recipe that `what` names, with `changes`, and the run's folder if `what` names a run.
+class Subject(NamedTuple):
+    """What a command is about.
 
+    recipe: with the command's changes. run: the folder of the run, if the command names one. data: the folder of the
+    dataset, if the command names one; or else the folder of images that it names.
+    """
+
+    recipe: Recipe
+    run: Path | None = None
+    data: Path | None = None
+
+
+def subject_of(
+    what: str | Recipe,
+    changes: dict[str, Any],
+    data: Path | None = None,
+    *,
+    imports: bool = True,
+    note: Callable[[str], None] = lambda text: None,
+) -> Subject:
+    """Return what the word `what` of a command names: a recipe, a recipe file, a run or a folder of images.
+
+    If the folder `data` has no files of the recipe's dataset, but folders of images, the recipe is trained on these.
     `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
     the `changes`, so that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for
     the user about the recipe. Raises: LockstepError.
     """
-    path = Path(what)
+    if isinstance(what, Recipe):
+        return _on_images(what.model_dump(mode="json"), [changes], data, note)
+    path = Path(what).expanduser()
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        return make(named(str(start)).model_dump(mode="json") if start else {}, settings, changes, note=note), None
-    if what not in RECIPES and (path.is_dir() or "/" in what):
+        return _on_images(_fields(str(start)) if start else {}, [settings, changes], data, note)
+    if what in RECIPES or not (path.is_dir() or "/" in what):
+        return _on_images(_fields(what), [changes], data, note)
+    if (path / "recipe.json").is_file():
         recipe = Run.open(path).recipe()
         if imports:
             refuse_code(path, recipe, changes)
-        return make(recipe.model_dump(mode="json"), changes, note=note), path
-    return make(named(what).model_dump(mode="json"), changes, note=note), None
+        return Subject(make(recipe.model_dump(mode="json"), changes, note=note), path, data)
+    return _folder_of_images(path, changes, data, note)
+
+
+def _fields(name: str) -> dict[str, Any]:
+    return named(name).model_dump(mode="json")
+
+
+def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None, note: Callable[[str], None]) -> Subject:
+    """Return the recipe "folder" on the images in `path`. Raises: LockstepError if it holds none."""
+    if not path.exists():
+        raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
+    if not is_image_folder(path):
+        raise LockstepError(
+            f"{path} is not a run: it has no recipe.json. It is no folder of images either: no folder in it holds an "
+            f"image. {_ALLOWED[0].upper()}{_ALLOWED[1:]}"
+        )
+    if data is not None and data.resolve() != path.resolve():
+        raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
+    return Subject(make(_fields("folder"), changes, note=note), None, path.absolute())
+
+
+def _on_images(
+    fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None, note: Callable[[str], None]
+) -> Subject:
+    """Return the recipe of `fields` and `sources`; on the images in `data`, if its own dataset is not there."""
+    recipe = make(fields, *sources, note=note)
+    source = SOURCES.get(recipe.dataset)
+    if data is None or source is None or any("dataset" in changes for changes in sources):
+        return Subject(recipe, None, data)
+    absent = not source.files or not (present(source, data) or incomplete(source, data))
+    if not (absent and is_image_folder(data)):
+        return Subject(recipe, None, data)
+    image_px = max(LEAST_IMAGE_PX, source.side_px)
+    on_images = {"dataset": IMAGE_FOLDER, "image_px": image_px}
+    note(f"{data} is a folder of images: they replace the dataset {recipe.dataset}, at {image_px} pixels a side")
+    return Subject(make(fields, on_images, *sources), None, data)
 
 
 def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:
@@ -74,8 +142,8 @@ def with_initial_weights(
 ) -> Recipe:
     """Return `recipe` with the SHA-256 of the `weights` that the run starts from, if any.
 
-    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` is that of the
-    run that the weights come from: the run may itself have started from other weights.
+    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` has
+    its `init_sha256` from the run that the weights come from, which may itself have started from other weights.
     Raises: LockstepError if the recipe, or the run to continue, states other weights.
     """
     if resumed is not None:
@@ -108,38 +176,38 @@ def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> N
     refuse_code(path, recipe, [name for name, value in given.items() if value is not None])
 
 
-def data_of(path: Path, data: Path | None, world: World) -> Path | None:
+def data_of(path: Path, data: Path | None, note: Callable[[str], None]) -> Path | None:
     """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
 
-    If that folder does not exist on this host, print so on stderr and return None, which searches the usual folders.
+    If that folder does not exist on this host, `note` says so, and None is returned, which searches the usual folders.
     """
     known = Run(path).data() if data is None else None
     if known is not None and not known.is_dir():
-        if world.process == 0:
-            print(f"{path} was trained with --data {known}, which is not on this host: searching", file=sys.stderr)
+        note(f"{path} was trained with --data {known}, which is not on this host: searching")
         return None
     return known or data
 
 
-def folder_for(
-    named_run: Path | None, name: str | None, runs: Path, resume: bool, recipe: Recipe, world: World
-) -> RunFolder:
-    """Return the folder to train in: `named_run`, runs/`name`, the newest run to resume, or a new numbered one.
+def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, world: World) -> RunFolder:
+    """Return the folder to train in: the named run, runs/`name`, the newest run to resume, or a new numbered one.
 
+    A new run is named after its folder of images, or else after its recipe.
     Raises: LockstepError if it may not be used.
     """
+    images = subject.data if subject.recipe.dataset == IMAGE_FOLDER else None
     if name is not None:
         path = runs / _plain(name)
         # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
         # may always pass --resume, so it starts a run that does not exist.
         begun = world.outer and (path / "recipe.json").is_file()
         resume = begun or (resume and path.exists())
-    elif named_run is not None:
-        path = named_run
+    elif subject.run is not None:
+        path = subject.run
     elif resume:
-        path = newest(runs, recipe.name)
+        path = newest(runs, subject.recipe.name, images)
     else:
-        return RunFolder(fresh_path(runs, recipe.name), numbered=True)
+        stem = _NOT_PLAIN.sub("-", images.resolve().name).lstrip("-.") if images else ""
+        return RunFolder(fresh_path(runs, stem or subject.recipe.name), numbered=True)
     # Only the first process checks, as it may already have made the folder when another one looks.
     if not resume and world.process == 0:
         refuse_existing(path)
@@ -147,13 +215,15 @@ def folder_for(
 
 
 def fixed_precision(recipe: Recipe, device: str, resumed: Path | None) -> tuple[Recipe, str | None]:
-    """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice."""
+    """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice.
+
+    Imports torch if the host has a GPU driver.
+    """
     if recipe.precision != "auto":
         return recipe, None
     stated = Run(resumed).read("recipe.json") if resumed is not None else None
     if stated:
         return recipe.replace(precision=stated["precision"]), None
-    numerics.prepare(recipe.threads_per_tower)  # on_gpu may import torch
     return resolve(recipe, on_gpu(device))
 
 

@@ -1,0 +1,117 @@
+"""From resolved words to a job: what the command line and the Python functions have in common."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep import numerics
+from lockstep.api.resolve import (
+    check_code,
+    data_of,
+    fixed_precision,
+    folder_for,
+    result_of,
+    subject_of,
+    with_initial_weights,
+)
+from lockstep.config.jobs import EvalJob, TrainJob
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.errors import LockstepError
+from lockstep.processes.world import World
+from lockstep.run.folder import Run
+from lockstep.run.weights_file import find_weights
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CompleteRun:
+    """A run that has nothing to resume: its folder and its result record."""
+
+    path: Path
+    result: dict[str, Any]
+
+
+def train_job(
+    what: str | Recipe | None,
+    changes: dict[str, Any],
+    placement: Placement,
+    *,
+    init: Path | None,
+    name: str | None,
+    runs: Path,
+    resume: bool,
+    world: World,
+    note: Note,
+    own_program: bool = False,
+    **others: Any,
+) -> TrainJob | CompleteRun:
+    """Return the job that trains `what` with `changes`, or the run if it is to be resumed and is complete.
+
+    `init` is the file or run whose weights the run starts from. `note` receives messages before the run has a folder.
+    `own_program` says that this is the program lockstep, whose environment torch may be prepared in. `others` are
+    further fields of the job. Raises: LockstepError.
+    """
+    notes: list[str] = []
+    weights = find_weights(init) if init else None
+    if weights:
+        placement = placement.replace(init=weights.path)
+    parent = weights.run if weights and what is None else None  # the run whose recipe and data a new run takes over
+    data = data_of(parent, placement.data, note) if parent else placement.data
+    subject = subject_of(what or str(parent.absolute() if parent else "digits"), changes, data, note=notes.append)
+    if parent:
+        subject = subject._replace(run=None)
+    recipe, placement = subject.recipe, placement.replace(data=subject.data)
+    folder = folder_for(subject, name, runs, resume, world)
+    resumed = folder.path if folder.resume else None
+    own_recipe = parent is None or "init_sha256" in changes
+    recipe = with_initial_weights(recipe, weights, resumed, own_recipe)
+    if own_program:
+        numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
+    recipe, precision_note = fixed_precision(recipe, placement.device, resumed)
+    notes += [precision_note] if precision_note else []
+    if folder.resume:
+        if (result := result_of(folder.path, recipe, world)) is not None:
+            return CompleteRun(folder.path, result)
+        placement = placement.replace(data=data_of(folder.path, placement.data, note))
+    return TrainJob(
+        recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
+        notes=tuple(notes), **others,
+    )  # fmt: skip
+
+
+def eval_job(
+    run: Run,
+    placement: Placement,
+    *,
+    code: Mapping[str, str | None],
+    split: str | None,
+    checkpoint: str | int | None,
+    note: Note,
+    **others: Any,
+) -> EvalJob:
+    """Return the job that evaluates `run`.
+
+    `code` has the options, model and dataset, that allow the run's own code to be executed. `others` are further
+    fields of the job. Raises: LockstepError.
+    """
+    recipe = run.recipe()
+    check_code(run.path, recipe, code)
+    run.check_recipe()
+    placement = placement.replace(data=data_of(run.path, placement.data, note))
+    return EvalJob(
+        recipe=recipe, placement=placement, path=run.path, split=split or recipe.evaluated_split,
+        checkpoint=chosen_checkpoint(checkpoint), **others,
+    )  # fmt: skip
+
+
+def chosen_checkpoint(which: str | int | None) -> int | Literal["best"] | None:
+    """Return the step that `which` names, "best", or None for the newest checkpoint. Raises: LockstepError."""
+    if which is None or which == "best":
+        return which  # type: ignore[return-value]  # mypy does not narrow a str by ==
+    text = str(which)
+    if isinstance(which, bool) or not (text.isascii() and text.isdigit()):
+        raise LockstepError(f"--checkpoint {text!r}: give best, or the number of steps of a checkpoint, as in 1000")
+    return int(text)

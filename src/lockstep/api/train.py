@@ -1,0 +1,191 @@
+"""lockstep.train."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.jobs import CompleteRun, train_job
+from lockstep.api.output import line_width, streams
+from lockstep.api.resolve import subject_of
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.data import MEMORY
+from lockstep.errors import LockstepError, printable, unknown
+from lockstep.processes.caller import compute, require_alone
+from lockstep.processes.world import World
+from lockstep.run.folder import Run
+from lockstep.settings import validated
+
+# Options of `lockstep train` that change the recipe. All other settings of the recipe are given as `settings`.
+RECIPE_OPTIONS = (
+    "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision",
+)  # fmt: skip
+
+
+def train(
+    what: str | Path | Recipe | Run | None = None,
+    *,
+    data: str | Path | Mapping[str, Any] | None = None,
+    init: str | Path | Run | None = None,
+    name: str | None = None,
+    runs: str | Path = "runs",
+    resume: bool = False,
+    processes: int | None = None,
+    device: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> Run:
+    """Train a classifier in worker processes, and return its run. `lockstep train` does the same.
+
+        run = lockstep.train("digits", epochs=20, seed=1)
+        print(run.accuracy, run.path, run.metrics()[-1])
+
+        recipe = lockstep.RECIPES["cifar10"]().replace(towers=8)
+        run = lockstep.train(recipe, data="~/data", name="eight", processes=2)
+        run = lockstep.train(run, resume=True)  # after Ctrl-C; a complete run stays as it is
+
+    The weights have the same bits as those of the command line, on any number of processes. The caller may be a
+    script, with or without `if __name__ == "__main__"`, a notebook or a thread. Ctrl-C, or the interrupt of a notebook,
+    saves the state and returns the run, whose `complete` is then False. A second Ctrl-C ends at once.
+
+    Args:
+        what: name of a recipe, a Recipe, a recipe file, a folder that holds a folder of images for each class, or with
+            `resume` a run or its folder. None: "digits", or the recipe of the run given as `init`.
+        data: folder of the dataset; None searches LOCKSTEP_DATA and the user's cache, and then downloads. Or the
+            dataset itself, which is written once to a cache: {"train": (images, labels), "test": (images, labels),
+            "classes": names}, with arrays uint8 [N, H, W, C] and integers [N], or sequences of (image, label).
+        init: start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.
+        name: name of the run; None numbers it, as in runs/digits-1.
+        runs: folder that contains the runs.
+        resume: True to continue a run.
+        processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
+        device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
+        settings: any settings of the recipe by name, as --set takes them: {"optimizer.momentum": 0.8}.
+        quiet: True to print nothing.
+        options: other options of `lockstep train`, with underscores: epochs, steps, lr, seed, batch, towers,
+            tower_batch, model, dataset, precision, strict, reduction, eval_every, keep and so on. None stands for the
+            default. A model of your own is "package.module:function", or the function itself if it is in a file.
+
+    Returns:
+        The run. It is complete, unless it was stopped.
+
+    Raises:
+        LockstepError: anything that you can fix, such as an unknown option, missing data or a loss that is not finite.
+        KeyboardInterrupt: Ctrl-C before the first step, or a second Ctrl-C.
+    """
+    started = time.time()
+    require_alone()
+    strict, own, placing = _sorted(options)
+    changes = _changes(settings or {}, own)
+    where: dict[str, Any] = {"device": device, "processes": processes}
+    if isinstance(data, Mapping):
+        where["data"], changes = _stored(data, _named(what), changes)
+    elif data is not None:
+        where["data"] = Path(data).expanduser().absolute()
+    placement = validated(Placement, where | placing)
+    weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
+    with streams(quiet) as (out, err), tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        path_file = Path(folder) / "path"
+        job = train_job(
+            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(), resume=resume,
+            world=World(), note=lambda text: print(printable(text), file=err), strict=strict, quiet=quiet,
+            started=started, line_width=line_width(out), path_file=path_file,
+        )  # fmt: skip
+        if isinstance(job, CompleteRun):
+            print(f"{printable(str(job.path))} is complete: nothing to resume", file=out)
+            return Run.open(job.path)
+        done = compute(job, out, err)
+        if not path_file.exists():
+            raise KeyboardInterrupt  # before there was a run
+        run = Run.open(path_file.read_text())
+        if not done:
+            code = "".join(f", {setting}={value!r}" for setting, value in job.recipe.own_code.items())
+            print(f"  in Python  lockstep.train({str(run.path)!r}, resume=True{code})", file=out)
+        return run
+
+
+def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Write a dataset in memory to a cache. Return its folder, and `changes` with those that name it.
+
+    Raises: LockstepError if the dataset or the recipe is not valid.
+    """
+    from lockstep.data.own import store_in_memory  # imports torch
+
+    if "dataset" in changes:
+        raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
+    named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
+    recipe = subject_of(what or "digits", named).recipe
+    folder, sha256 = store_in_memory(data, recipe.image_px)
+    return folder, named | {"dataset_sha256": sha256}
+
+
+def _named(what: str | Path | Recipe | Run | None) -> str | Recipe | None:
+    if isinstance(what, Run):
+        return _folder_text(what.path)
+    if isinstance(what, Path):
+        return _folder_text(what.expanduser())
+    if what is None or isinstance(what, str | Recipe):
+        return what
+    raise LockstepError(
+        f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run with resume=True"
+    )
+
+
+def _folder_text(path: Path) -> str:
+    """Return the text of a path, such that it is not taken for the name of a recipe."""
+    return str(path) if len(path.parts) > 1 else f"./{path}"
+
+
+def _sorted(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any], dict[str, Any]]:
+    """Return `strict`, the options that change the recipe, and those of the placement, without those that are None.
+
+    Raises: LockstepError for an unknown option.
+    """
+    placement = set(Placement.model_fields) - {"data", "device", "init", "processes"}
+    for option in options:
+        if option in ("strict", *RECIPE_OPTIONS, *placement):
+            continue
+        if option in Recipe.model_fields:
+            raise LockstepError(f"{option} is a setting of the recipe: give settings={{{option!r}: ...}}")
+        arguments = ("data", "init", "name", "runs", "resume", "processes", "device", "settings", "quiet")
+        raise LockstepError(unknown("option", option, ["strict", *arguments, *RECIPE_OPTIONS, *placement]))
+    given = {name: value for name, value in options.items() if value is not None}
+    own = {name: given[name] for name in RECIPE_OPTIONS if name in given}
+    for name in ("model", "dataset"):
+        if callable(own.get(name)):
+            own[name] = _path_of(name, own[name])
+        if str(own.get(name, "")).startswith("__main__:"):
+            raise _in_main(name, str(own[name]))
+    return bool(given.get("strict", False)), own, {name: given[name] for name in given if name in placement}
+
+
+def _path_of(option: str, function: Callable[..., Any]) -> str:
+    """Return package.module:function of a function. Raises: LockstepError if no other program can import it."""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if module == "__main__":
+        raise _in_main(option, f"__main__:{name}")
+    if not module or not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
+        raise LockstepError(f"{option}={function!r} cannot be imported by its name: give a function of a module")
+    return f"{module}:{name}"
+
+
+def _in_main(option: str, path: str) -> LockstepError:
+    name = path.partition(":")[2]
+    return LockstepError(
+        f"{option}: {name} is defined in a notebook or in the script that is running, and the processes that train "
+        f"cannot import it from there: put it in a file, for example mynet.py, and give {option}='mynet:{name}'"
+    )
+
+
+def _changes(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and the options as one mapping. Raises: LockstepError if both set the same."""
+    for name in options:
+        if name in settings:
+            raise LockstepError(f"{name} is given twice, as an option and in settings: give one of them")
+    if str(settings.get("model", "")).startswith("__main__:"):
+        raise _in_main("model", str(settings["model"]))
+    return {**settings, **options}

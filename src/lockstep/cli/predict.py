@@ -1,0 +1,149 @@
+"""`lockstep predict`."""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.cli.options import Device
+from lockstep.errors import DATA, LockstepError, printable
+
+if TYPE_CHECKING:
+    from lockstep.inference.classifier import Prediction
+
+
+def predict(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or a model file such as model.safetensors.")
+    ],
+    images: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|DIR|-...",
+            help="Images, folders of images (with subfolders), or -: paths from stdin, one a line.",
+        ),
+    ],
+    top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to print.")] = 1,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="best|STEP",
+            help="The checkpoint after STEP steps, or the best (--eval-every). Default: the newest.",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Images in one forward pass. Default: as in evaluation, with the same low-order bits. A smaller "
+            "batch prints the first result sooner.",
+        ),
+    ] = None,
+    device: Device = "auto",
+    model: Annotated[
+        str | None,
+        typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each image.")] = False,
+    csv_output: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+) -> None:
+    """Classify images with a trained run, or with a model file alone.
+
+    Prints path, class and probability of each image, in the order in which the images are given. A folder's images
+    are sorted by name. Preprocessing, precision and test_views are those of evaluation, so the counts over the files of
+    a test set are those of `lockstep eval`.
+
+    Results are printed batch by batch. A file that cannot be read is reported on stderr, the others go on, and the exit
+    code is 3 at the end.
+
+    \b
+    Examples:
+      lockstep predict runs/photos cat.jpg holiday/
+      lockstep predict runs/photos holiday/ --top 3 --csv > labels.csv
+      lockstep predict model.safetensors new/ --json
+      find . -name '*.jpg' | lockstep predict runs/photos - --batch 16
+    """
+    from lockstep import numerics
+    from lockstep.api.jobs import chosen_checkpoint
+    from lockstep.inference.origin import allow_code, recipe_of
+
+    if json_output and csv_output:
+        raise LockstepError("--json and --csv are two formats: give one of them")
+    step = chosen_checkpoint(checkpoint)
+    recipe = recipe_of(source)
+    allow_code(source, recipe, model)
+    numerics.prepare(recipe.threads_per_tower)
+    from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
+
+    numerics.configure(recipe.threads_per_tower, recipe.exact)
+    classifier = load(source, step, model, device, note=lambda text: print(printable(text), file=sys.stderr))
+    printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
+    count = unreadable = 0
+    for prediction in classifier.predict(_paths(images), top, batch):
+        count += 1
+        printer.show(prediction)
+        if prediction.error is not None:
+            unreadable += 1
+            print(printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True)
+    if unreadable:
+        raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)
+
+
+def _paths(images: list[Path]) -> Iterator[Path]:
+    """Yield the paths; for -, those on stdin as soon as each is there."""
+    for path in images:
+        if str(path) != "-":
+            yield path
+            continue
+        for line in sys.stdin.buffer:
+            if name := line.rstrip(b"\r\n"):
+                yield Path(os.fsdecode(name))
+
+
+class _Text:
+    """Prints path, class and probability."""
+
+    def show(self, prediction: "Prediction") -> None:
+        """Print a prediction that has no error."""
+        if prediction.error is None:
+            ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
+            print(printable(f"{prediction.source}  {ranked}"), flush=True)
+
+
+class _Json:
+    """Prints a JSON object for each image. Its keys are always the same."""
+
+    def show(self, prediction: "Prediction") -> None:
+        """Print a prediction."""
+        record = {
+            "source": str(prediction.source),
+            "label": prediction.label,
+            "index": prediction.index,
+            "probability": prediction.probability,
+            "top": [{"label": label, "probability": probability} for label, probability in prediction.top],
+            "error": prediction.error,
+        }
+        print(json.dumps(record), flush=True)
+
+
+class _Csv:
+    """Prints a header, and a row for each image with the `top` most probable classes."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="surrogateescape")  # A file's name may be any bytes.
+        self._writer = csv.writer(sys.stdout, lineterminator="\n")
+        others = [f"{column}_{rank}" for rank in range(2, top + 1) for column in ("label", "probability")]
+        self._writer.writerow(["source", "label", "probability", *others, "error"])
+
+    def show(self, prediction: "Prediction") -> None:
+        """Print a prediction."""
+        ranked: list[object] = [value for pair in prediction.top for value in pair] or [""] * (2 * self._top)
+        self._writer.writerow([prediction.source, *ranked, prediction.error or ""])
+        sys.stdout.flush()

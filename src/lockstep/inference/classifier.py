@@ -1,0 +1,293 @@
+"""Classifier: a trained network with its preprocessing and classes. It classifies an image as evaluation does."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.data.decode import decode_image
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.inference.origin import allow_code, file_recipe, run_of
+from lockstep.inference.sources import Source, Sources, decoded, items
+from lockstep.run.folder import Run, metadata
+from lockstep.run.source import source_changes, sources
+from lockstep.run.watch import read_chosen, read_result
+from lockstep.settings import validated
+from lockstep.training.evaluate import classify
+from lockstep.training.network import Network, build_model, persistent_buffers
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The class of one image.
+
+    Attributes:
+        source: the path of the file; for an image in memory its number among the sources, from 0.
+        label, index: the name of the most probable class, and its number. None if the image cannot be read.
+        probability: its probability, in [0, 1], by the softmax of the logits. None if the image cannot be read.
+        top: the most probable classes as (label, probability), the most probable first; as many as were asked for.
+        error: why the image cannot be read, or None.
+    """
+
+    source: Path | int
+    label: str | None = None
+    index: int | None = None
+    probability: float | None = None
+    top: tuple[tuple[str, float], ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What a classifier is made of: where it comes from, its recipe, its facts and its tensors by name."""
+
+    origin: Path
+    recipe: Recipe
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+class Classifier:
+    """A trained network with its preprocessing and its classes. `lockstep.load` makes one.
+
+        classifier = lockstep.load("runs/first")
+        for p in classifier.predict(["cat.jpg", "photos/"], top=3):
+            print(p.source, p.label, p.probability, p.top)
+
+        logits = classifier.module(classifier.preprocess("cat.jpg")[None])  # plain torch, for your own program
+
+    Attributes:
+        classes: the names of the classes, in order of label.
+        recipe: the recipe that trained it.
+        image_shape: (height, width, channels) that images are brought to before preprocessing.
+        device: where it computes.
+    """
+
+    def __init__(self, weights: _Weights, device: torch.device) -> None:
+        self.recipe, self.device = weights.recipe, device
+        self.classes: tuple[str, ...] = tuple(weights.facts["classes"])
+        height, width, channels = weights.facts["image_shape"]
+        self.image_shape = int(height), int(width), int(channels)
+        self._weights = weights
+        self._shape = self.recipe.augmentation.shape(*self.image_shape)
+        module = self._build()
+        self._network = Network(self.recipe, module, self._shape, device)
+        self._network.load_parameters({name: self._tensor(name) for name in self._network.parameters})
+        self._network.load_buffers({name: self._tensor(name) for name in self._network.buffers})
+        self._network.module.eval()
+
+    def __repr__(self) -> str:
+        size = "x".join(map(str, self.image_shape))
+        return f"<Classifier {self._weights.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
+
+    def _build(self) -> nn.Module:
+        """Return the recipe's model with other weights, after comparing its tensors with those of the file."""
+        module = build_model(self.recipe, self._shape, len(self.classes))
+        tensors = {**dict(module.named_parameters()), **persistent_buffers(module)}
+        own = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        stored = {name: list(tensor.shape) for name, tensor in self._weights.tensors.items()}
+        if differing := sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name)):
+            raise LockstepError(
+                f"{self._weights.origin} is of another model than {self.recipe.model}: "
+                f"{', '.join(differing[:5])} differ",
+                DATA,
+            )
+        return module
+
+    def _tensor(self, name: str) -> Tensor:
+        return self._weights.tensors[name].to(self.device)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """Return the network as a plain float32 torch.nn.Module on the CPU, in evaluation mode.
+
+        It maps float32 images [n, C, h, w] from `preprocess` to logits [n, classes]. It is independent of the
+        classifier: change it as you like.
+        """
+        module = self._build()
+        module.load_state_dict(dict(self._weights.tensors), strict=False)
+        return module.eval()
+
+    def preprocess(self, image: Source) -> Tensor:
+        """Return an image as the network's input, float32 [C, h, w], on the CPU.
+
+        `image` is a path, the bytes of a file, a Pillow image or an array uint8 [H, W] or [H, W, C]. It is brought to
+        `image_shape` and then preprocessed as in evaluation.
+        Raises: LockstepError if it cannot be read.
+        """
+        return self.recipe.augmentation.test(torch.from_numpy(self._pixels(image))[None])[0]
+
+    def predict(self, sources: Sources, top: int = 1, batch: int | None = None) -> Iterator[Prediction]:
+        """Classify images, and yield a prediction for each, in order.
+
+        `sources` is one of these, or an iterable of them, which is read as far as it is needed: a path of a file or a
+        folder (with its subfolders, sorted by name), a pattern such as "photos/*.jpg", the bytes of a file, a Pillow
+        image, an array uint8 [H, W] or [H, W, C], or one array [N, H, W, C] for several.
+
+        An image that cannot be read gives a prediction with an `error`, and the others go on. Images are classified
+        `batch` at a time, by default as many as in an evaluation. The first prediction comes after the first batch, so
+        a smaller one answers sooner; its low-order bits may differ from those of the evaluation.
+        Raises: LockstepError if `top` or `batch` is less than 1.
+        """
+        size = self.recipe.eval_batch if batch is None else batch
+        for name, value in (("top", top), ("batch", size)):
+            if value < 1:
+                raise LockstepError(f"{name}: got {value}: give 1 or more")
+        return self._predict(sources, top, size)
+
+    def _predict(self, sources: Sources, top: int, size: int) -> Iterator[Prediction]:
+        waiting: list[tuple[Path | int, NDArray[np.uint8] | LockstepError]] = []
+        images = 0
+        for name, pixels in decoded(items(sources), self._pixels, ahead=size - 1):
+            waiting.append((name, pixels))
+            images += not isinstance(pixels, LockstepError)
+            if images == size:
+                yield from self._of(waiting, top, size)
+                waiting, images = [], 0
+        yield from self._of(waiting, top, size)
+
+    def _of(
+        self, images: list[tuple[Path | int, NDArray[np.uint8] | LockstepError]], top: int, size: int
+    ) -> Iterator[Prediction]:
+        """Yield the predictions of at most `size` images that can be read, and of those that cannot."""
+        readable = [pixels for _, pixels in images if not isinstance(pixels, LockstepError)]
+        rows = iter(self._probabilities(np.stack(readable), size).tolist() if readable else ())
+        for name, pixels in images:
+            if isinstance(pixels, LockstepError):
+                yield Prediction(name, error=str(pixels))
+                continue
+            row = next(rows)
+            # Among equal probabilities the first class counts, as in evaluation.
+            best = sorted(range(len(row)), key=lambda label: -row[label])[:top]
+            if row[best[0]] != row[best[0]]:
+                yield Prediction(name, error="the network's output is not finite")
+                continue
+            ranked = tuple((self.classes[label], row[label]) for label in best)
+            yield Prediction(name, *ranked[0][:1], best[0], ranked[0][1], ranked)
+
+    @torch.no_grad()
+    def _probabilities(self, images: NDArray[np.uint8], size: int) -> Tensor:
+        """Return the probabilities, float64 [n, classes], of uint8 images [n, H, W, C]; NaN if logits are not finite.
+
+        The images are padded to `size` as evaluation pads its last chunk.
+        """
+        index = torch.arange(size).clamp_(max=len(images) - 1)
+        counted = (torch.arange(size) < len(images)).to(self.device)
+        batch = torch.from_numpy(images)[index].to(self.device)
+        logits, _ = classify(self.recipe, self._network, batch, counted)
+        finite = logits.isfinite().all(1, keepdim=True)
+        probabilities = logits.double().softmax(1).masked_fill(~finite, torch.nan)
+        return probabilities[: len(images)].cpu()
+
+    def _pixels(self, source: Source) -> NDArray[np.uint8]:
+        """Return an image as uint8 [H, W, C] of `image_shape`. Raises: LockstepError if it cannot be read."""
+        height, width, channels = self.image_shape
+        if isinstance(source, Tensor):
+            source = source.numpy()
+        if isinstance(source, np.ndarray) and source.dtype == np.uint8:
+            if source.shape == self.image_shape:
+                return source
+            if source.shape == (height, width) and channels == 1:
+                return source[..., None]
+        if height != width or channels not in (1, 3):
+            raise LockstepError(
+                f"the network takes images of {height} x {width} pixels and {channels} channels, and files are only "
+                f"brought to squares in grey or RGB: give arrays uint8 {list(self.image_shape)}",
+                DATA,
+            )
+        pixels = decode_image(source, height)
+        if channels == 3:
+            return pixels
+        from PIL import Image
+
+        return np.array(Image.fromarray(pixels).convert("L"))[..., None]
+
+
+def load(
+    source: str | Path | Run,
+    checkpoint: int | Literal["best"] | None = None,
+    model: str | None = None,
+    device: str = "auto",
+    note: Note = lambda text: None,
+) -> Classifier:
+    """Return the classifier of a run, a checkpoint's folder or a model file; see `lockstep.load`.
+
+    `note` receives messages for the user.
+    Raises: LockstepError.
+    """
+    weights = _weights(source, checkpoint, note)
+    allow_code(weights.origin, weights.recipe, model)
+    classifier = Classifier(weights, _device(device))
+    own = sources(weights.recipe.model)
+    # The recorded files may include those of a dataset, which a classifier does not need.
+    before = {file: sha256 for file, sha256 in weights.facts.get("model_source", {}).items() if file in own}
+    if changed := source_changes(before, own):
+        note(f"the source of model {weights.recipe.model} is not the one it was trained with ({'; '.join(changed)})")
+    return classifier
+
+
+def _weights(source: str | Path | Run, which: int | Literal["best"] | None, note: Note) -> _Weights:
+    """Return the weights of a run, a checkpoint's folder or a model file. Raises: LockstepError."""
+    run, step = run_of(source)
+    if run is None:
+        path = Path(str(source)).expanduser()
+        if which is not None:
+            raise LockstepError(f"--checkpoint is for runs, and {path} is a file: leave it out")
+        recipe, facts = file_recipe(path)
+        return _Weights(path, recipe, facts, _tensors(path))
+    which = which if step is None else step
+    run.check_recipe()
+    stated = metadata(run.model)
+    if which is None and run.complete and stated is not None:
+        _require_recipe(run, run.model, stated)
+        return _Weights(run.model, run.recipe(), stated, _tensors(run.model))
+    found = read_result(run, note) if which is None else read_chosen(run, which)
+    _require_recipe(run, found.path, found.manifest)
+    stated = found.manifest if "image_shape" in found.manifest else stated
+    if stated is None:
+        raise LockstepError(
+            f"{found.path} was written by an older release, without the names of the classes: resume the run, which "
+            f"writes a new checkpoint"
+        )
+    group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
+    named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
+    tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer")}
+    return _Weights(found.path, run.recipe(), stated, tensors)
+
+
+def _require_recipe(run: Run, path: Path, facts: Mapping[str, Any]) -> None:
+    if facts.get("recipe_digest") != run.recipe().digest():
+        raise LockstepError(f"{path} was trained by another recipe than {run.path / 'recipe.json'} states")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise LockstepError(f"{path} is damaged: {error}", DATA) from None
+
+
+def _device(name: str) -> torch.device:
+    """Return the device that a placement's `device` names: its first GPU. Raises: LockstepError if it is not here."""
+    placement = validated(Placement, {"device": name})
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    number = placement.gpus[0] if placement.gpus else 0
+    if not torch.cuda.is_available() or number >= torch.cuda.device_count():
+        raise LockstepError(
+            f"--device {name}: torch sees {torch.cuda.device_count()} CUDA GPUs here. Use --device cpu, or auto",
+            ENVIRONMENT,
+        )
+    return torch.device("cuda", number)

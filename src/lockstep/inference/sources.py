@@ -1,0 +1,117 @@
+"""From what a user wants classified to single images, decoded ahead of need by a few threads."""
+
+import glob
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image
+
+from lockstep.data.folder.scan import IGNORED, SUFFIXES, UNSUPPORTED
+from lockstep.errors import DATA, LockstepError
+
+# One image, or the path of a file, of a folder, or of files as in "photos/*.jpg".
+Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8]
+Sources: TypeAlias = Source | Iterable[Source]
+
+_THREADS = 4
+_AHEAD = 4 * _THREADS  # greatest number of images that are decoded before they are needed
+
+T = TypeVar("T")
+
+
+class Item(NamedTuple):
+    """An image to classify.
+
+    name: the path of its file, or for an image in memory its number among the sources, from 0.
+    image: the path, or the image; or an error if there is none.
+    """
+
+    name: Path | int
+    image: Source | LockstepError
+
+
+def items(sources: Sources) -> Iterator[Item]:
+    """Yield the images in `sources`, in order. A folder gives the images in it and its subfolders, sorted by name.
+
+    `sources` is read only as far as images are needed.
+    """
+    alone = isinstance(sources, str | Path | bytes | Image) or (isinstance(sources, np.ndarray) and sources.ndim != 4)
+    several: Iterable[Any] = [sources] if alone else sources  # type: ignore[assignment]
+    for number, source in enumerate(several):
+        if isinstance(source, str | Path):
+            yield from _files(source)
+        else:
+            yield Item(number, source)
+
+
+def _files(path: str | Path) -> Iterator[Item]:
+    """Yield the images of a path: a file, a folder, or a pattern of file names."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        nothing = True
+        for member in _in_folder(file):
+            nothing = False
+            yield member
+        if nothing:
+            yield Item(file, LockstepError("no images in this folder", DATA))
+    elif os.path.lexists(file) or not glob.has_magic(str(path)):
+        yield Item(file, file)
+    elif matches := sorted(glob.glob(str(file), recursive=True)):
+        for match in matches:
+            yield from _files(match)
+    else:
+        yield Item(file, LockstepError("no file matches", DATA))
+
+
+def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:
+    """Yield the image files below `folder`, by their suffixes, also those of formats that cannot be read.
+
+    As in training, hidden files and folders are left out, and links are followed, but not to a folder `above`.
+    """
+    own = os.path.realpath(folder)
+    try:
+        members = sorted(
+            path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in IGNORED
+        )
+    except OSError as error:
+        yield Item(folder, LockstepError((error.strerror or str(error)).lower(), DATA))
+        return
+    for member in members:
+        if member.is_dir():
+            if os.path.realpath(member) not in (*above, own):
+                yield from _in_folder(member, (*above, own))
+        elif member.suffix.lower().removeprefix(".") in SUFFIXES | UNSUPPORTED:
+            yield Item(member, member)
+
+
+def decoded(
+    images: Iterable[Item], decode: Callable[[Source], T], ahead: int = _AHEAD
+) -> Iterator[tuple[Path | int, "T | LockstepError"]]:
+    """Yield (name, decoded image or error) for each item, in order. A few threads decode up to `ahead` images ahead."""
+
+    def attempt(image: Source | LockstepError) -> T | LockstepError:
+        if isinstance(image, LockstepError):
+            return image
+        try:
+            return decode(image)
+        except LockstepError as error:
+            return error
+
+    waiting: deque[tuple[Path | int, Future[T | LockstepError]]] = deque()
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="decode")
+    try:
+        for item in images:
+            waiting.append((item.name, pool.submit(attempt, item.image)))
+            if len(waiting) > min(ahead, _AHEAD):
+                name, future = waiting.popleft()
+                yield name, future.result()
+        for name, future in waiting:
+            yield name, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

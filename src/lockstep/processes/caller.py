@@ -1,0 +1,170 @@
+"""Worker processes for a program that calls Lockstep from Python: a script, a notebook, or one of its threads.
+
+The program is not ours. So every job is computed in worker processes, also on one process. Nothing here exits, changes
+the program's environment, or touches its other children. What the workers print is written to the program's own
+`sys.stdout` and `sys.stderr`, which in a notebook are not the descriptors 1 and 2.
+"""
+
+import codecs
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO
+
+from lockstep import numerics
+from lockstep.config.jobs import Job
+from lockstep.config.placement import check
+from lockstep.errors import CRASH, LockstepError
+from lockstep.processes.launch import POLL_S, count, prepare_data, silence_stderr, was_stopped
+from lockstep.processes.signals import SignalForwarder
+from lockstep.processes.workers import Workers
+from lockstep.processes.world import RENDEZVOUS, World
+
+_BLOCK = 1 << 16
+_LAST_WORDS_S = 1.0  # seconds to read what workers have printed, after they have ended
+
+
+def compute(job: Job, out: IO[str], err: IO[str]) -> bool:
+    """Do `job` in worker processes, and write what they print to `out` and `err`. Return False if it was stopped.
+
+    A KeyboardInterrupt (Ctrl-C) in the calling thread stops the workers as Ctrl-C stops the command line: training
+    saves first. In the main thread, SIGTERM and SIGHUP do the same if the program does not handle them itself, and
+    then end the program.
+    Raises: LockstepError with the first cause of a failure, KeyboardInterrupt after a second Ctrl-C.
+    """
+    require_alone()
+    check(job.recipe, job.placement)
+    with silence_stderr(job.quiet):
+        prepare_data(job.recipe, job.placement)
+    processes = count(job.recipe, job.placement)
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
+        workers = Workers(job, processes, Path(name))
+        signals = SignalForwarder(workers)
+        with _ended_by(signals), Relay(out, err) as relay:
+            try:
+                workers.start(_variables(job, out), _import_folders(), *relay.descriptors)
+                relay.started()
+                failed = _wait(workers, relay, signals)
+            finally:
+                workers.end()
+        if signals.killed:
+            raise KeyboardInterrupt
+        if not failed:
+            return True
+        if was_stopped(failed) and signals.received is not None:
+            return False
+        raise workers.first_cause(failed) or LockstepError(f"a worker process failed: {failed}", CRASH)
+
+
+def require_alone() -> None:
+    """Raise a LockstepError in a process that torchrun, srun or mpirun started, or that is a worker process."""
+    if RENDEZVOUS in os.environ:
+        raise LockstepError(
+            "a worker process imported a module that calls Lockstep. Move the model into a file of its own, or put "
+            'the calls under: if __name__ == "__main__"'
+        )
+    if (world := World.from_environment()).joined:
+        raise LockstepError(
+            f"{world.launcher} started this program {world.processes} times, and Lockstep's Python functions start "
+            f"their own processes: start it once, or use the program lockstep there"
+        )
+
+
+def _wait(workers: Workers, relay: "Relay", signals: SignalForwarder) -> dict[int, int]:
+    """Return the exit codes of the workers that failed, as soon as one fails or all have ended."""
+    while True:
+        try:
+            if (failed := workers.failed()) is not None:
+                return failed
+            relay.write(POLL_S)
+        except KeyboardInterrupt:
+            signals.stop(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
+def _ended_by(signals: SignalForwarder) -> Iterator[None]:
+    """Stop the workers for SIGTERM and SIGHUP, and then let the signal end this program, if that is its default."""
+    main = threading.current_thread() is threading.main_thread()
+    fatal = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(number) == signal.SIG_DFL
+    ]
+    before = {number: signal.signal(number, signals.stop) for number in fatal}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if signals.received in fatal:
+        signal.raise_signal(signals.received)
+
+
+def _variables(job: Job, out: IO[str]) -> dict[str, str]:
+    """Return the environment variables of the workers, besides those of this program."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    return numerics.of_program(job.recipe.threads_per_tower) | {"PYTHONIOENCODING": f"{encoding}:backslashreplace"}
+
+
+def _import_folders() -> list[str]:
+    """Return the folders in which this program finds modules: of its script first, and then the current one."""
+    return [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
+
+
+class Relay:
+    """Pipes whose text one thread writes to the streams `out` and `err`: the one that calls `write`.
+
+    A notebook shows what a thread prints in the cell that the thread runs, so reading happens in other threads, and
+    writing in the caller's.
+
+    Attributes:
+        descriptors: the ends into which worker processes write.
+    """
+
+    def __init__(self, out: IO[str], err: IO[str]) -> None:
+        self._queue: SimpleQueue[tuple[IO[str], str]] = SimpleQueue()
+        pipes = [os.pipe(), os.pipe()]
+        self.descriptors = pipes[0][1], pipes[1][1]
+        self._threads = [
+            threading.Thread(target=self._read, args=(descriptor, stream), name="relay", daemon=True)
+            for (descriptor, _), stream in zip(pipes, (out, err), strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._open = True
+
+    def started(self) -> None:
+        """Close the ends of the worker processes in this one, so that the pipes end with them."""
+        if self._open:
+            for descriptor in self.descriptors:
+                os.close(descriptor)
+        self._open = False
+
+    def write(self, wait_s: float) -> None:
+        """Write what the worker processes have printed; if that is nothing, wait for it at most `wait_s` seconds."""
+        with contextlib.suppress(Empty):
+            stream, text = self._queue.get(timeout=wait_s)
+            while True:
+                with contextlib.suppress(OSError, ValueError):  # A stream that is closed loses text, not the run.
+                    stream.write(text)
+                    stream.flush()
+                stream, text = self._queue.get_nowait()
+
+    def _read(self, descriptor: int, stream: IO[str]) -> None:
+        decoder = codecs.getincrementaldecoder(getattr(stream, "encoding", None) or "utf-8")("replace")
+        with open(descriptor, "rb", buffering=0) as pipe:
+            while data := pipe.read(_BLOCK):
+                self._queue.put((stream, decoder.decode(data)))
+
+    def __enter__(self) -> "Relay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.started()
+        for thread in self._threads:
+            thread.join(_LAST_WORDS_S)  # A process that a worker left behind may hold the pipe.
+        self.write(0.0)

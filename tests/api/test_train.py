@@ -1,0 +1,257 @@
+"""lockstep.train and lockstep.evaluate: in a script, a thread and a notebook, with the command line's weights."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import _outside
+
+import lockstep
+from lockstep.errors import DATA, LockstepError
+
+STEPS = 30
+LONG = 100  # steps of a run that is interrupted before its end
+OPTIONS = ("digits", "--steps", STEPS, "--processes", 2)
+
+MODEL = """
+from torch import nn
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+"""
+
+
+def script(folder: Path, code: str, **environment: str) -> subprocess.Popen:
+    """Start a program of a user: `code`, in a folder that is not the current one."""
+    (folder / "scripts").mkdir(exist_ok=True)
+    path = folder / "scripts/go.py"
+    path.write_text(code)
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        cwd=folder,
+        env={**_outside(), "XDG_CACHE_HOME": str(folder / "cache"), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen) -> str:
+    """What a program printed. It must end well."""
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_a_script_trains_in_a_thread_beside_torch_with_the_weights_of_the_command_line(tmp_path, trained_once):
+    """Without `if __name__`, with torch on other threads, and with a child process of its own that stays."""
+    code = f"""
+import os, subprocess, sys, threading
+import torch
+torch.set_num_threads(3)
+torch.ones(100, 100) @ torch.ones(100, 100)
+import lockstep
+
+before = dict(os.environ)
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+thread = threading.Thread(target=lambda: runs.append(lockstep.train("digits", steps={STEPS}, processes=2)))
+runs = []
+thread.start()
+thread.join()
+run = runs[0]
+assert child.poll() is None
+child.communicate(b"\\n")
+assert torch.get_num_threads() == 3
+assert dict(os.environ) == before
+print("sha", run.result()["weights_sha256"], run.complete, run.state, run.accuracy == run.result()["accuracy"]["ema"])
+record = lockstep.evaluate(run, quiet=True)
+print("same", record.accuracy == run.accuracy, record.correct, sum(map(sum, record.confusion)))
+"""
+    out = finished(script(tmp_path, code, OMP_NUM_THREADS="2", MKL_NUM_THREADS="3"))
+    _, record = trained_once(*OPTIONS)
+    assert f"sha {record['weights_sha256']} True complete True" in out
+    assert "same True" in out
+    assert "\r" not in out
+    assert "step 0, loss" in out
+
+
+@pytest.mark.slow
+def test_a_model_beside_the_script_is_found_and_trains_as_from_the_command_line(tmp_path, program):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/mynet.py").write_text(MODEL)
+    code = """
+import lockstep, mynet
+run = lockstep.train("digits", steps=3, processes=1, model=mynet.build, settings={"weight_decay": {}}, quiet=True)
+print(run.recipe().model, run.result()["weights_sha256"])
+again = lockstep.train(run, resume=True, model="mynet:build")
+"""
+    process = script(tmp_path, code)
+    out = finished(process)
+    options = ("--steps", 3, "--processes", 1, "--model", "mynet:build", "--set", "weight_decay={}", "--json")
+    done = program("train", "digits", *options, cwd=tmp_path / "scripts")
+    assert done.returncode == 0, done.stderr
+    sha = json.loads(done.stdout)["weights_sha256"]
+    assert out.splitlines() == [f"mynet:build {sha}", "runs/digits-1 is complete: nothing to resume"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_returns_the_run_which_resumes_to_the_same_weights(tmp_path, trained_once):
+    code = f"""
+import signal
+import lockstep
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
+run = lockstep.train("digits", steps={LONG}, processes=2, name="long", log_every=1)
+print("returned", run.complete, run.state, run.accuracy, run.result(), flush=True)
+run = lockstep.train("runs/long", resume=True, processes=1, quiet=True)
+print("sha", run.result()["weights_sha256"])
+"""
+    process = script(tmp_path, code)
+    printed = []
+    for line in process.stdout:
+        printed.append(line)
+        if "step 1, loss" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    printed.append(finished(process))
+    out = "".join(printed)
+    assert "returned False stopped None None" in out
+    assert re.search(r"stopped +after \d+ steps, saved", out)
+    assert "lockstep.train('runs/long', resume=True)" in out
+    _, record = trained_once("digits", "--steps", LONG, "--processes", 2)
+    assert f"sha {record['weights_sha256']}" in out
+
+
+def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
+    process = script(tmp_path, "import lockstep\nlockstep.train('digits', processes=1, name='long', log_every=1)\n")
+    while "step 1, loss" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert "saved" in out
+    assert len(list((tmp_path / "runs/long/checkpoints").glob("step-*"))) == 2  # that of the start, and the last
+
+
+@pytest.mark.slow
+def test_a_script_that_is_its_own_model_is_refused_in_the_worker(tmp_path):
+    code = f"""
+import lockstep
+{MODEL}
+lockstep.train("digits", model="go:build", settings={{"weight_decay": {{}}}}, steps=2, processes=1)
+"""
+    process = script(tmp_path, code)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Move the model into a file of its own" in err.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("digit",), "unknown recipe 'digit': did you mean digits"),
+        ((3,), "what: got a int"),
+        ({"epoch": 3}, "unknown option 'epoch': did you mean epochs"),
+        ({"label_smoothing": 0.1}, r"give settings=\{'label_smoothing': ...\}"),
+        ({"settings": {"optimiser.momentum": 1}}, "unknown recipe setting 'optimiser'"),
+        ({"settings": {"lr": 0.1}, "lr": 0.2}, "lr is given twice"),
+        ({"device": "gpu"}, "give auto, cpu, cuda"),
+        ({"processes": 9}, "9 processes for 4 towers"),
+        ({"model": "__main__:build"}, "put it in a file, for example mynet.py, and give model='mynet:build'"),
+        ({"settings": {"model": "__main__:build"}}, "put it in a file"),
+        ({"model": lambda shape, classes: None}, "cannot be imported by its name"),
+        (("runs/none",), "runs/none is not a folder"),
+        ({"name": "../x"}, "is not allowed"),
+        ({"resume": True}, "no run of digits"),
+    ],
+)
+def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    positional, named = (arguments, {}) if isinstance(arguments, tuple) else ((), arguments)
+    with pytest.raises(LockstepError, match=message):
+        lockstep.train(*positional, **named)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_is_an_error_with_the_code_of_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LockstepError, match="mnist") as error:
+        lockstep.train("mnist", data=tmp_path / "nowhere", quiet=True)
+    assert error.value.code == DATA
+
+
+def test_a_failure_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LockstepError, match="not finite") as error:
+        lockstep.train("digits", steps=4, lr=1e30, processes=1, quiet=True)
+    assert error.value.code == 1
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"LOCKSTEP_MEETING": "x"}, "Move the model into a file of its own"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "started this program 2 times"),
+    ],
+)
+def test_a_process_among_others_is_refused(monkeypatch, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for function in (lockstep.train, lambda: lockstep.evaluate("x")):
+        with pytest.raises(LockstepError, match=message):
+            function()
+
+
+def test_output_goes_to_the_callers_sys_stdout(tmp_path, monkeypatch, capsys):
+    """capsys replaces sys.stdout, not the descriptor."""
+    monkeypatch.chdir(tmp_path)
+    run = lockstep.train("digits", steps=2, processes=1, settings={"optimizer.momentum": 0.5}, seed=None)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("step 1, loss") == 1
+    assert "2 steps" in out
+    assert run.path == Path("runs/digits-1")
+    assert run.recipe().optimizer.momentum == 0.5
+    assert [row["kind"] for row in run.metrics()][-2:] == ["evaluation", "evaluation"]
+    assert run.classes == tuple("0123456789")
+    assert repr(run) == f"<Run runs/digits-1: complete, accuracy {run.accuracy:.2%}>"
+
+
+def test_evaluate_refuses_what_the_command_line_refuses(tmp_path, trained_once):
+    path, _ = trained_once(*OPTIONS)
+    for arguments, message in (
+        ({"checkpoint": "newest"}, "give best, or the number of steps"),
+        ({"checkpoint": True}, "give best"),
+        ({"split": "tets"}, "has no split 'tets'"),
+        ({"model": "mynet:build"}, "was trained with model digits"),
+    ):
+        with pytest.raises(LockstepError, match=message):
+            lockstep.evaluate(path, quiet=True, **arguments)
+    with pytest.raises(LockstepError, match="is not a folder"):
+        lockstep.evaluate(tmp_path / "none")
+
+
+def test_importing_the_package_and_its_functions_is_quick():
+    code = (
+        "import sys, lockstep\nassert 'pydantic' not in sys.modules\n"
+        "lockstep.train, lockstep.evaluate, lockstep.load, lockstep.predict, lockstep.Run, lockstep.Recipe\n"
+        "assert not {'torch', 'PIL', 'sklearn', 'tensorboard'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
+
+
+def test_every_public_name_exists_and_has_a_docstring():
+    assert set(lockstep.__all__) <= set(dir(lockstep))
+    assert {"train", "evaluate", "load", "predict", "Run", "Classifier", "Recipe", "RECIPES"} <= set(dir(lockstep))
+    for name in lockstep.__all__:
+        assert getattr(lockstep, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        lockstep.trian  # noqa: B018

@@ -1,0 +1,59 @@
+"""examples/classify_your_photos.py: trained on a few made photos, and its errors."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests import synthetic
+from tests.conftest import _outside
+
+SCRIPT = Path(__file__).parents[2] / "examples/classify_your_photos.py"
+SHORT = {"steps": 20, "batch": 16, "towers": 1, "processes": 1, "settings": {"image_px": 32}, "quiet": True}
+
+
+def classify(folder, *pictures):
+    return runpy.run_path(str(SCRIPT))["classify"]("photos/", list(pictures), name="a", **SHORT)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with photos and new pictures, which is the current one."""
+    synthetic.photos(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_folder_goes_in_and_answers_come_out(folder, capsys):
+    (folder / "more/broken.jpg").write_bytes(b"")
+    classify(folder, "new.jpg", "more/")
+    out, err = capsys.readouterr()
+    assert re.search(r"% of the test images are classified correctly\. The classifier is in runs/a\.", out)
+    answers = [line for line in out.splitlines() if line.startswith(("new.jpg", "more/"))]
+    assert [re.sub(r" \d+%", "", line) for line in answers] == [
+        "new.jpg: dog, cat", "more/0.png: cat, dog", "more/1.png: dog, cat",
+    ]  # fmt: skip
+    assert "more/broken.jpg: empty" in err
+
+
+def run(cwd, *arguments):
+    command = [sys.executable, SCRIPT, *arguments]
+    return subprocess.run(command, cwd=cwd, env=_outside(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "usage: python classify_your_photos.py FOLDER PICTURE"),
+        (("photos/",), "usage: python classify_your_photos.py FOLDER PICTURE"),
+        (("nothing/", "new.jpg"), "error: .*nothing"),
+    ],
+)
+def test_a_mistake_gives_one_line(tmp_path, arguments, message):
+    done = run(tmp_path, *arguments)
+    assert done.returncode == 1
+    assert re.match(message, done.stderr), done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,95 @@
+"""`lockstep train --init`: runs that start from the weights of a file or of another run."""
+
+import json
+import re
+import shutil
+
+import pytest
+from tests.cli.test_mistakes import refused
+
+from lockstep.errors import DATA, USAGE
+
+MODEL = """from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, in_chans=3, width=8):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(in_chans, width, 3), nn.BatchNorm2d(width), nn.ReLU())
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images):
+        return self.head(self.stem(images).amax((2, 3)))
+"""
+
+
+@pytest.fixture
+def parent(trained_once, tmp_path):
+    """A copy of a finished run of four steps."""
+    path, record = trained_once("--steps", 4, "--processes", 1)
+    shutil.copytree(path, tmp_path / "runs/parent")
+    return record
+
+
+@pytest.mark.slow
+def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(program, parent, tmp_path):
+    hashes = set()
+    for processes in (1, 2):
+        done = program("train", "--init", "runs/parent", "--processes", processes, "--epochs", 0.5, "--json")
+        assert done.returncode == 0, done.stderr
+        record = json.loads(done.stdout)
+        assert (record["recipe"], record["run"]) == ("digits", f"runs/digits-{processes}")
+        assert re.search(r"\n  loaded +17 of 17 tensors, 58,474 of 58,474 parameters: ", done.stderr)
+        hashes.add(record["weights_sha256"])
+    assert len(hashes - {parent["weights_sha256"]}) == 1
+    shown = program("show", "runs/digits-1").stdout
+    assert re.search(r'^init_sha256 = "[0-9a-f]{64}"$', shown, re.M)
+    assert re.search(r"^epochs = 0\.5$", shown, re.M)
+
+    (tmp_path / "runs/digits-2/result.json").unlink()
+    shutil.rmtree(tmp_path / "runs/parent")
+    done = program("train", "runs/digits-2", "--resume", "--processes", 1, "--json")
+    assert json.loads(done.stdout)["weights_sha256"] in hashes
+
+
+def test_what_does_not_fit_a_run_is_one_message(refused_here, parent, tmp_path):
+    (tmp_path / "net.onnx").write_bytes(b"x")
+    (tmp_path / "w.pt").write_bytes(b"x")
+    (tmp_path / "empty").mkdir()
+    refused(refused_here("train", "--init", "nothing.pt"), DATA, "--init nothing.pt: there is no such file or run")
+    refused(refused_here("train", "--init", "net.onnx"), USAGE, "ONNX")
+    refused(refused_here("train", "--init", "empty"), USAGE, "empty is not a run")
+    refused(refused_here("train", "--init", "w.pt"), DATA, "the file is damaged")
+    refused(refused_here("train", "mnist", "--init", "runs/parent", "--data", "x"), DATA)
+    refused(
+        refused_here("train", "runs/parent", "--resume", "--init", "runs/parent"), USAGE, "leave out --init to resu"
+    )
+    digest = "init_sha256=" + "0" * 64
+    refused(refused_here("train", "--set", digest), USAGE, "give their file or run as --init", "--set init_sha256=none")
+    refused(
+        refused_here("train", "--set", digest, "--init", "runs/parent"), USAGE, "but the recipe's init_sha256 is 000"
+    )
+    (tmp_path / "mine.toml").write_text(f'recipe = "digits"\ninit_sha256 = "{"0" * 64}"\n')
+    refused(refused_here("train", "mine.toml"), USAGE, "give their file or run as --init")
+    (tmp_path / "netfile.py").write_text(MODEL)
+    done = refused_here("train", "--model", "netfile:Net", "--set", "weight_decay={}", "--init", "runs/parent")
+    refused(done, USAGE, "none of its tensors has the name and shape of a parameter of model netfile:Net")
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"parent"}
+
+
+def test_a_run_of_an_own_model_needs_it_named(refused_here, parent, tmp_path):
+    recipe = tmp_path / "runs/parent/recipe.json"
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"model": "netfile:Net"}))
+    refused(refused_here("train", "--init", "runs/parent"), USAGE, "executes its code", "add --model netfile:Net")
+
+
+@pytest.mark.slow
+def test_a_class_with_num_classes_is_trained_and_tuned(program, tmp_path):
+    (tmp_path / "netfile.py").write_text(MODEL)
+    own = ("--model", "netfile:Net", "--processes", 1, "--steps", 3)
+    done = program("train", "digits", *own, "--name", "a")
+    assert done.returncode == 0, done.stderr
+    assert "weight_decay is 0.0005 for every matrix" in done.stdout
+    tuned = program("train", "--init", "runs/a", *own, "--set", "freeze.stem=0", "--set", "lr_factors.head=0.1")
+    assert tuned.returncode == 0, tuned.stderr
+    assert "loaded      6 of 6 tensors" in tuned.stdout
+    assert "weight_decay" not in tuned.stdout  # the recipe of the run fits its model

@@ -1,0 +1,174 @@
+"""lockstep predict: the counts of lockstep eval, streaming, bad files, and output for people and for programs."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.conftest import _outside
+
+from lockstep.data.digits import load
+from lockstep.errors import DATA
+
+RUNS = [
+    ("digits", "--steps", 30, "--processes", 2),
+    # The views of the least sure images depend on the other images of the batch.
+    ("digits", "--steps", 20, "--precision", "bfloat16", "--set", "test_views=flip-translate-unsure", "--set",
+     "eval_batch=64", "--processes", 1),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Return the folder of the test images of digits as PNG files, in order, and their labels."""
+    folder = tmp_path_factory.mktemp("pictures")
+    test = load(None)["test"]
+    for number, image in enumerate(test.images.numpy()):
+        Image.fromarray(image[..., 0]).save(folder / f"{number:04d}.png")
+    return folder, test.labels.tolist()
+
+
+def rows(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(RUNS[0], id="float32"), pytest.param(RUNS[1], id="views-bfloat16", marks=pytest.mark.slow)],
+)
+def test_predicting_the_files_of_the_test_set_counts_as_eval_does(options, trained_once, program, pictures):
+    run, _ = trained_once(*options)
+    folder, labels = pictures
+    done = program("predict", run, folder, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    confusion = np.zeros((10, 10), int)
+    np.add.at(confusion, (labels, [row["index"] for row in rows(done)]), 1)
+    record = json.loads(program("eval", run, "--json").stdout)
+    assert confusion.tolist() == record["confusion"]
+    assert int(confusion.trace()) == record["correct"]
+    alone = program("predict", run / "model.safetensors", folder, "--json")
+    assert alone.stdout == done.stdout
+
+
+def test_order_formats_and_a_bad_file(trained_once, program, pictures, tmp_path):
+    run, _ = trained_once(*RUNS[0])
+    folder, _ = pictures
+    odd = tmp_path / 'a,"b\n\x1b[31mc.png'
+    odd.write_bytes((folder / "0003.png").read_bytes())
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    (tmp_path / "sub/.hidden").mkdir(parents=True)
+    for name in ("sub/z.PNG", "sub/a.png", "sub/.hidden/h.png", "sub/notes.txt"):
+        (tmp_path / name).write_bytes((folder / "0001.png").read_bytes())
+    given = [folder / "0002.png", odd, "bad.png", "sub", "none.png"]
+    names = [str(folder / "0002.png"), str(odd), "bad.png", "sub/a.png", "sub/z.PNG", "none.png"]
+
+    text = program("predict", run, *given)
+    assert text.returncode == DATA
+    assert len(text.stdout.splitlines()) == 4
+    assert "\x1b" not in text.stdout
+    assert "\\n\\x1b[31mc.png  " in text.stdout
+    assert text.stderr.splitlines() == [
+        "bad.png: not a JPEG, PNG, WebP, BMP, GIF or TIFF image",
+        "none.png: no such file or directory",
+        "lockstep: 2 of 6 images could not be classified",
+    ]
+    record = program("predict", run, *given, "--json", "--top", "20")
+    assert record.returncode == DATA
+    assert [row["source"] for row in rows(record)] == names
+    assert [row["error"] is None for row in rows(record)] == [True, True, False, True, True, False]
+    for row in rows(record):
+        assert len(row["top"]) == (0 if row["error"] else 10)
+        if row["top"]:
+            assert row["top"][0] == {"label": row["label"], "probability": row["probability"]}
+            assert sum(each["probability"] for each in row["top"]) == pytest.approx(1)
+    table = program("predict", run, *given, "--csv", "--top", 2)
+    read = list(csv.DictReader(io.StringIO(table.stdout)))
+    assert [row["source"] for row in read] == names
+    assert list(read[0]) == ["source", "label", "probability", "label_2", "probability_2", "error"]
+    assert [row["label"] for row in read] == [row["label"] or "" for row in rows(record)]
+    assert read[2]["error"].startswith("not a JPEG")
+
+
+def test_paths_come_from_stdin_and_the_first_results_before_the_last_path(trained_once, pictures):
+    run, _ = trained_once(*RUNS[0])
+    folder, _ = pictures
+    command = [sys.executable, "-m", "lockstep", "predict", str(run), "-", "--batch", "1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, env=_outside(), text=True, **pipes) as process:
+        for name in ("0000.png", "0007.png"):
+            process.stdin.write(f"{name}\n\n")
+            process.stdin.flush()
+            assert process.stdout.readline().startswith(f"{name}  ")
+        out, err = process.communicate("0001.png\nnone.png\n0002.png", timeout=60)
+    assert [line.split()[0] for line in out.splitlines()] == ["0001.png", "0002.png"]
+    assert err.startswith("none.png: no such file or directory\n")
+    assert process.returncode == DATA
+
+
+def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictures):
+    run, _ = trained_once(*RUNS[0])
+    command = [sys.executable, "-m", "lockstep", "predict", str(run), str(pictures[0]), "--batch", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=_outside(), text=True, **pipes) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.wait() == 1
+
+
+def test_a_name_that_is_not_utf8_is_classified(trained_once, program, pictures, tmp_path):
+    run, _ = trained_once(*RUNS[0])
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        (tmp_path / name).write_bytes((pictures[0] / "0003.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system has only names in UTF-8")
+    assert "caf\\udce9.png  " in program("predict", run, ".").stdout
+    assert rows(program("predict", run, ".", "--json"))[0]["source"] == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("RUN",), "Missing argument"),
+        (("RUN", "x.png", "--json", "--csv"), "two formats"),
+        (("RUN", "x.png", "--top", "0"), "greater than or equal to 1"),
+        (("RUN", "x.png", "--checkpoint", "last"), "give best, or the number of steps"),
+        (("RUN", "x.png", "--checkpoint", "7"), "has no such checkpoint: its checkpoints are those after 0, 30 steps"),
+        (("RUN", "x.png", "--model", "mynet:build"), "has model digits"),
+        (("RUN", "x.png", "--device", "cuda"), "torch sees 0 CUDA GPUs"),
+        (("nothing", "x.png"), "nothing does not exist: give the folder of a run"),
+        (("RUN/log.txt", "x.png"), "is not a model of Lockstep, or is damaged"),
+        (("RUN/model.safetensors", "x.png", "--checkpoint", "best"), "--checkpoint is for runs"),
+    ],
+)
+def test_a_mistake_is_one_error(refused_here, trained_once, arguments, message):
+    run, _ = trained_once(*RUNS[0])
+    done = refused_here("predict", *(str(argument).replace("RUN", str(run)) for argument in arguments))
+    assert done.returncode in (2, 3, 4)
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_runs_only_if_it_is_named(program, pictures, tmp_path):
+    (tmp_path / "mynet.py").write_text(
+        "from torch import nn\nprint('imported')\n"
+        "def build(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    options = ("--model", "mynet:build", "--set", "weight_decay={}", "--steps", 2, "--processes", 1, "--name", "own")
+    assert program("train", "digits", *options).returncode == 0
+    for source in ("runs/own", "runs/own/model.safetensors"):
+        refused = program("predict", source, pictures[0] / "0000.png")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "add --model mynet:build" in refused.stderr
+    with (tmp_path / "mynet.py").open("a") as file:
+        file.write("# changed\n")
+    done = program("predict", "runs/own/model.safetensors", pictures[0] / "0000.png", "--model", "mynet:build")
+    assert done.returncode == 0
+    assert "is not the one it was trained with (mynet.py: " in done.stderr

@@ -1,0 +1,37 @@
+"""Folders of small images, made from a number, for tests."""
+
+import io
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+@cache
+def encoded(number: int, side: int = 6, format: str = "PNG") -> bytes:
+    """The bytes of an image file; another number gives another image."""
+    pixels = np.random.default_rng(number).integers(0, 256, (side, side + number % 3, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format)
+    return file.getvalue()
+
+
+def write(root: Path, classes: Mapping[str, Sequence[int]], **options) -> Path:
+    """Write classes: folder -> numbers of its images, as FOLDER/NUMBER.png."""
+    for name, numbers in classes.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in numbers:
+            (root / name / f"{number}.png").write_bytes(encoded(number, **options))
+    return root
+
+
+def bright_and_dark(root: Path, count: int) -> Path:
+    """Write `count` images of each of two classes that a network learns in a few steps."""
+    for label, name in enumerate(("bright", "dark")):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            noise = np.random.default_rng(number * 2 + label).integers(0, 64, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(noise + (180 if label == 0 else 0)).save(root / name / f"{number}.png")
+    return root

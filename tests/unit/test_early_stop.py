@@ -1,0 +1,231 @@
+"""Early stop: the run ends after `patience` epochs without a better accuracy, and its best weights are the result."""
+
+import json
+import shutil
+from signal import SIGTERM
+
+import pytest
+from tests.runs import fit_here
+
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.data import DATASETS
+from lockstep.data import digits as digits_data
+from lockstep.errors import DATA, LockstepError
+from lockstep.recipes import named
+from lockstep.run.early_stop import EarlyStop, needed_step
+from lockstep.run.folder import Run
+
+
+def linear(shape, classes):
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+
+
+# 1242 images remain, so an epoch has 3.9 steps. The learning rate is so high that the accuracy jumps.
+CHANGES = {
+    "model": "tests.unit.test_early_stop:linear", "weight_decay": {}, "held_out": 200, "patience": 2, "towers": 1,
+    "batch": 320, "epochs": 30, "ema": None, "optimizer": "sgd", "schedule.kind": "constant", "lr": 1.0,
+}  # fmt: skip
+KEPT = {"keep": 100, "save_every": 1, "summary_every": 0, "log_every": 1}
+
+
+def recipe(**changes):
+    return make(named("digits").model_dump(mode="json"), CHANGES, changes)
+
+
+def train(path, *, of=None, stop_after=None, resume=False, **placement):
+    """Train the run at `path`, until `stop_after` steps if given. Return its result, or None if it was stopped."""
+    of = of or recipe()
+    calls = iter(range(100_000))  # the loop asks once for each tower of a step
+
+    def stop_requested():
+        return SIGTERM if stop_after is not None and next(calls) >= stop_after * of.towers - 1 else None
+
+    return fit_here(of, path, Placement(**KEPT | placement), stop_requested=stop_requested, resume=resume).result
+
+
+def rows(path, kind="evaluation"):
+    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    return [row for row in lines if row["kind"] == kind]
+
+
+def facts(result):
+    return {name: result[name] for name in ("weights_sha256", "steps", "best_step", "stopped_after", "accuracy")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a whole run: (result, folder)."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return train(path), path
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    """Return copied(step, evaluated): a copy of the run as a program left it that was killed after `step` steps.
+
+    Unless `evaluated`, the program was killed between the save and the evaluation after that step.
+    """
+
+    def copy(step, evaluated):
+        path = tmp_path / f"{step}-{evaluated}"
+        shutil.copytree(whole[1], path)
+        for name in ("result.json", "model.safetensors", ".lock"):
+            (path / name).unlink()
+        for folder in path.glob("checkpoints/step-*"):
+            if int(folder.name[5:]) > step:
+                shutil.rmtree(folder)
+        if not evaluated:
+            last, before = (path / f"checkpoints/step-{s:09d}/manifest.json" for s in (step, step - 1))
+            manifest = json.loads(last.read_text())
+            del manifest["accuracy"]
+            manifest["early_stop"] = json.loads(before.read_text())["early_stop"]
+            last.write_text(json.dumps(manifest))
+        return path
+
+    return copy
+
+
+def test_the_run_ends_after_patience_epochs_and_has_the_best_weights(whole, tmp_path):
+    result, path = whole
+    evaluated = {row["step"]: row["correct"] for row in rows(path)}
+    course = recipe().over(1242)
+    assert [*evaluated] == [s for s in range(1, result["steps"] + 1) if course.completes_epoch(s)]
+    assert {row["split"] for row in rows(path)} == {"held-out"}
+    best = max(evaluated.values())
+    assert result["best_step"] == next(step for step, correct in evaluated.items() if correct == best)
+    assert [*evaluated].index(result["best_step"]) == len(evaluated) - 3
+    assert result["stopped_after"] == result["steps"] == [*evaluated][-1] < course.steps
+    assert result["accuracy"]["raw"] == best / 200
+    assert result["examples"] == result["steps"] * 320
+    alone = train(tmp_path / "alone", of=recipe(patience=None, steps=result["best_step"]))
+    assert alone["weights_sha256"] == result["weights_sha256"]
+    assert "best_step" not in alone
+    log = (path / "log.txt").read_text()
+    assert f"stopped   after {result['steps']} of {course.steps} steps: the accuracy on the held-out images" in log
+    assert f"the weights after {result['best_step']} of {result['steps']} steps are the result" in log
+    assert "--split test" in log
+
+
+@pytest.mark.parametrize("offset", [-5, -4, -1, 0, 1, 4, 7])
+def test_stopped_at_any_step_and_resumed_it_ends_alike(whole, tmp_path, offset):
+    """The offsets, from the best step, are in the middle of epochs and at their ends."""
+    result, _ = whole
+    path = tmp_path / "run"
+    assert train(path, stop_after=result["best_step"] + offset) is None
+    assert facts(train(path, resume=True)) == facts(result)
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("epoch", [-4, -3, -2, -1])
+def test_killed_around_an_evaluation_it_ends_alike(whole, copied, evaluated, epoch):
+    result, original = whole
+    ends = [row["step"] for row in rows(original)]
+    path = copied(ends[epoch], evaluated)
+    assert facts(train(path, resume=True)) == facts(result)
+    final = (f"checkpoints/step-{result['steps']:09d}/manifest.json", "model.safetensors")
+    assert all(
+        (path / name).read_bytes() == (original / name).read_bytes() for name in final if evaluated or epoch < -1
+    )
+
+
+def test_few_checkpoints_and_other_evaluations_change_nothing(whole, tmp_path):
+    result, _ = whole
+    path = tmp_path / "run"
+    assert facts(train(path, keep=1, eval_every=1, save_every=3)) == facts(result)
+    assert [row["step"] for row in rows(path)] == [*range(1, result["steps"] + 1)]
+    assert (path / f"checkpoints/step-{result['best_step']:09d}").is_dir()
+
+
+def test_the_best_checkpoint_outlives_better_accuracies_that_do_not_count(whole, tmp_path):
+    """Between two epochs the accuracy may be better. Such a checkpoint is kept, and the one that counts is, too."""
+    result, _ = whole
+    stop = result["best_step"] + 6
+    path = tmp_path / "run"
+    assert train(path, stop_after=stop, keep=1, eval_every=1) is None
+    kept = sorted(int(folder.name[5:]) for folder in (path / "checkpoints").iterdir())
+    assert result["best_step"] in kept
+    assert stop in kept
+    assert facts(train(path, resume=True, keep=1)) == facts(result)
+
+
+def test_a_damaged_newest_checkpoint_costs_only_time(whole, copied):
+    result, _ = whole
+    path = copied(result["steps"], True)
+    state = path / f"checkpoints/step-{result['steps']:09d}/state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    assert facts(train(path, resume=True)) == facts(result)
+
+
+def test_without_the_best_checkpoint_the_run_is_not_ended_with_other_weights(whole, copied):
+    result, _ = whole
+    path = copied(result["steps"], True)
+    shutil.rmtree(path / f"checkpoints/step-{result['best_step']:09d}")
+    with pytest.raises(LockstepError, match=f"no checkpoint after {result['best_step']} steps") as error:
+        train(path, resume=True)
+    assert error.value.code == DATA
+    assert Run(path).result() is None
+
+
+def test_a_run_that_reaches_its_last_step_ends_with_its_best_weights(whole, tmp_path):
+    result, _ = whole
+    steps = result["steps"] - 1  # in the middle of an epoch
+    got = train(tmp_path / "run", of=recipe(steps=steps))
+    assert (got["stopped_after"], got["steps"]) == (None, steps)
+    evaluated = {row["step"]: row["correct"] for row in rows(tmp_path / "run")}
+    assert [*evaluated][-1] == steps  # the last step counts, too
+    assert evaluated[got["best_step"]] == max(evaluated.values()) == got["accuracy"]["raw"] * 200
+
+
+def test_counts_decide_and_the_first_of_equals_is_the_best():
+    course = recipe(patience=2, steps=20).over(1242)
+    stop = EarlyStop(course)
+    assert [step for step in range(21) if stop.counts(step)] == [4, 8, 12, 16, 20]
+    ends = []
+    for step, correct in enumerate([0, 150, 160, 9, 140, 160, 9, 9, 160, 161], start=0):
+        stop.record(step, correct)  # only 4 and 8 count
+        ends.append(stop.ended)
+    assert (stop.best_step, ends) == (8, [False] * 10)
+    stop.record(12, 160)
+    again = EarlyStop(course)
+    again.load(json.loads(json.dumps(stop.facts())))
+    for one in (stop, again):
+        assert not one.ended
+        one.record(16, 160)
+        assert (one.ended, one.best_step) == (True, 8)
+    assert needed_step(stop.facts()) == 8
+
+
+def test_without_patience_nothing_counts_and_manifests_say_nothing():
+    stop = EarlyStop(recipe(patience=None).over(1242))
+    stop.record(4, 10)
+    assert not any(map(stop.counts, range(9)))
+    assert (stop.facts(), stop.ended, stop.best_step, needed_step({})) == ({}, False, None, None)
+
+
+def with_validation(folder):
+    splits = digits_data.load(folder)
+    kept, held = splits["train"].held_out(100)
+    return {"train": kept, "validation": held, "test": splits["test"]}
+
+
+def with_test_as_validation(folder):
+    """Return the splits as a folder with train/ and val/ has them."""
+    splits = digits_data.load(folder)
+    return {**splits, "validation": splits["test"]}
+
+
+def test_a_validation_split_is_used_and_the_test_split_never(tmp_path, monkeypatch):
+    without = recipe(held_out=0, steps=4)
+    with pytest.raises(LockstepError, match="dataset digits has no validation split: set held_out to a number"):
+        train(tmp_path / "a", of=without)
+    monkeypatch.setitem(DATASETS, "digits", "tests.unit.test_early_stop:with_test_as_validation")
+    with pytest.raises(LockstepError, match="has the same images as validation and as test split: set held_out"):
+        train(tmp_path / "a", of=without)
+    monkeypatch.setitem(DATASETS, "digits", "tests.unit.test_early_stop:with_validation")
+    train(tmp_path / "b", of=without)
+    assert {(row["split"], row["examples"]) for row in rows(tmp_path / "b")} == {("validation", 100)}
+    train(tmp_path / "c", of=recipe(steps=4))
+    assert {row["split"] for row in rows(tmp_path / "c")} == {"held-out"}

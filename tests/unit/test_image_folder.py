@@ -1,0 +1,447 @@
+"""Folders of images: layouts, classes, splits, duplicates, and what is refused."""
+
+import hashlib
+import os
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.images import encoded, write
+
+from lockstep.data.decode import decode_image
+from lockstep.data.folder.check import lines_of, record_of
+from lockstep.data.folder.reader import load
+from lockstep.data.folder.scan import is_image_folder, scan
+from lockstep.data.folder.survey import survey
+from lockstep.errors import DATA, LockstepError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return tmp_path / "photos"
+
+
+def sound(root, test_share=0.2, skip_unreadable=False):
+    return survey(root, test_share, skip_unreadable).require_sound()
+
+
+def paths(found):
+    """Split -> its files, sorted."""
+    return {split: sorted(found.index.paths[row] for row in rows) for split, rows in found.splits.items()}
+
+
+def contents(found):
+    """Split -> (class, SHA-256) of its images, in their order."""
+    return {
+        split: [(found.classes[found.labels[row]], found.index.sha256[row].tobytes().hex()) for row in rows]
+        for split, rows in found.splits.items()
+    }
+
+
+def refused(root, *words, **options):
+    with pytest.raises(LockstepError) as caught:
+        sound(root, **options)
+    assert caught.value.code == DATA
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    return str(caught.value)
+
+
+# layouts
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Validation"])
+def test_a_folder_with_splits(photos, val):
+    numbers = iter(range(100))
+    for split in ("train", val, "test"):
+        write(photos / split, {name: [next(numbers) for _ in range(3)] for name in ("cats", "dogs/small", "dogs/big")})
+    found = sound(photos)
+    assert set(found.splits) == {"train", "validation", "test"}
+    assert found.classes == ("cats", "dogs")
+    assert [len(rows) for rows in found.splits.values()] == [9, 9, 9]
+    assert all(name.startswith(f"{val}/") for name in paths(found)["validation"])
+    assert not found.notes
+
+
+def test_without_a_test_folder_the_validation_images_are_the_test_images(photos):
+    write(photos / "train", {"a": [1, 2], "b": [3, 4]})
+    write(photos / "val", {"a": [5], "b": [6]})
+    found = sound(photos)
+    assert paths(found)["test"] == paths(found)["validation"] == ["val/a/5.png", "val/b/6.png"]
+    assert any("validation images are the test images" in note for note in found.notes)
+
+
+def test_train_alone_is_divided(photos):
+    write(photos / "train", {"a": range(40), "b": range(40, 80)})
+    found = sound(photos)
+    assert set(found.splits) == {"train", "test"}
+    assert len(found.splits["test"]) + len(found.splits["train"]) == 80
+    write(photos.with_name("flat"), {"a": range(40), "b": range(40, 80)})
+    assert contents(found) == contents(sound(photos.with_name("flat")))
+
+
+@pytest.mark.parametrize(
+    ("folders", "words"),
+    [
+        (["train/a", "train/b", "val/a", "valid/a"], ["val and valid are the same split"]),
+        (["train/a", "train/b", "val/a", "cars"], ["the folder train is beside cars", "rename it"]),
+        (["test/a", "val/a"], ["there is test, val, but no train"]),
+        (["train/a", "train/b", "test/a", "test/c", "test/d"], ["test: 2 classes that train lacks, c, d"]),
+        (["cats"], ["only one class, cats", "at least two", "photos/cats"]),
+        (["train/cats"], ["train: only one class, cats"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_wrong_layouts_are_named(photos, folders, words):
+    for number, folder in enumerate(folders):
+        write(photos, {folder: [number, 100 + number]})
+    refused(photos, *words)
+
+
+def test_a_class_may_be_called_train(photos):
+    write(photos, {"train": [1, 2, 3], "plane": [4, 5, 6], "test": [7, 8, 9]})
+    assert sound(photos).classes == ("plane", "test", "train")
+
+
+def test_a_class_that_a_split_lacks_keeps_its_label(photos):
+    write(photos / "train", {"a": [1, 2], "b": [3, 4], "c": [5, 6]})
+    write(photos / "test", {"a": [7], "c": [8]})
+    found = sound(photos)
+    assert found.labels[found.splits["test"]].tolist() == [0, 2]
+    assert found.notes == ["no test image of b"]
+
+
+def test_hidden_and_foreign_files_are_ignored(photos):
+    write(photos, {"a": [1, 2, 3], "b": [4, 5, 6], ".hidden": [7], "a/.ipynb_checkpoints": [8], "__MACOSX/a": [9]})
+    for name in ("a/.DS_Store", "a/._1.png", "b/Thumbs.db", "b/notes.txt", "readme.md", "a/1.xmp"):
+        (photos / name).write_bytes(b"x")
+    (photos / "a/phone.HEIC").write_bytes(b"x")
+    write(photos, {"": [10, 11]})
+    found = sound(photos)
+    assert sorted(found.index.paths) == [f"{name}.png" for name in ("a/1", "a/2", "a/3", "b/4", "b/5", "b/6")]
+    assert (found.scan.others, found.scan.unsupported) == (3, {"heic": 1})
+    assert sorted(found.scan.loose) == ["10.png", "11.png"]
+    assert len(found.notes) == 2
+    assert "2 images in no class and not used" in found.notes[0]
+    assert "1 heic" in found.notes[1]
+
+
+def test_every_suffix_is_an_image_by_its_name(photos):
+    names = ["a.JPG", "b.jpeg", "c.jfif", "d.Png", "e.webp", "f.bmp", "g.gif", "h.tif", "i.TIFF"]
+    for folder in ("x", "y"):
+        write(photos, {folder: []})
+        for number, name in enumerate(names):
+            (photos / folder / name).write_bytes(encoded(number + 10 * (folder == "y")))  # by content a PNG
+    assert len(sound(photos).index.paths) == 18
+
+
+def test_links_are_followed_but_not_in_circles(photos, tmp_path):
+    write(photos, {"a": [1, 2, 3], "b": [4, 5, 6]})
+    write(tmp_path / "elsewhere", {"more": [7]})
+    (photos / "a/link.png").symlink_to(tmp_path / "elsewhere/more/7.png")
+    (photos / "b/folder").symlink_to(tmp_path / "elsewhere/more")
+    (photos / "a/up").symlink_to(photos)
+    (photos / "a/self").symlink_to(photos / "a")
+    found = sound(photos)
+    assert sorted(found.index.paths) == [
+        "a/1.png", "a/2.png", "a/3.png", "a/link.png", "b/4.png", "b/5.png", "b/6.png", "b/folder/7.png",
+    ]  # fmt: skip
+    assert sorted(found.scan.loops) == ["a/self", "a/up"]
+    assert any("2 links to a folder above" in note for note in found.notes)
+
+
+def test_a_broken_link_and_a_pipe(photos):
+    write(photos, {"a": [1, 2, 3], "b": [4, 5, 6]})
+    (photos / "a/gone.png").symlink_to("nowhere.png")
+    os.mkfifo(photos / "b/pipe.png")
+    refused(photos, "1 image cannot be read", "a/gone.png: no such file")
+
+
+def test_names_are_compared_in_unicodes_composed_form(photos):
+    write(photos / "train", {"Käse": [1, 2], "a": [3, 4]})
+    decomposed = unicodedata.normalize("NFD", "Käse")  # as macOS writes it
+    write(photos / "test", {decomposed: [5], "a": [6]})
+    assert sound(photos).classes == ("Käse", "a")
+    write(photos / "train", {decomposed: [7]})
+    refused(photos, "are the same name")
+
+
+def test_a_name_that_is_not_utf_8_is_refused(photos):
+    write(photos, {"a": [1, 2], "b": [3, 4]})
+    os.mkdir(os.fsencode(photos) + b"/\xff")
+    refused(photos, "is not UTF-8", "\\udcff")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: None, ["does not exist"]),
+        (lambda p: p.write_bytes(b""), ["is a file"]),
+        (lambda p: p.mkdir(), ["it holds no folders"]),
+        (lambda p: write(p, {"": [1, 2]}), ["it holds no folders, but 2 images in no class"]),
+        (lambda p: write(p, {"a": [1, 2], "b": [3, 4], "c": [], "d/e": []}), ["2 classes without an image, c, d"]),
+        (lambda p: write(p, {"a": [1, 2], "b": [3]}), ["1 class with fewer than two different images, b"]),
+        (lambda p: write(p, {"train/a": [1], "train/b": [2], "test": []}), ["test holds no image"]),
+    ],
+)
+def test_folders_that_cannot_be_trained_on(photos, make, words):
+    make(photos)
+    refused(photos, *words)
+
+
+def test_no_folder_is_given():
+    with pytest.raises(LockstepError, match="--data DIR, or lockstep train DIR"):
+        survey(None, 0.2, False)
+
+
+def test_several_problems_are_told_at_once(photos):
+    write(photos / "train", {"a": [1], "b": [2], "empty": []})
+    write(photos / "test", {"other": [3]})
+    (photos / "train/a/bad.jpg").write_bytes(b"no image")
+    text = refused(photos, "empty", "other", "train/a/bad.jpg: not a JPEG")
+    assert text.count("\n- ") == 3
+
+
+# unreadable files
+
+
+def test_unreadable_files_are_listed_at_once_or_skipped(photos):
+    write(photos, {"a": range(10), "b": range(10, 20)})
+    for number in range(25):
+        (photos / f"a/bad{number:02}.png").write_bytes(encoded(99)[: 40 + number])
+    (photos / "b/none.jpg").touch()
+    (photos / "a/none.jpg").touch()  # the same content is no duplicate, as it is no image
+    text = refused(photos, "27 images cannot be read", "a/bad00.png: ", "and 7 others", "--set skip_unreadable=true")
+    assert text.count("\n  a/bad") == 20
+    found = sound(photos, skip_unreadable=True)
+    assert sum(map(len, found.splits.values())) == 20
+    assert found.notes == [f"27 images cannot be read and are skipped ({text.split('  ')[1].strip()} and 26 more)"]
+    write(photos.with_name("clean"), {"a": range(10), "b": range(10, 20)})
+    assert contents(found) == contents(sound(photos.with_name("clean")))
+
+
+def test_a_class_without_a_readable_image_is_named(photos):
+    write(photos, {"a": [1, 2], "b": []})
+    (photos / "b/bad.png").write_bytes(b"bad")
+    refused(photos, "no image of b can be read", skip_unreadable=True)
+
+
+# splits
+
+
+def below(number, share):
+    return int.from_bytes(hashlib.sha256(encoded(number)).digest()[:8], "big") < share * 2**64
+
+
+@given(
+    numbers=st.lists(st.integers(0, 300), min_size=12, max_size=30, unique=True),
+    added=st.lists(st.integers(301, 400), max_size=8, unique=True),
+    share=st.sampled_from([0.1, 0.2, 0.5]),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_image_changes_sides_when_others_come_or_names_change(tmp_path_factory, numbers, added, share, order):
+    root = tmp_path_factory.mktemp("split")
+    half = len(numbers) // 2
+    classes = {"a": numbers[:half], "b": numbers[half:]}
+    before = sound(write(root / "before", classes), share)
+    names = [*range(1000, 1000 + len(numbers) + len(added))]
+    order.shuffle(names)
+    for number in order.sample([*numbers, *added], len(numbers) + len(added)):
+        folder = root / "after" / ("a" if number in classes["a"] else "b") / order.choice(["", "deeper"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{names.pop()}.png").write_bytes(encoded(number))
+    after = sound(root / "after", share)
+    side = {
+        name: {sha256: split for split, images in contents(found).items() for _, sha256 in images}
+        for name, found in (("before", before), ("after", after))
+    }
+    naturally = {
+        hashlib.sha256(encoded(number)).hexdigest(): "test" if below(number, share) else "train"
+        for number in [*numbers, *added]
+    }
+    for found in (before, after):
+        assert all({row for row, _ in images} == {"a", "b"} for images in contents(found).values())
+    for name, members in classes.items():
+        if len({below(number, share) for number in members}) == 2:  # else an image must be moved
+            for number in members:
+                sha256 = hashlib.sha256(encoded(number)).hexdigest()
+                assert side["before"][sha256] == side["after"][sha256] == naturally[sha256], name
+
+
+def test_the_split_follows_the_documented_rule(photos):
+    found = sound(write(photos, {"a": range(100), "b": range(100, 200)}), 0.3)
+    expected = sorted(f"{'a' if n < 100 else 'b'}/{n}.png" for n in range(200) if below(n, 0.3))
+    assert paths(found)["test"] == expected
+    assert 40 <= len(expected) <= 80
+
+
+def test_a_larger_share_keeps_the_test_images(photos):
+    write(photos, {"a": range(100), "b": range(100, 200)})
+    assert set(paths(sound(photos, 0.1))["test"]) < set(paths(sound(photos, 0.4))["test"])
+
+
+@pytest.mark.parametrize("share", [1e-9, 1 - 1e-9])
+def test_each_class_has_an_image_on_both_sides(photos, share):
+    found = sound(write(photos, {"a": [1, 2, 3], "b": [4, 5], "c": range(6, 20)}), share)
+    assert all({name for name, _ in images} == {"a", "b", "c"} for images in contents(found).values())
+    few = contents(found)["test" if share < 0.5 else "train"]
+    extreme = min if share < 0.5 else max
+    for name, own in (("a", [1, 2, 3]), ("b", [4, 5]), ("c", range(6, 20))):
+        assert (name, extreme(hashlib.sha256(encoded(number)).hexdigest() for number in own)) in few
+    assert len(few) == 3
+
+
+def test_equal_files_are_on_one_side(photos):
+    write(photos, {"a": range(30), "b": range(30, 60)})
+    for number in range(30):
+        (photos / f"a/copy of {number}.png").write_bytes(encoded(number))
+        (photos / f"b/also {number}.png").write_bytes(encoded(number))
+    found = sound(photos, 0.5)
+    sides = {split: {sha256 for _, sha256 in images} for split, images in contents(found).items()}
+    assert not sides["train"] & sides["test"]
+    assert sum(map(len, found.splits.values())) == 120
+    assert len(found.duplicates()) == len(found.conflicts()) == 30
+    assert not found.leaks()
+    assert "30 images in several classes" in found.notes[0]
+
+
+def test_classes_that_share_all_images_cannot_be_divided(photos):
+    write(photos, {"a": [1, 2], "b": [2, 3], "c": [1, 3]})
+    refused(photos, "too few images that are in one class only")
+
+
+def test_leaks_between_given_splits_are_noted(photos):
+    write(photos / "train", {"a": [1, 2], "b": [3, 4]})
+    write(photos / "test", {"a": [1], "b": [6]})
+    found = sound(photos)
+    assert [found.index.paths[row] for row in found.leaks()[0]] == ["test/a/1.png", "train/a/1.png"]
+    assert found.notes == ["1 image in several splits: the accuracy will be too high (test/a/1.png = train/a/1.png)"]
+
+
+# the dataset
+
+
+def test_the_dataset_has_the_decoded_images(photos):
+    write(photos, {"a": range(8), "b": range(8, 16)})
+    splits = load(photos, image_px=32, test_share=0.3, skip_unreadable=False)
+    assert list(splits) == ["train", "test"]
+    by_sha256 = {hashlib.sha256(encoded(number)).hexdigest(): number for number in range(16)}
+    for split, images in contents(sound(photos, 0.3)).items():
+        dataset = splits[split]
+        assert dataset.classes == ("a", "b")
+        assert dataset.images.shape == (len(images), 32, 32, 3)
+        for row, (name, sha256) in enumerate(images):
+            assert dataset.classes[dataset.labels[row]] == name
+            assert np.array_equal(dataset.images[row], decode_image(encoded(by_sha256[sha256]), 32))
+
+
+def test_the_dataset_does_not_depend_on_names_times_and_order(photos, tmp_path):
+    write(photos, {"a": range(8), "b": range(8, 16)})
+    other = tmp_path / "other"
+    for number in random.sample(range(16), 16):
+        folder = other / ("a" if number < 8 else "b") / str(number % 3)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{-number}.jpg").write_bytes(encoded(number))
+        os.utime(folder / f"{-number}.jpg", (number, number))
+    one, two = (load(root, image_px=32, test_share=0.3, skip_unreadable=False) for root in (photos, other))
+    for split in one:
+        assert one[split].sha256 == two[split].sha256
+        assert (one[split].images == two[split].images).all()
+        assert (one[split].labels == two[split].labels).all()
+
+
+def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(photos, tmp_path):
+    def sha256(classes, image_px=32, name=iter(range(10))):  # noqa: B008
+        root = write(tmp_path / str(next(name)) / "train", classes).parent
+        write(root / "test", {name: [99] for name in classes})
+        return load(root, image_px=image_px, test_share=0.2, skip_unreadable=False)["train"].sha256
+
+    base = {"a": [1, 2], "b": [3, 4]}
+    digests = [sha256(base), sha256(base, 48), sha256({"a": [1, 2], "c": [3, 4]}), sha256({"a": [1, 3], "b": [2, 4]}),
+               sha256({"a": [1, 2], "b": [3, 5]}), sha256({"a": [1, 2], "b": [3, 4, 5]})]  # fmt: skip
+    assert len(set(digests)) == len(digests)
+    assert sha256(base) == digests[0]
+
+
+def test_a_file_that_changes_after_it_was_indexed_is_refused(photos, monkeypatch):
+    write(photos, {"a": range(8), "b": range(8, 16)})
+    found = sound(photos)
+    monkeypatch.setattr("lockstep.data.folder.reader.survey", lambda *args: found)
+    (photos / "a/3.png").write_bytes(encoded(300))
+    with pytest.raises(LockstepError, match=r"a/3.png has changed") as caught:
+        load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
+    assert caught.value.code == DATA
+
+
+# the report
+
+
+def test_the_report_names_everything(photos):
+    write(photos, {"a": range(20), "b": range(20, 30)})
+    (photos / "a/big.jpg").write_bytes(encoded(500, side=40, format="JPEG"))
+    (photos / "b/same.png").write_bytes(encoded(3))
+    (photos / "b/bad.png").write_bytes(b"bad")
+    (photos / "b/list.txt").write_bytes(b"x")
+    (photos / "b/x.cr2").write_bytes(b"x")
+    record = record_of(survey(photos, 0.2, skip_unreadable=False))
+    assert record["images"] == 33
+    assert sum(record["splits"].values()) == 32
+    assert {name: sum(counts.values()) for name, counts in record["classes"].items()} == {"a": 21, "b": 11}
+    assert record["formats"] == {"JPEG": 1, "PNG": 31}
+    assert record["height"] == {"min": 6, "median": 6.0, "max": 40}
+    assert record["width"]["max"] == 42
+    assert record["unreadable"] == {"b/bad.png": "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"}
+    assert record["duplicates"] == record["contradicting"] == [["a/3.png", "b/same.png"]]
+    assert record["leaks"] == record["in_no_class"] == []
+    assert (record["other_files"], record["unsupported"]) == (1, {"cr2": 1})
+    a, b = (record["classes"][name]["train"] for name in "ab")
+    assert record["imbalance"] == round(a / b, 3)
+    assert len(record["problems"]) == 1
+    text = "\n".join(lines_of(record))
+    for words in ("33 images", "1 JPEG, 31 PNG", "6 to 40 pixels", "b/bad.png: not a", "a/3.png = b/same.png"):
+        assert words in text
+
+
+def test_the_report_of_a_wrong_folder(photos):
+    write(photos, {"only": []})
+    record = record_of(survey(photos, 0.2, skip_unreadable=False))
+    assert len(record["problems"]) == 2
+    assert (record["images"], record["imbalance"], record["width"]) == (0, None, None)
+    assert lines_of(record)[0].endswith("0 images (0 train)")
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ({"a": [1]}, True),
+        ({"train/a/deep/er": [1]}, True),
+        ({"": [1]}, False),
+        ({"a": []}, False),
+        ({".a": [1]}, False),
+    ],
+)
+def test_what_looks_like_a_folder_of_images(photos, classes, expected):
+    assert is_image_folder(write(photos, classes)) == expected
+    assert not is_image_folder(photos / "nowhere")
+
+
+def test_a_folder_that_cannot_be_read_is_a_problem(photos, monkeypatch):
+    write(photos, {"a": [1, 2], "b": [3, 4], "b/locked": [5]})
+    real = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("locked"):
+            raise PermissionError(13, "Permission denied")
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert scan(photos).problems == ["b/locked/ cannot be read: Permission denied"]

@@ -1,0 +1,203 @@
+"""The index of an image folder: what is read again, what is not, and what happens to its cache file."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from tests.images import encoded, write
+
+from lockstep.data.folder import index as module
+from lockstep.data.folder.index import cache_file, index_of
+from lockstep.data.folder.scan import scan
+
+OLD = 1_600_000_000  # seconds; a file with this time was not changed just now
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    root = write(tmp_path / "photos", {"a": [1, 2, 3], "b": [4, 5]})
+    (root / "b/bad.png").write_bytes(encoded(9)[:50])
+    age(root)
+    return root
+
+
+def age(root):
+    for path in root.rglob("*.png"):
+        os.utime(path, (OLD, OLD))
+
+
+@pytest.fixture
+def examined(monkeypatch):
+    """The names of the files that are read."""
+    names, real = [], module._examine
+
+    def examine(path):
+        names.append(os.path.basename(path))
+        return real(path)
+
+    monkeypatch.setattr(module, "_examine", examine)
+    return names
+
+
+def equal(one, two):
+    return one.paths == two.paths and one.causes == two.causes and all(
+        np.array_equal(getattr(one, name), getattr(two, name)) for name in ("sha256", "formats", "sizes_px")
+    )  # fmt: skip
+
+
+def test_the_second_start_reads_no_file(photos, examined):
+    first = index_of(scan(photos))
+    assert sorted(examined) == ["1.png", "2.png", "3.png", "4.png", "5.png", "bad.png"]
+    examined.clear()
+    assert equal(index_of(scan(photos)), first)
+    assert examined == []
+    assert first.paths == ["a/1.png", "a/2.png", "a/3.png", "b/4.png", "b/5.png", "b/bad.png"]
+    assert first.causes == {5: "truncated"}
+    assert first.sizes_px.tolist() == [[7, 6], [8, 6], [6, 6], [7, 6], [8, 6], [0, 0]]
+
+
+def test_only_new_and_changed_files_are_read(photos, examined):
+    index_of(scan(photos))
+    examined.clear()
+    (photos / "a/0.png").write_bytes(encoded(10))
+    (photos / "a/2.png").unlink()
+    (photos / "b/4.png").write_bytes(encoded(11))
+    (photos / "b/bad.png").write_bytes(encoded(12))
+    os.utime(photos / "b/5.png", (OLD + 1, OLD + 1))
+    age_all_but = {"b/5.png"}
+    for path in photos.rglob("*.png"):
+        if str(path.relative_to(photos)) not in age_all_but and path.stat().st_mtime > OLD + 1:
+            os.utime(path, (OLD + 2, OLD + 2))
+    again = index_of(scan(photos))
+    assert sorted(examined) == ["0.png", "4.png", "5.png", "bad.png"]
+    cache_file(photos).unlink()
+    assert equal(index_of(scan(photos)), again)
+    assert again.causes == {}
+
+
+def test_a_file_that_was_just_written_is_read_again(photos, examined):
+    """It may be written again within the same tick of the clock, with the same size."""
+    (photos / "a/1.png").write_bytes(encoded(1))
+    index_of(scan(photos))
+    examined.clear()
+    index_of(scan(photos))
+    assert examined == ["1.png"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"no index",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:200] + bytes(100) + data[300:],
+        lambda data: data.replace(b'"layout": 1', b'"layout": 0'),
+    ],
+)
+def test_a_damaged_cache_file_is_rebuilt(photos, examined, damage):
+    first = index_of(scan(photos))
+    data = cache_file(photos).read_bytes()
+    assert damage(data) != data
+    cache_file(photos).write_bytes(damage(data))
+    examined.clear()
+    assert equal(index_of(scan(photos)), first)
+    assert len(examined) == 6
+    assert len(cache_file(photos).read_bytes()) == len(data)
+
+
+def test_every_flipped_bit_of_the_cache_file_is_found(photos, examined):
+    first = index_of(scan(photos))
+    data = cache_file(photos).read_bytes()
+    for position in np.random.default_rng(0).integers(0, len(data), 60):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        cache_file(photos).write_bytes(bytes(damaged))
+        assert equal(index_of(scan(photos)), first)
+
+
+def test_another_decoder_reads_all_files(photos, examined, monkeypatch):
+    index_of(scan(photos))
+    examined.clear()
+    monkeypatch.setattr(module, "decoder_versions", lambda: {"pillow": "0"})
+    index_of(scan(photos))
+    assert len(examined) == 6
+
+
+def test_two_paths_to_a_folder_share_the_cache(photos, examined, tmp_path):
+    index_of(scan(photos))
+    examined.clear()
+    (tmp_path / "link").symlink_to(photos)
+    index_of(scan(tmp_path / "link"))
+    assert examined == []
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(photos, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert index_of(scan(photos)).causes == {5: "truncated"}
+    assert "so the next start reads all images again" in capsys.readouterr().err
+
+
+def test_what_was_read_before_a_stop_is_kept(photos, examined, monkeypatch):
+    monkeypatch.setattr(module, "_AT_A_TIME", 1)
+    monkeypatch.setattr(module.hardware, "cores", lambda: 1)
+    real = module._examine
+
+    def stopped(path):
+        if len(examined) == 3:
+            raise KeyboardInterrupt
+        return real(path)
+
+    monkeypatch.setattr(module, "_examine", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        index_of(scan(photos))
+    monkeypatch.setattr(module, "_examine", real)
+    assert len(examined) == 3
+    index_of(scan(photos))
+    assert len(examined) == 6
+
+
+def test_several_threads_at_once_read_each_file_once(photos, examined):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(index_of(scan(photos)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(equal(result, results[0]) for result in results)
+    assert len(examined) == 6
+
+
+def test_a_program_waits_for_another_one(photos, capsys, monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    path = cache_file(photos).with_suffix(".lock")
+    path.parent.mkdir(parents=True)
+    code = f"import fcntl; f = open({str(path)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder.stdout.readline()
+    waiting = threading.Thread(target=index_of, args=(scan(photos),))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive()
+    holder.communicate("\n")
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert "another program is reading the images" in capsys.readouterr().err
+
+
+def test_progress_is_told_after_a_second(photos, monkeypatch, capsys):
+    monkeypatch.setattr(module, "_FIRST_LINE_S", 0.0)
+    index_of(scan(photos))
+    assert "6 of 6" in capsys.readouterr().err
+    index_of(scan(photos))
+    assert capsys.readouterr().err == ""
