@@ -19,7 +19,6 @@ from lockstep.errors import DATA, LockstepError
 Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8]
 Sources: TypeAlias = Source | Iterable[Source]
 
-SUFFIXES = frozenset([".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
 _THREADS = 4
 _AHEAD = 4 * _THREADS  # greatest number of images that are decoded before they are needed
 
