@@ -11,7 +11,7 @@ from tests import synthetic
 from tests.conftest import _outside
 
 SCRIPT = Path(__file__).parents[2] / "examples/classify_your_photos.py"
-SHORT = {"steps": 40, "batch": 16, "towers": 1, "processes": 1, "settings": {"image_px": 32}, "quiet": True}
+SHORT = {"steps": 20, "batch": 16, "towers": 1, "processes": 1, "settings": {"image_px": 32}, "quiet": True}
 
 
 def classify(folder, *pictures):

@@ -151,11 +151,13 @@ def test_decoding_ahead_is_bounded_and_keeps_the_order():
 
 
 def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
-    for name in ("b.jpg", "a/z.PNG", "a/y.txt", ".h/x.png", "a/.x.png", "c.webp"):
+    for name in ("b.jpg", "a/z.PNG", "a/y.txt", ".h/x.png", "a/.x.png", "c.webp", "__MACOSX/c.png", "d.heic"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "a/up").symlink_to(tmp_path)
-    assert [item.name for item in items(tmp_path)] == [tmp_path / name for name in ("a/z.PNG", "b.jpg", "c.webp")]
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    names = ("a/z.PNG", "b.jpg", "c.webp", "d.heic", "link/z.PNG")
+    assert [item.name for item in items(tmp_path)] == [tmp_path / name for name in names]
 
 
 @pytest.mark.parametrize("arguments", [{"top": 0}, {"batch": 0}])

@@ -19,10 +19,9 @@ from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.inference.origin import allow_code, file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, decoded, items
-from lockstep.run import checkpoint as checkpoints
 from lockstep.run.folder import Run, metadata
 from lockstep.run.source import source_changes, sources
-from lockstep.run.watch import read_chosen
+from lockstep.run.watch import read_chosen, read_result
 from lockstep.settings import validated
 from lockstep.training.evaluate import classify
 from lockstep.training.network import Network, build_model, persistent_buffers
@@ -254,9 +253,7 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None, note
     if which is None and run.complete and stated is not None:
         _require_recipe(run, run.model, stated)
         return _Weights(run.model, run.recipe(), stated, _tensors(run.model))
-    found = checkpoints.latest(run.checkpoints, note) if which is None else read_chosen(run, which)
-    if found is None:
-        raise LockstepError(f"{run.path} has no checkpoint yet", DATA)
+    found = read_result(run, note) if which is None else read_chosen(run, which)
     _require_recipe(run, found.path, found.manifest)
     stated = found.manifest if "image_shape" in found.manifest else stated
     if stated is None:

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from lockstep.data.folder.scan import IGNORED, SUFFIXES, UNSUPPORTED
 from lockstep.errors import DATA, LockstepError
 
 # One image, or the path of a file, of a folder, or of files as in "photos/*.jpg".
 Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8]
 Sources: TypeAlias = Source | Iterable[Source]
 
-SUFFIXES = frozenset([".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
 _THREADS = 4
 _AHEAD = 4 * _THREADS  # greatest number of images that are decoded before they are needed
 
@@ -69,17 +69,24 @@ def _files(path: str | Path) -> Iterator[Item]:
         yield Item(file, LockstepError("no file matches", DATA))
 
 
-def _in_folder(folder: Path) -> Iterator[Item]:
-    """Yield the image files below `folder`, by their suffixes. Hidden files and folders are left out."""
+def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:
+    """Yield the image files below `folder`, by their suffixes, also those of formats that cannot be read.
+
+    As in training, hidden files and folders are left out, and links are followed, but not to a folder `above`.
+    """
+    own = os.path.realpath(folder)
     try:
-        members = sorted(member for member in folder.iterdir() if not member.name.startswith("."))
+        members = sorted(
+            path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in IGNORED
+        )
     except OSError as error:
         yield Item(folder, LockstepError((error.strerror or str(error)).lower(), DATA))
         return
     for member in members:
-        if member.is_dir() and not member.is_symlink():  # A link may lead to a folder above.
-            yield from _in_folder(member)
-        elif member.suffix.lower() in SUFFIXES:
+        if member.is_dir():
+            if os.path.realpath(member) not in (*above, own):
+                yield from _in_folder(member, (*above, own))
+        elif member.suffix.lower().removeprefix(".") in SUFFIXES | UNSUPPORTED:
             yield Item(member, member)
 
 

@@ -106,19 +106,8 @@ class Evaluator:
 
 
 def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
-    """Evaluate the newest valid checkpoint. Raises: LockstepError if there is none.
-
-    Of a complete run with `patience`, evaluate the best one in its place, as its weights are the run's result.
-    """
-    if not evaluator.is_first:
-        return evaluator(None)
-    result = evaluator.run.result() or {}
-    if (best := result.get("best_step")) is not None:
-        return evaluator(read_chosen(evaluator.run, int(best)))
-    found = checkpoint.latest(evaluator.run.checkpoints, note)
-    if found is None:
-        raise _none_yet(evaluator.run)
-    return evaluator(found)
+    """Evaluate the checkpoint that `read_result` returns. Raises: LockstepError if there is none."""
+    return evaluator(read_result(evaluator.run, note) if evaluator.is_first else None)
 
 
 def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> CheckpointEvaluation:
@@ -230,6 +219,19 @@ class _Watcher:
         if text not in self._notes:
             self._notes.add(text)
             self._note(text)
+
+
+def read_result(run: Run, note: Note) -> Checkpoint:
+    """Return the newest valid checkpoint; of a complete run with `patience` the best, as its weights are the result.
+
+    Raises: LockstepError if there is none.
+    """
+    if (best := (run.result() or {}).get("best_step")) is not None:
+        return read_chosen(run, int(best))
+    found = checkpoint.latest(run.checkpoints, note)
+    if found is None:
+        raise _none_yet(run)
+    return found
 
 
 def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
