@@ -210,7 +210,7 @@ def own_images() -> str:
     """Training on a folder of photos, and predictions."""
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder))
-        trained = training(TRAIN_PHOTOS, Path(folder))
+        trained = [line.replace(folder, "~") for line in training(TRAIN_PHOTOS, Path(folder))]
         return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, output(PREDICT, Path(folder)))])
 
 

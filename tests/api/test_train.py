@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import _outside
+from tests.images import bright_and_dark
 
 import lockstep
+from lockstep.data.digits import load
 from lockstep.errors import DATA, LockstepError
 
 STEPS = 30
@@ -223,6 +225,36 @@ def test_output_goes_to_the_callers_sys_stdout(tmp_path, monkeypatch, capsys):
     assert [row["kind"] for row in run.metrics()][-2:] == ["evaluation", "evaluation"]
     assert run.classes == tuple("0123456789")
     assert repr(run) == f"<Run runs/digits-1: complete, accuracy {run.accuracy:.2%}>"
+
+
+def test_data_in_memory_and_a_folder_of_images_are_trained_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    digits = {name: (part.images.numpy(), part.labels.numpy()) for name, part in load(None).items()}
+    options = {"steps": 2, "processes": 1, "quiet": True, "summary_every": 0}
+    own = lockstep.train("digits", data={**digits, "classes": list("abcdefghij")}, name="memory", **options)
+    assert own.classes == tuple("abcdefghij")
+    assert own.recipe().dataset == "memory"
+    built_in = lockstep.train("digits", **options)
+    assert own.result()["weights_sha256"] == built_in.result()["weights_sha256"]
+    assert lockstep.evaluate(own, quiet=True).correct == lockstep.evaluate(built_in, quiet=True).correct
+    with pytest.raises(LockstepError, match="give one of them"):
+        lockstep.train("digits", data=digits, dataset="mnist")
+
+    photos = bright_and_dark(tmp_path / "photos", 12)
+    run = lockstep.train(photos, settings={"image_px": 32}, tower_batch=4, **options)
+    assert run.path == Path("runs/photos-1")
+    assert {p.label for p in lockstep.predict(run, photos)} <= {"bright", "dark"} == set(run.classes)
+
+
+def test_weights_of_another_run_are_the_start(tmp_path, monkeypatch, trained_once):
+    monkeypatch.chdir(tmp_path)
+    first = lockstep.Run.open(trained_once(*OPTIONS)[0])
+    run = lockstep.train(init=first, steps=1, processes=1, quiet=True, lr=1e-9)
+    assert run.recipe().init_sha256
+    images = load(None)["test"].images[:50].numpy()
+    labels = [[p.label for p in lockstep.load(each).predict(images)] for each in (first, run)]
+    assert labels[0] == labels[1]
 
 
 def test_evaluate_refuses_what_the_command_line_refuses(tmp_path, trained_once):

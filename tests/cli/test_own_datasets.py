@@ -115,7 +115,7 @@ def test_mistakes_are_named_before_anything_is_computed(module, refused_here, tm
         (("--dataset", "mine:arrays", "--data", tmp_path), "takes no data folder: leave out --data"),
         (("--set", "dataset=memory"), "data= of lockstep.train sets both"),
         (("--set", f"dataset_sha256={'0' * 64}"), "data= of lockstep.train sets both"),
-        (("--cache-limit", -1), "-1"),
+        (("--cache-limit", -1), "'--cache-limit'"),
     ):
         refused = refused_here("train", "digits", *options)
         assert refused.returncode in (2, 3)

@@ -55,6 +55,40 @@ def test_predicting_the_files_of_the_test_set_counts_as_eval_does(options, train
     assert alone.stdout == done.stdout
 
 
+def write_photos(root):
+    """Write train and test images of two classes: sizes, formats, modes and EXIF orientations of all sorts."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    modes = (("jpg", "RGB"), ("png", "P"), ("png", "L"), ("png", "RGBA"), ("webp", "RGB"), ("jpg", "CMYK"))
+    for part, count in (("train", 12), ("test", 20)):
+        for label, name in enumerate(("cat", "dog")):
+            (root / part / name / "more").mkdir(parents=True)
+            for number in range(count):
+                suffix, mode = modes[number % len(modes)]
+                generator = np.random.default_rng([number, label, count])
+                pixels = generator.integers(0, 256, (20 + number, 50 - number, 3), dtype=np.uint8)
+                pixels[: 10 + number] //= 1 + 2 * label
+                folder = root / part / name / ("more" if number % 3 == 0 else "")
+                image = Image.fromarray(pixels).convert(mode)
+                image.save(folder / f"{number}.{suffix}", **({"exif": turned} if suffix == "jpg" else {}))
+
+
+def test_predicting_the_test_files_of_a_folder_run_counts_as_eval_does(program, tmp_path):
+    write_photos(tmp_path / "photos")
+    options = ("--set", "image_px=32", "--set", "eval_batch=16", "--tower-batch", 4, "--steps", 3, "--name", "own")
+    done = program("train", "photos/", *options, "--processes", 1, "--summary-every", 0)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(program("eval", "runs/own", "--json").stdout)
+    predicted = program("predict", "runs/own", "photos/test", "--json")
+    assert predicted.returncode == 0, predicted.stderr
+    confusion = np.zeros((2, 2), int)
+    for row in rows(predicted):
+        confusion[("cat", "dog").index(row["source"].split("/")[2]), row["index"]] += 1
+        assert row["label"] == ("cat", "dog")[row["index"]]
+    assert confusion.tolist() == record["confusion"]
+    assert confusion.sum() == 40
+
+
 def test_order_formats_and_a_bad_file(trained_once, program, pictures, tmp_path):
     run, _ = trained_once(*RUNS[0])
     folder, _ = pictures

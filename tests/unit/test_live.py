@@ -118,6 +118,31 @@ def test_the_line_shows_the_progress_of_an_evaluation(monkeypatch):
     )
 
 
+def test_a_notebook_gets_one_line_that_a_carriage_return_redraws(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    stream = io.StringIO()
+    log = a_log([console.for_stream(stream, 10, line_width=60)], steps=4)
+    log.start([("recipe", "r")])
+    for step in range(4):
+        now[0] += 1.0
+        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+    with log.untimed():
+        for k in range(101):
+            log.evaluating(4, "test", k / 100)
+            now[0] += 0.03
+    log.evaluation(4, "test", {"raw": Evaluation(10, 9, 0.1)})
+    log.end([("accuracy", "90%")])
+    head, *drawn = stream.getvalue().split("\r")
+    assert head == "  recipe  r\n"
+    assert max(len(text) for text in drawn if "\n" not in text) <= 60
+    assert [re.search(r"step (\d/4)", text)[1] for text in drawn[:4]] == ["1/4", "2/4", "3/4", "4/4"]
+    assert 25 < len([text for text in drawn if "evaluating on test" in text]) < 40
+    assert drawn[-2].strip() == ""  # covers the line
+    assert [line.split()[-1] for line in drawn[-1].splitlines()] == ["90.00%", "90%"]
+    assert "\x1b" not in stream.getvalue()
+
+
 def test_the_cursor_is_never_left_hidden():
     stream = Terminal()
     live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=80))

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from lockstep import numerics
-from lockstep.config.jobs import Job
+from lockstep.config.jobs import Job, TrainJob
 from lockstep.config.placement import check
 from lockstep.errors import CRASH, LockstepError
 from lockstep.processes.launch import POLL_S, count, prepare_data, silence_stderr, was_stopped
@@ -57,9 +57,10 @@ def compute(job: Job, out: IO[str], err: IO[str]) -> bool:
             raise KeyboardInterrupt
         if not failed:
             return True
-        if was_stopped(failed) and signals.received is not None:
+        if was_stopped(failed) and (signals.received is not None or isinstance(job, TrainJob)):
             return False
-        raise workers.first_cause(failed) or LockstepError(f"a worker process failed: {failed}", CRASH)
+        codes = ", ".join(map(str, failed.values()))
+        raise workers.first_cause(failed) or LockstepError(f"a worker process ended with exit code {codes}", CRASH)
 
 
 def require_alone() -> None:
