@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import typer
 
 from benchmarks.common import RESULTS
+from benchmarks.image_folders import CASES
 from lockstep.cli import app
 from lockstep.config.overrides import make, parse
 from lockstep.config.recipe import Recipe
@@ -172,6 +173,8 @@ def recipe_of(command: str) -> Recipe:
         return make(named(words[3]).model_dump(mode="json"), {"seed": 0})
     if words[:3] == ["python", "-m", "benchmarks.peers.loss_curve"]:
         return named("mnist")
+    if words[:3] == ["python", "-m", "benchmarks.image_folders"]:
+        words = ["lockstep", "train", "folder", *CASES[words[3]].changes]
     assert words[:2] == ["lockstep", "train"], command
     train = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
     options = train.make_context("train", words[2:]).params

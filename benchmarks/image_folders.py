@@ -1,10 +1,12 @@
-"""Accuracy of the recipe `folder` on real images: `python -m benchmarks.image_folders --data DIR [CASE ...]`.
+"""Accuracy of the recipe `folder` on real images: `python -m benchmarks.image_folders [CASE ...] [--data DIR]`.
 
 Each case writes images of CIFAR-10 or MNIST as files into a temporary folder, and trains on it with the real program.
 --epochs changes the length of a case, for a quick look; its results are then not recorded.
 """
 
 import argparse
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -95,7 +97,8 @@ def _examples(dataset: Dataset) -> Iterator[tuple[Image.Image, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
-    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10 and MNIST")
+    known = os.environ.get("LOCKSTEP_DATA")
+    parser.add_argument("--data", type=Path, default=known, required=not known, help="default: LOCKSTEP_DATA")
     parser.add_argument("--epochs", help="length of every case; nothing is recorded")
     args = parser.parse_args()
     if unknown := [name for name in args.cases if name not in CASES]:
@@ -111,6 +114,7 @@ def main() -> None:
         accuracy = result["accuracy"]["ema"] or result["accuracy"]["raw"]
         print(f"{case.what}: {accuracy:.2%}, {result['train_s']:.0f} s, {result['steps']} steps", flush=True)
         if not args.epochs:
+            sys.argv[1:] = [name]  # the command that makes this record, with LOCKSTEP_DATA
             save(f"folder-{name}", {"what": case.what, "changes": case.changes, "result": result})
 
 

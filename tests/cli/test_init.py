@@ -91,5 +91,5 @@ def test_a_class_with_num_classes_is_trained_and_tuned(program, tmp_path):
     assert "weight_decay is 0.0005 for every matrix" in done.stdout
     tuned = program("train", "--init", "runs/a", *own, "--set", "freeze.stem=0", "--set", "lr_factors.head=0.1")
     assert tuned.returncode == 0, tuned.stderr
-    assert "loaded      6 of 6 tensors" in tuned.stdout
+    assert "loaded      8 of 8 tensors" in tuned.stdout
     assert "weight_decay" not in tuned.stdout  # the recipe of the run fits its model

@@ -68,7 +68,7 @@ def executed(name, folder, **environment):
         if "parameters" in tags(cell):
             cell.source += "".join(f"\n{parameter} = {value}" for parameter, value in SHORT.items())
     where = {"metadata": {"path": str(folder)}}
-    client = nbclient.NotebookClient(text, timeout=240, kernel_name="python3", resources=where)
+    client = nbclient.NotebookClient(text, timeout=None, kernel_name="python3", resources=where)
     client.execute(env={**_outside(), "IPYTHONDIR": str(folder / "ipython"), **environment})
     return {cell.id: cell for cell in text.cells}
 
@@ -78,7 +78,7 @@ def printed(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, synthetic_data):
     data = os.environ.get("LOCKSTEP_DATA") or synthetic_data("mnist").parent

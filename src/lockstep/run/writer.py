@@ -401,7 +401,7 @@ class RunWriter(Writer):
                 ("weights", str(self.run.model)),
                 ("speed", f"{log.images_per_s:,.0f} images/s; {seconds}"),
                 ("sha256", f"{result['weights_sha256']} ({self._scope_of_bits()})"),
-                ("next", f"{self._command('eval', *test_split)}   or   lockstep recipes"),
+                ("next", f"{self._command('eval', *test_split)}   or   {self._suggestion()}"),
             ]
         )
         return result
@@ -425,6 +425,11 @@ class RunWriter(Writer):
             why = f"the accuracy on the {recipe.evaluated_split} images did not improve for {epochs}"
             lines.insert(0, ("stopped", f"after {trained} of {steps} steps: {why}"))
         return lines
+
+    def _suggestion(self) -> str:
+        """Return the command that a user may want to try after an evaluation."""
+        on_images = self._session.recipe.dataset == IMAGE_FOLDER
+        return self._command("predict", "IMAGE.jpg") if on_images else "lockstep recipes"
 
     def _scope_of_bits(self) -> str:
         """Return, in words, which runs have the SHA-256 of these weights."""

@@ -56,6 +56,7 @@ class Network:
         if recipe.compile:
             configure_compiler(recipe.exact)
             self._forward = torch.compile(self.module, dynamic=False)  # one graph for each image size
+        self._frozen: tuple[str, ...] | None = None  # the names that are frozen now
         self._frozen_norms: list[nn.Module] = []
         self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
         self.buffers = persistent_buffers(self.module)
@@ -73,6 +74,9 @@ class Network:
 
     def freeze(self, names: Sequence[str]) -> None:
         """Freeze the layers and parameters in `names`, and what the model marks as not trainable; train all others."""
+        if tuple(names) == self._frozen:
+            return
+        self._frozen = tuple(names)
         frozen = layer_parameters(names, self.parameters)
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in self._trained and name not in frozen)

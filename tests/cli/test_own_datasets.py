@@ -1,0 +1,210 @@
+"""Datasets of the user's own in the real program: the same bits from arrays and sequences, and code that is allowed."""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+MODULE = """
+import numpy as np
+from PIL import Image
+
+def pixels():
+    generator = np.random.default_rng(5)
+    labels = generator.integers(0, 3, 240)
+    images = generator.integers(0, 100, (240, 8, 8), dtype=np.uint8) + 60 * labels.astype(np.uint8)[:, None, None]
+    return images, labels
+
+def arrays():
+    images, labels = pixels()
+    return {"train": (images[:200], labels[:200]), "test": (images[200:], labels[200:])}
+
+def pairs():
+    pairs = [(Image.fromarray(image), int(label)) for image, label in zip(*pixels())]
+    return {"train": pairs[:200], "test": pairs[200:]}
+
+def without_test():
+    images, labels = pixels()
+    return {"train": (images, labels)}
+"""
+OPTIONS = ("--steps", 6, "--set", "eval_batch=20", "--summary-every", 0)
+
+
+@pytest.fixture
+def module(tmp_path):
+    (tmp_path / "mine.py").write_text(MODULE)
+
+
+def record(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_arrays_and_sequences_train_to_the_same_bits_on_any_number_of_processes(module, program, tmp_path):
+    def train(function, processes):
+        options = (*OPTIONS, "--processes", processes, "--json")
+        return record(program("train", "digits", "--dataset", f"mine:{function}", *options))
+
+    results = [train("arrays", 1), train("arrays", 2), train("pairs", 1), train("pairs", 2)]
+    assert len({result["weights_sha256"] for result in results}) == 1
+    assert len({json.dumps(result["accuracy"]) for result in results}) == 1
+    assert list(results[0]["model_source"]) == ["mine.py"]
+    assert len(list((tmp_path / "cache/lockstep/images").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_the_code_of_a_dataset_runs_only_if_the_command_names_it(module, program, refused_here, tmp_path):
+    done = program("train", "digits", "--dataset", "mine:arrays", *OPTIONS, "--name", "own", "--processes", 1)
+    assert done.returncode == 0, done.stderr
+    assert "lockstep eval runs/own --dataset mine:arrays" in done.stdout
+    (tmp_path / "mine.py").write_text("open('executed', 'w')\n" + MODULE)
+    for command in (("eval", "runs/own"), ("train", "runs/own", "--resume"), ("bench", "runs/own")):
+        refused = refused_here(*command)
+        assert refused.returncode == 2
+        assert (
+            "runs/own uses a dataset that is not built in, mine:arrays, and loading it executes its code"
+            in refused.stderr
+        )
+        assert refused.stderr.rstrip().endswith("add --dataset mine:arrays")
+    wrong = refused_here("eval", "runs/own", "--dataset", "mine:pairs")
+    assert "was trained with dataset mine:arrays: give that, or leave it out" in wrong.stderr
+    assert program("show", "runs/own").returncode == 0
+    assert not (tmp_path / "executed").exists()
+    done = program("eval", "runs/own", "--dataset", "mine:arrays", "--processes", 1)
+    assert done.returncode == 0, done.stderr
+    assert "the source of dataset mine:arrays is not the one it was trained with (mine.py: " in done.stderr
+    assert (tmp_path / "executed").exists()
+    strict = program("eval", "runs/own", "--dataset", "mine:arrays", "--strict", "--processes", 1)
+    assert strict.returncode == 3
+    assert "--strict: the source of dataset mine:arrays" in strict.stderr
+
+
+@pytest.mark.slow
+def test_other_data_cannot_be_resumed(module, program, tmp_path):
+    options = ("--dataset", "mine:arrays", *OPTIONS, "--name", "own", "--processes", 1)
+    assert program("train", "digits", *options).returncode == 0
+    (tmp_path / "runs/own/result.json").unlink()
+    (tmp_path / "mine.py").write_text(MODULE.replace("default_rng(5)", "default_rng(6)"))
+    done = program("train", "runs/own", "--resume", "--dataset", "mine:arrays", "--processes", 1)
+    assert done.returncode == 3
+    assert "the training data is not what runs/own was trained on" in done.stderr
+
+
+@pytest.mark.slow
+def test_processes_that_get_different_data_are_refused(program, tmp_path):
+    drawn = MODULE.replace("default_rng(5)", "default_rng()")
+    (tmp_path / "mine.py").write_text(drawn)
+    done = program("train", "digits", "--dataset", "mine:arrays", *OPTIONS, "--processes", 2)
+    assert done.returncode == 4
+    assert "do not have the same training data" in done.stderr
+
+
+def test_mistakes_are_named_before_anything_is_computed(module, refused_here, tmp_path):
+    for options, words in (
+        (("--dataset", "mine:nothing"), "unknown name in mine 'nothing'"),
+        (("--dataset", "nowhere:load"), "no module 'nowhere'"),
+        (("--dataset", "mine.arrays"), "unknown dataset 'mine.arrays'"),
+        (
+            ("--dataset", "mine:without_test"),
+            "has no split 'test', on which the run is evaluated: its splits are train",
+        ),
+        (("--dataset", "mine:arrays", "--data", tmp_path), "takes no data folder: leave out --data"),
+        (("--set", "dataset=memory"), "data= of lockstep.train sets both"),
+        (("--set", f"dataset_sha256={'0' * 64}"), "data= of lockstep.train sets both"),
+        (("--cache-limit", -1), "'--cache-limit'"),
+    ):
+        refused = refused_here("train", "digits", *options)
+        assert refused.returncode in (2, 3)
+        assert words in refused.stderr, refused.stderr
+        assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    generator = np.random.default_rng(2)
+    for label, name in enumerate(("cat", "dog", "owl")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = generator.integers(0, 100, (40 + i, 50, 3), dtype=np.uint8) + np.uint8(60 * label)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
+    return tmp_path / "photos"
+
+
+@pytest.mark.slow
+def test_a_folder_trains_to_the_same_bits_with_and_without_a_cache(photos, program, tmp_path):
+    def train(processes, *options):
+        small = (
+            "--set",
+            "image_px=32",
+            "--tower-batch",
+            4,
+            "--steps",
+            4,
+            "--precision",
+            "float32",
+            "--set",
+            "min_steps=1",
+        )
+        return program(
+            "train",
+            "folder",
+            "--data",
+            photos,
+            *small,
+            *options,
+            "--processes",
+            processes,
+            "--summary-every",
+            0,
+            "--json",
+        )
+
+    done = {
+        (processes, options): train(processes, *options)
+        for processes in (1, 2)
+        for options in ((), ("--cache-limit", 0))
+    }
+    assert len({record(one)["weights_sha256"] for one in done.values()}) == 1
+    assert len({json.dumps(record(one)["accuracy"]) for one in done.values()}) == 1
+    for (_, options), one in done.items():
+        assert ("images are not cached but decoded on the fly" in one.stderr) == bool(options)
+    caches = list((tmp_path / "cache/lockstep/images").iterdir())
+    assert len(caches) == 2  # of the training and the test images
+
+
+SLOW = """
+import time
+from mine import pixels
+
+def load():
+    images, labels = pixels()
+    def slowly():
+        for number, pair in enumerate(zip(images, labels)):
+            if number == 70:
+                open("reading", "w").close()
+            if number >= 70:
+                time.sleep(1)
+            yield pair
+    return {"train": slowly()}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_signal_while_a_dataset_is_read_ends_the_program_and_leaves_nothing(module, started, tmp_path, processes):
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = started("train", "digits", "--dataset", "slow:load", "--processes", processes, "--name", "slow")
+    until = time.monotonic() + 60
+    while not (tmp_path / "reading").exists():
+        assert time.monotonic() < until
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert not (tmp_path / "runs").exists()
+    if processes == 1:  # one of two processes may have been killed before it cleaned up
+        assert list((tmp_path / "cache/lockstep/images").iterdir()) == []
