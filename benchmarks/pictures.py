@@ -31,7 +31,7 @@ from lockstep.errors import DATA
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
 COMMAND = "lockstep train digits --epochs 10"
-TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --name photos"
+TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
 CHECK = "lockstep data check photos/"
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
