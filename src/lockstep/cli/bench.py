@@ -20,7 +20,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[RECIPE|FILE.toml|RUN]", help="Name of a recipe, a recipe file, or the folder of a run."
+            metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
+            help="Name of a recipe, a recipe file, the folder of a run, or a folder of images.",
         ),
     ] = "cifar10-tutorial",
     processes: Annotated[
