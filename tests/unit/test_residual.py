@@ -1,10 +1,14 @@
 """The residual network takes images of any content and of 16 pixels a side or more."""
 
+import numpy as np
 import pytest
 import torch
 
+from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.models import residual
+from lockstep.recipes import named
+from lockstep.training.network import initial_model
 
 
 def network(px=32, classes=5, **options):
@@ -68,3 +72,17 @@ def test_widths_that_are_no_counts_are_refused(widths):
 def test_small_images_are_refused():
     with pytest.raises(LockstepError, match="16x16 pixels or more"):
         network(8)
+
+
+def test_whitening_sees_images_of_all_classes_of_a_sorted_dataset(monkeypatch):
+    """Images of a folder are sorted by class, so the first 2 000 may be of one class alone."""
+    seen = []
+    monkeypatch.setattr(residual.Residual, "whiten", lambda self, images: seen.append(images))
+    labels = np.repeat(np.arange(3), 1000)
+    images = np.broadcast_to(labels[:, None, None, None], (3000, 32, 32, 3)).astype(np.uint8)
+    initial_model(named("folder"), (3, 32, 32), Dataset.of(images, labels, ("a", "b", "c")))
+    first_pixels = seen[0][:, 0, 0, 0]
+    assert len(first_pixels) == 2000
+    counts = first_pixels.unique(return_counts=True)[1].tolist()
+    assert len(counts) == 3
+    assert max(counts) - min(counts) <= 1

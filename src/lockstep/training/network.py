@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from lockstep import rng
 from lockstep.config.recipe import Recipe
+from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError, unknown
 from lockstep.models import MODELS
@@ -175,8 +176,21 @@ def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module
     if trained <= layer_parameters(still, dict(model.named_parameters())):
         raise LockstepError(f"freeze leaves nothing to train from the start: {', '.join(still)}")
     if callable(whiten := getattr(model, "whiten", None)):
-        whiten(recipe.augmentation.test(train_set.images[:_WHITENING_IMAGES].cpu()))
+        whiten(recipe.augmentation.test(_some_images(recipe, train_set)))
     return model
+
+
+def _some_images(recipe: Recipe, train_set: Dataset) -> Tensor:
+    """Return uint8 images [n, H, W, C] of all classes, on the CPU: a function of the recipe's dataset alone.
+
+    The built-in datasets are in random order, so their first images will do. Other datasets may be sorted by class, so
+    the images are spread evenly over them.
+    """
+    count = min(_WHITENING_IMAGES, len(train_set))
+    if recipe.dataset in DATASETS:
+        return train_set.images[:count].cpu()
+    rows = torch.arange(count, device=train_set.labels.device) * len(train_set) // count
+    return train_set.images[rows].cpu()
 
 
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
