@@ -272,8 +272,9 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     for name in ("result.json", "checkpoints/step-000000004"):
         path = tmp_path / "b" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    resumed = fit_here(own, tmp_path / "b", Placement(), resume=True).result
+    resumed = fit_here(own, tmp_path / "b", Placement(), resume=True, strict=True).result
     assert resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["mixed_arithmetic"] is False  # the probe does not depend on the file, which is gone
     log = (tmp_path / "b/log.txt").read_text()
     assert log.count("  loaded  ") == log.count("sha256 ") - 2 == 1  # once: the end block has a sha256 too
 

@@ -75,7 +75,10 @@ class Session:
         model = initial_model(recipe, shape, train_set)
         # After everything that initialises the model from the training images: weights from a file replace it.
         self.initial_weights = None
+        self._seeded_state: State | None = None
         if placement.init is not None and recipe.init_sha256 is not None:
+            # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
+            self._seeded_state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
             self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
@@ -139,7 +142,8 @@ class Session:
         Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
         """
         self.require_agreement()
-        result = probe(self.recipe, self.network, self.state, train_set)
+        result = probe(self.recipe, self.network, self._seeded_state or self.state, train_set)
+        self._seeded_state = None  # frees the memory
         if self.recipe.exact:
             require_equal("arithmetic", result.sha256, self.reduction, self.fingerprint)
         return result

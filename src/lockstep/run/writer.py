@@ -29,6 +29,9 @@ from lockstep.training.evaluate import Evaluation
 from lockstep.training.events import Listener
 from lockstep.training.log import Log
 
+# Entries of environment.json that decide the bits of a run. If one differs between sessions, no other run has its bits.
+_DECIDING = ("probe", "model_source", "decoder")
+
 
 @contextmanager
 def open_writer(job: TrainJob, session: Session, probe: Probe, notes: Sequence[str]) -> Iterator["Writer"]:
@@ -140,6 +143,7 @@ class RunWriter(Writer):
             "init": str(placement.init) if placement.init else None,
             "probe": probe.sha256,
             "model_source": session.model_source,
+            "decoder": session.decoder,
             **session.fingerprint,
         }
         self.saver = Saver(self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s)
@@ -212,6 +216,8 @@ class RunWriter(Writer):
                 self.notes.append(
                     f"the arithmetic probe differs from the last session's, so later weights will differ ({where})"
                 )
+            elif elsewhere and earlier.get("decoder") != self._environment["decoder"]:
+                self.notes.append(f"the image decoder has changed, so pixels may differ ({'; '.join(elsewhere)})")
             elif elsewhere:
                 same = "the arithmetic probe is equal" if "probe" in earlier else "the weights may differ"
                 self.notes.append(f"the environment has changed ({'; '.join(elsewhere)}): {same}")
@@ -226,11 +232,11 @@ class RunWriter(Writer):
 
     @property
     def _mixed_arithmetic(self) -> bool:
-        """Return whether sessions of the run differ in their arithmetic or in the source of the model."""
+        """Return whether sessions of the run differ in their arithmetic, in the source of the model or in the image decoder."""
         return any(self._differs(earlier) for earlier in self._earlier)
 
     def _differs(self, earlier: Mapping[str, Any]) -> bool:
-        return any(name in earlier and earlier[name] != self._environment[name] for name in ("probe", "model_source"))
+        return any(name in earlier and earlier[name] != self._environment[name] for name in _DECIDING)
 
     def begin(
         self, log: Log, train_set: Dataset, test_set: Dataset, placement_lines: list[Line], local_processes: int
