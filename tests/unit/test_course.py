@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lockstep.config.overrides import make
 from lockstep.config.recipe import Course
 from lockstep.config.schedule import Progressive, Staircase, Triangle
 from lockstep.recipes import named
@@ -67,3 +68,16 @@ def test_a_plan_divides_the_batch_among_the_towers_and_covers_an_epoch():
 def test_a_course_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         COURSE.steps = 1
+
+
+def test_a_length_that_the_user_states_drops_min_steps():
+    folder = named("folder").model_dump(mode="json")
+    assert make(folder, {"epochs": 3}).over(80).steps == 1
+    assert make(folder, {"epochs": 3, "min_steps": 40}).over(80).steps == 40
+    assert make(folder, {"lr": 0.1}).over(80).steps == 200
+
+
+def test_an_epoch_of_few_images_is_eight_steps_long():
+    few, many = RECIPE.over(60), RECIPE.over(EXAMPLES)  # 1.5 and 25 steps an epoch
+    assert [step for step in range(1, 30) if few.completes_epoch(step)] == [8, 16, 24]
+    assert [step for step in range(1, 60) if many.completes_epoch(step)] == [25, 50]

@@ -113,6 +113,7 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in source:
             fields.pop(other, None)
+            fields.pop("min_steps", None)  # The user states the length. A file may state both.
     # A new kind comes first, as it drops the settings of the old kind.
     for name in sorted(source, key=lambda name: not name.endswith(".kind")):
         if name != "tower_batch":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lockstep.data.plan import Plan
 
 LEAST_IMAGE_PX = 32  # the least side of the images of a folder
+_LEAST_EPOCH_STEPS = 8  # between two evaluations of `patience`: an epoch of few images may be a part of a step
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -81,7 +82,8 @@ class Recipe(Settings):
         steps, epochs: the length of the run; exactly one of them is set.
         min_steps: the least number of steps of a run whose length is in epochs, so that a small dataset is learnt too.
         patience: number of epochs without a better accuracy after which the run ends early; the best weights are then
-            its result. It is evaluated after each epoch, on the held-out images or the dataset's validation split,
+            its result. An epoch counts as 8 steps or more here, and epochs within `min_steps` are not waited for. The
+            run is evaluated after each epoch, on the held-out images or the dataset's validation split,
             never on the test images. None trains to the end, and the last weights are the result.
         optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
         weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss, except with AdamW. The name
@@ -249,9 +251,10 @@ class Course:
         return step * self.recipe.batch / self.examples
 
     def completes_epoch(self, step: int) -> bool:
-        """Return whether update number `step` (1 for the first) completes an epoch."""
+        """Return whether update number `step` (1 for the first) completes an epoch, or 8 steps if these are longer."""
         batch = self.recipe.batch
-        return step * batch // self.examples > (step - 1) * batch // self.examples
+        length = max(self.examples, _LEAST_EPOCH_STEPS * batch)
+        return step * batch // length > (step - 1) * batch // length
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of `step`."""

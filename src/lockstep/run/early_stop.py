@@ -36,7 +36,7 @@ class EarlyStop:
             return
         if correct > self._best_correct:
             self.best_step, self._best_correct, self._waited = step, correct, 0
-        else:
+        elif step >= self._course.recipe.min_steps:
             self._waited += 1
 
     @property
