@@ -208,7 +208,7 @@ def _orientation(image: "Image") -> "Transpose | None":
     """Return what turns the image upright, or None."""
     try:
         return _turns().get(image.getexif().get(_ORIENTATION))
-    except Exception:  # as in `_decode`; the pixels are sound
+    except Exception:  # unreadable EXIF data counts as none
         return None
 
 
