@@ -1,4 +1,4 @@
-"""The files of an image folder, by split and class. Nothing is read but names, sizes and times of change.
+"""The files of an image folder, by split and class. Nothing is read but names, sizes and times.
 
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**, where val may be called valid or validation.
 """
@@ -31,12 +31,13 @@ _MOST_LOOKED_AT = 20_000  # entries that `is_image_folder` looks at, so that it 
 class Group(NamedTuple):
     """The images of one class in one split; see `Scan` for the split's name.
 
-    files: (path relative to the root, with "/"; size in bytes, -1 for a broken link; time of change in ns), sorted.
+    files: (path relative to the root, with "/"; size in bytes, -1 for a broken link; st_mtime_ns; st_ctime_ns), sorted.
+    A program can set st_mtime_ns to any time, so only st_ctime_ns shows that a file was replaced by one of equal size.
     """
 
     split: str
     class_name: str
-    files: list[tuple[str, int, int]]
+    files: list[tuple[str, int, int, int]]
 
 
 @dataclass
@@ -175,11 +176,11 @@ def _walk(result: Scan, group: Group, folder: str, prefix: str, above: tuple[tup
                 is_image = name[name.rfind(".") + 1 :].lower() in SUFFIXES
                 if is_image and entry.is_file():
                     facts = entry.stat()
-                    add((prefix + name, facts.st_size, facts.st_mtime_ns))
+                    add((prefix + name, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
                 elif entry.is_dir():
                     _walk(result, group, entry.path, f"{prefix}{name}/", (*above, own))
                 elif is_image and entry.is_symlink():
-                    add((prefix + name, -1, 0))
+                    add((prefix + name, -1, 0, 0))
                 else:  # A pipe counts here too: reading it would wait for its writer.
                     _count_other(result, name)
     except OSError as error:
