@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import io
 import re
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -123,6 +124,9 @@ def decoder_versions() -> dict[str, str | None]:
 
 def _read(path: Path) -> bytes:
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Reading a pipe or a device may never end.
+            raise UnreadableImageError("not a regular file")
         return path.read_bytes()
     except OSError as error:
         raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
