@@ -1,5 +1,8 @@
 """Classifier: what it takes, what it yields, and how it equals evaluation. Sources are read lazily."""
 
+import errno
+import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -10,8 +13,10 @@ import torch
 from PIL import Image
 
 import lockstep
+from lockstep.data.decode import decode_image
 from lockstep.data.digits import load
-from lockstep.errors import LockstepError
+from lockstep.errors import DATA, LockstepError
+from lockstep.inference.classifier import Classifier, _Weights
 from lockstep.inference.sources import Item, decoded, items
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)
@@ -160,6 +165,30 @@ def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
     assert [item.name for item in items(tmp_path)] == [tmp_path / name for name in names]
 
 
+def test_a_pipe_or_a_device_is_an_error_in_its_place(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "z.png")
+    sources = [tmp_path, Path("/dev/zero")]
+    results = dict(decoded(items(sources), lambda image: decode_image(image, 8).shape))
+    assert results[tmp_path / "z.png"] == (8, 8, 3)
+    assert str(results[tmp_path / "pipe.png"]) == str(results[Path("/dev/zero")]) == "not a regular file"
+
+
+def test_a_folder_that_can_be_listed_but_not_entered_gives_errors(tmp_path, monkeypatch):
+    (tmp_path / "a.png").touch()
+    real = os.stat
+
+    def denied(path, *arguments, **options):
+        if str(path).endswith("a.png"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", denied)
+    for source in (tmp_path, tmp_path / "a.png"):
+        ((name, error),) = decoded(items(source), lambda image: decode_image(image, 8))
+        assert (name, str(error)) == (tmp_path / "a.png", "permission denied")
+
+
 @pytest.mark.parametrize("arguments", [{"top": 0}, {"batch": 0}])
 def test_a_count_below_one_is_an_error_at_once(classifier, arguments):
     with pytest.raises(LockstepError, match="give 1 or more"):
@@ -180,3 +209,29 @@ def test_a_file_of_an_older_release_says_what_to_do(run, tmp_path, monkeypatch):
         lockstep.load(tmp_path / "m.safetensors")
     with pytest.raises(LockstepError, match="does not exist"):
         lockstep.load(Path("nothing/here"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, "names of the classes"),
+        ({"classes": "ab", "image_shape": [8, 8, 1]}, "names of the classes"),
+        ({"classes": ["a", "b"]}, "size of the images"),
+        ({"classes": ["a", "b"], "image_shape": [8, 8]}, "size of the images"),
+        ({"classes": ["a", "b"], "image_shape": [8, "x", 1]}, "size of the images"),
+        ({"classes": ["a", "b"], "image_shape": 8}, "size of the images"),
+    ],
+)
+def test_a_file_without_classes_or_image_shape_is_damaged(facts, words):
+    with pytest.raises(LockstepError, match=f"^m.safetensors is damaged: .*{words}") as caught:
+        Classifier(_Weights(Path("m.safetensors"), None, facts, {}), torch.device("cpu"))
+    assert caught.value.code == DATA
+
+
+@pytest.mark.parametrize("stated", ["[]", "3", '"text"', "[" * 100_000])
+def test_metadata_that_is_no_object_is_damage(tmp_path, stated):
+    header = json.dumps({"__metadata__": {"lockstep": stated}}).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(LockstepError, match="is not a model of Lockstep, or is damaged"):
+        lockstep.load(path)

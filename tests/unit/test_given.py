@@ -228,6 +228,16 @@ WRONG = {
     "label below": (arrays(test=(PIXELS[:3], [0, -1, 1])), None, "^test, example 1: label -1"),
     "label without a name": (arrays(classes=["a", "b"]), None, "^train, example 2: label 2, allowed are 0 to 1"),
     "label of a pair": (arrays(train=[(PIXELS[0], 0), (PIXELS[1], "cat")]), None, "example 1: the label is a str"),
+    "label above int64": (
+        arrays(train=[(PIXELS[0], 0), (PIXELS[1], 2**70)]), None, "^train, example 1: a label of 71 bits: allowed",
+    ),
+    "label above int64 in a list": (arrays(train=(PIXELS[:2], [0, 2**70])), None, "1: a label of .* bits: allowed"),
+    "label above int64 in uint64": (
+        arrays(train=(PIXELS[:2], np.array([0, 2**64 - 1], np.uint64))), None, "example 1: a label of .* bits: allowed",
+    ),
+    "label that is a timestamp": (
+        arrays(train=(PIXELS[:2], [0, 10**12])), None, "^train, example 1: label 1000000000000, allowed are 0 to 9",
+    ),
     "bool": (arrays(train=[(PIXELS[0], True)]), None, "the label is a bool"),
     "classes": (arrays(classes="abc"), None, "^classes: got 'abc'"),
     "class twice": (arrays(classes=["a", "a", "b"]), None, "^classes: .*each of them once"),

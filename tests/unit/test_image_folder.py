@@ -165,6 +165,20 @@ def test_a_broken_link_and_a_pipe(photos):
     refused(photos, "1 image cannot be read", "a/gone.png: no such file")
 
 
+def test_a_link_to_itself_is_a_broken_link(photos):
+    write(photos, {"a": [1, 2, 3], "b": [4, 5, 6]})
+    for name in ("x", "a/y", "a/z.png"):
+        (photos / name).symlink_to((photos / name).name)
+    assert is_image_folder(photos)
+    found = scan(photos)
+    assert found.problems == []
+    assert found.classes("") == ["a", "b"]
+    assert [file[0] for file in found.groups[0].files] == ["a/1.png", "a/2.png", "a/3.png", "a/z.png"]
+    assert found.groups[0].files[3][1] == -1
+    assert found.others == 2
+    refused(photos, "1 image cannot be read", "a/z.png: too many levels of symbolic links")
+
+
 def test_names_are_compared_in_unicodes_composed_form(photos):
     write(photos / "train", {"Käse": [1, 2], "a": [3, 4]})
     decomposed = unicodedata.normalize("NFD", "Käse")  # as macOS writes it

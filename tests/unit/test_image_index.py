@@ -1,5 +1,6 @@
 """The index of an image folder: what is read again, what is not, and what happens to its cache file."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from tests.images import encoded, write
 
+from lockstep.data import decode
 from lockstep.data.folder import index as module
 from lockstep.data.folder.index import cache_file, index_of
 from lockstep.data.folder.scan import scan
+from lockstep.errors import ENVIRONMENT, LockstepError
 
 OLD = 1_600_000_000  # seconds; a file with this time was not changed just now
 
@@ -93,6 +96,45 @@ def test_a_file_that_was_just_written_is_read_again(photos, examined):
     assert examined == ["1.png"]
 
 
+def test_a_replaced_file_of_equal_size_and_time_is_read_again(photos, examined):
+    before = index_of(scan(photos))
+    examined.clear()
+    path = photos / "a/1.png"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    os.utime(path, (OLD, OLD))
+    after = index_of(scan(photos))
+    assert examined == ["1.png"]
+    assert before.sha256[0].tolist() != after.sha256[0].tolist()
+
+
+def test_a_file_that_cannot_be_opened_now_is_read_again(photos, examined, monkeypatch):
+    def too_many_files(path, mode):
+        if path.endswith("2.png"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "open", too_many_files, raising=False)
+        assert index_of(scan(photos)).causes == {1: "too many open files", 5: "truncated"}
+    examined.clear()
+    assert index_of(scan(photos)).causes == {5: "truncated"}
+    assert examined == ["2.png"]
+
+
+def test_too_little_memory_is_no_damage_of_the_file(photos, monkeypatch):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "_square", exhausted)
+        with pytest.raises(LockstepError, match="not enough memory") as caught:
+            index_of(scan(photos))
+    assert caught.value.code == ENVIRONMENT
+    assert index_of(scan(photos)).causes == {5: "truncated"}
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -100,7 +142,7 @@ def test_a_file_that_was_just_written_is_read_again(photos, examined):
         lambda data: b"no index",
         lambda data: data[: len(data) // 2],
         lambda data: data[:200] + bytes(100) + data[300:],
-        lambda data: data.replace(b'"layout": 1', b'"layout": 0'),
+        lambda data: data.replace(b'"layout": 2', b'"layout": 1'),
     ],
 )
 def test_a_damaged_cache_file_is_rebuilt(photos, examined, damage):

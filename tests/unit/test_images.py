@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.data.images import DecodedImages, MappedImages, choose, open_images
+from lockstep.data.images.mapped import new_cache
 from lockstep.errors import DATA, LockstepError
 
 SHAPE = (8, 6, 3)
@@ -322,6 +323,51 @@ def test_a_cache_over_the_limit_is_not_made(files, cache, notes):
     assert "other caches in" in notes[1]
     assert isinstance(open_images(files, "key", cache_limit=needed / 2, note=notes.append), MappedImages)
     assert len(notes) == 2
+
+
+def test_the_partial_folder_of_a_killed_program_takes_no_space(files, cache, notes):
+    left = cache / ".left-partial"
+    left.mkdir(parents=True)
+    (left / "pixels").write_bytes(bytes(10_000))
+    limit = files.pixels.nbytes / 1e9
+    assert isinstance(open_images(files, "key", cache_limit=limit, note=notes.append), MappedImages)
+    assert not left.exists()
+    assert notes == []
+
+
+def test_only_complete_caches_that_still_exist_are_counted(tmp_path, monkeypatch):
+    for name in (".other-partial", "complete", "deleted"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pixels").write_bytes(bytes(100))
+    real = Path.stat
+
+    def deleted(path, **options):
+        if path.parent.name == "deleted":
+            raise FileNotFoundError
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", deleted)
+    assert choose._size_of_caches(tmp_path) == 100
+
+
+def test_a_cache_that_another_program_makes_at_the_same_time_is_kept(cache, monkeypatch):
+    cache.mkdir(parents=True)
+    destination = cache / "given"
+    with new_cache(cache / "own") as writer:
+        writer.write(0, np.zeros((2, *SHAPE), np.uint8))
+        writer.finish(2, SHAPE, {})
+        writer.destination = destination
+        real = Path.exists
+
+        def exists(path, **options):
+            if path == destination and not real(path):
+                shutil.copytree(writer.folder, destination)
+                return False
+            return real(path, **options)
+
+        monkeypatch.setattr(Path, "exists", exists)
+    assert listing(cache) == ["given"]
+    assert len(MappedImages(destination)) == 2
 
 
 def test_a_limit_of_0_uses_no_cache_even_if_there_is_one(files, notes, cache):

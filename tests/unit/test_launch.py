@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -125,3 +126,24 @@ def test_a_second_ctrl_c_kills_the_workers_and_other_signals_do_not(tmp_path, mo
         forwarder.stop(number, None)
     assert sent == [signal.SIGTERM] * 3 + [signal.SIGKILL]
     assert forwarder.killed
+
+
+def test_quiet_jobs_of_two_threads_restore_stderr():
+    before = sys.stderr
+    leave = [threading.Event(), threading.Event()]
+
+    def job(number):
+        with launch.silence_stderr(True):
+            leave[number].wait(10)
+
+    jobs = [threading.Thread(target=job, args=(number,)) for number in (0, 1)]
+    jobs[0].start()
+    while sys.stderr is before:
+        time.sleep(0.01)
+    jobs[1].start()
+    time.sleep(0.2)
+    for number in (0, 1):
+        leave[number].set()
+        jobs[number].join(10)
+    after, sys.stderr = sys.stderr, before
+    assert after is before

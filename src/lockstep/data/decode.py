@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import io
 import re
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 if TYPE_CHECKING:
     from PIL.Image import Image, Transpose
@@ -53,10 +54,15 @@ _FILTER_LOCK = threading.Lock()
 
 
 class UnreadableImageError(LockstepError):
-    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated"."""
+    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated".
 
-    def __init__(self, cause: str) -> None:
+    Attributes:
+        momentary: whether the host may be the cause, and not the file's bytes, so that a later attempt may succeed.
+    """
+
+    def __init__(self, cause: str, momentary: bool = False) -> None:
         super().__init__(cause, DATA)
+        self.momentary = momentary
 
 
 class ImageFacts(NamedTuple):
@@ -85,7 +91,7 @@ def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image
 
     A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
     May be called from several threads. Pillow's warnings are silenced in this process.
-    Raises: UnreadableImageError.
+    Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     if isinstance(source, Path | str):
         source = _read(Path(source))
@@ -96,7 +102,10 @@ def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image
 
 
 def inspect_image(data: bytes) -> ImageFacts:
-    """Return format and size of an image file's bytes, after decoding it once. Raises: UnreadableImageError."""
+    """Return format and size of an image file's bytes, after decoding it once.
+
+    Raises: UnreadableImageError, or LockstepError if the host has too little memory.
+    """
     return _decode(data, 32)[1]
 
 
@@ -115,9 +124,19 @@ def decoder_versions() -> dict[str, str | None]:
 
 def _read(path: Path) -> bytes:
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Reading a pipe or a device may never end.
+            raise UnreadableImageError("not a regular file")
         return path.read_bytes()
     except OSError as error:
-        raise UnreadableImageError((error.strerror or str(error)).lower()) from None
+        raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
+    except MemoryError:
+        raise no_memory() from None
+
+
+def no_memory() -> LockstepError:
+    """Return the error for a host whose memory does not suffice for an image."""
+    return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
 
 
 def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], ImageFacts]:
@@ -141,7 +160,10 @@ def _load_plugins() -> None:
 
 @contextlib.contextmanager
 def _one_error_type(data: bytes = b"") -> Iterator[None]:
-    """Turn all that Pillow raises for an image into an UnreadableImageError. `data` are the bytes of its file."""
+    """Turn all that Pillow raises for an image into an UnreadableImageError. `data` are the bytes of its file.
+
+    A MemoryError says nothing about the file, so it becomes an error of the host.
+    """
     from PIL import Image, UnidentifiedImageError
 
     _silence_pillow()
@@ -153,8 +175,12 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
         raise UnreadableImageError(_unidentified(data)) from None
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
+    except MemoryError:
+        raise no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
-        raise UnreadableImageError(_damage(error)) from None
+        # Pillow's decoders report a failed allocation as a plain OSError. An error number comes from the system.
+        momentary = isinstance(error, OSError) and (error.errno is not None or "out of memory" in str(error))
+        raise UnreadableImageError(_damage(error), momentary) from None
 
 
 def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.uint8]:

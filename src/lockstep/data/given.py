@@ -26,6 +26,8 @@ Labels = NDArray[np.int64]
 
 CLASSES = "classes"
 _CHUNK_IMAGES = 64
+_MOST_INT64 = 2**63 - 1
+_MOST_UNNAMED = 1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
 _SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
 _IMAGE_KEYS, _LABEL_KEYS = ("image", "img"), ("label", "labels")
 _MODES = {"L": 1, "RGB": 3}  # Pillow's modes that are taken as they are -> channels
@@ -117,7 +119,13 @@ def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[s
     if names is None:
         names = _feature_names(getattr(data["train"], "features", None))
     if names is None:
-        names = tuple(map(str, range(int(labels["train"].max()) + 1)))
+        row = int(labels["train"].argmax())
+        if (largest := int(labels["train"][row])) >= _MOST_UNNAMED:
+            _refuse(
+                f"train, example {row}",
+                f"label {largest}, allowed are 0 to {_MOST_UNNAMED - 1} in a dataset that names no classes",
+            )
+        names = tuple(map(str, range(largest + 1)))
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         _refuse(CLASSES, f"got {names!r:.100}, expected the names of the classes in the order of their labels")
     if len(set(names)) < max(2, len(names)):
@@ -171,6 +179,7 @@ def _pair(where: str, example: object, image_px: int | None) -> tuple[Bytes, int
         _refuse(where, f"the label is a {_kind(label)}, expected a whole number")
     if isinstance(label, bool):
         _refuse(where, "the label is a bool, expected a whole number")
+    _require_int64(where, number)
     return _pixels(where, image, image_px), number
 
 
@@ -213,9 +222,18 @@ def require_shape(where: str, shape: Sequence[int], expected: Sequence[int]) -> 
 
 def _labels(name: str, labels: object) -> Labels:
     array = _array(labels) if _is_array(labels) else np.array(labels)
+    if array.ndim == 1 and array.dtype in (np.uint64, np.object_):  # the types that hold numbers above int64
+        for i, label in enumerate(array.tolist()):
+            if isinstance(label, int):
+                _require_int64(f"{name}, example {i}", label)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         _refuse(f"{name}, labels", f"got {array.dtype} {list(array.shape)}, expected whole numbers [N]")
     return array.astype(np.int64)
+
+
+def _require_int64(where: str, label: int) -> None:
+    if not -_MOST_INT64 <= label <= _MOST_INT64:
+        _refuse(where, f"a label of {label.bit_length()} bits: allowed are the numbers of the classes, from 0")
 
 
 def _require_bytes(where: str, array: NDArray[Any]) -> None:

@@ -77,9 +77,7 @@ class Classifier:
 
     def __init__(self, weights: _Weights, device: torch.device) -> None:
         self.recipe, self.device = weights.recipe, device
-        self.classes: tuple[str, ...] = tuple(weights.facts["classes"])
-        height, width, channels = weights.facts["image_shape"]
-        self.image_shape = int(height), int(width), int(channels)
+        self.classes, self.image_shape = _classes_and_shape(weights)
         self._weights = weights
         self._shape = self.recipe.augmentation.shape(*self.image_shape)
         module = self._build()
@@ -232,7 +230,10 @@ def load(
     classifier = Classifier(weights, _device(device))
     own = sources(weights.recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
-    before = {file: sha256 for file, sha256 in weights.facts.get("model_source", {}).items() if file in own}
+    recorded = weights.facts.get("model_source", {})
+    if not isinstance(recorded, dict):
+        raise LockstepError(f"{weights.origin} is damaged: its model_source is not a JSON object", DATA)
+    before = {file: sha256 for file, sha256 in recorded.items() if file in own}
     if changed := source_changes(before, own):
         note(f"the source of model {weights.recipe.model} is not the one it was trained with ({'; '.join(changed)})")
     return classifier
@@ -265,6 +266,17 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None, note
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
     tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer")}
     return _Weights(found.path, run.recipe(), stated, tensors)
+
+
+def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, int, int]]:
+    """Return the names of the classes, and (height, width, channels). Raises: LockstepError if either is not sound."""
+    classes, shape = weights.facts.get("classes"), weights.facts.get("image_shape")
+    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
+        raise LockstepError(f"{weights.origin} is damaged: it does not state the names of the classes", DATA)
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
+        raise LockstepError(f"{weights.origin} is damaged: it does not state the size of the images", DATA)
+    height, width, channels = shape
+    return tuple(classes), (height, width, channels)
 
 
 def _require_recipe(run: Run, path: Path, facts: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ def items(sources: Sources) -> Iterator[Item]:
 def _files(path: str | Path) -> Iterator[Item]:
     """Yield the images of a path: a file, a folder, or a pattern of file names."""
     file = Path(path).expanduser()
-    if file.is_dir():
+    if os.path.isdir(file):  # Path.is_dir raises an error where the folder above cannot be entered.
         nothing = True
         for member in _in_folder(file):
             nothing = False
@@ -83,7 +83,7 @@ def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:
         yield Item(folder, LockstepError((error.strerror or str(error)).lower(), DATA))
         return
     for member in members:
-        if member.is_dir():
+        if os.path.isdir(member):
             if os.path.realpath(member) not in (*above, own):
                 yield from _in_folder(member, (*above, own))
         elif member.suffix.lower().removeprefix(".") in SUFFIXES | UNSUPPORTED:

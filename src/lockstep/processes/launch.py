@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ from lockstep.processes.workers import Workers
 from lockstep.processes.world import World
 
 POLL_S = 0.02  # seconds between two looks at the workers
+
+_REDIRECTING = threading.Lock()  # sys.stderr belongs to all threads
 
 
 def launch(job: Job, world: World | None = None) -> int:
@@ -66,11 +69,14 @@ def _check_count(placement: Placement, world: World) -> None:
 
 @contextlib.contextmanager
 def silence_stderr(quiet: bool) -> Iterator[None]:
-    """If `quiet`, discard what a download writes to stderr. Errors are raised, not printed."""
+    """If `quiet`, discard what a download writes to stderr. Errors are raised, not printed.
+
+    Several threads take turns: if two redirections overlapped, the later one would restore a closed file.
+    """
     if not quiet:
         yield
         return
-    with open(os.devnull, "w") as devnull, contextlib.redirect_stderr(devnull):
+    with _REDIRECTING, open(os.devnull, "w") as devnull, contextlib.redirect_stderr(devnull):
         yield
 
 

@@ -281,11 +281,13 @@ def metadata(path: Path) -> dict[str, Any] | None:
             if length > _MOST_HEADER_BYTES:
                 raise ValueError("it is not a safetensors file")
             stated = json.loads(file.read(length))["__metadata__"]["lockstep"]
-            facts: dict[str, Any] = json.loads(stated)
+            facts: object = json.loads(stated)
+            if not isinstance(facts, dict):
+                raise ValueError("its metadata is not a JSON object")
             return facts
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"{error}" if isinstance(error, OSError | ValueError) else "it has no metadata of Lockstep"
         raise LockstepError(f"{path} is not a model of Lockstep, or is damaged: {problem}", DATA) from None
 

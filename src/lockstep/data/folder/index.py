@@ -1,6 +1,6 @@
 """The index of an image folder: what is known of each file after it was read once, kept in the user's cache.
 
-A later start compares sizes and times of change only, and reads the files that differ.
+A later start compares sizes and times only, and reads the files that differ.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ import platformdirs
 from numpy.typing import NDArray
 
 from lockstep import files, hardware
-from lockstep.data.decode import FORMATS, RULES, UnreadableImageError, decoder_versions, inspect_image
+from lockstep.data.decode import FORMATS, RULES, UnreadableImageError, decoder_versions, inspect_image, no_memory
 from lockstep.data.folder.scan import Scan
 from lockstep.errors import printable
 
-_LAYOUT = 1  # the version of the cache file
+_LAYOUT = 2  # the version of the cache file
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
 _AT_A_TIME = 32  # files that a thread reads before it takes more
@@ -74,36 +74,41 @@ class Index:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What reading a file tells. `cause` is "" if the image can be decoded."""
+    """What reading a file tells. `cause` is "" if the image can be decoded.
+
+    A `momentary` cause may be gone at the next start, such as a missing permission or too many open files.
+    """
 
     sha256: bytes
     format: int = 0
     size_px: tuple[int, int] = (0, 0)
     cause: str = ""
+    momentary: bool = False
 
 
 def index_of(scan: Scan) -> Index:
     """Return the index of the scanned files. Files that are new or changed are read, and decoded once, by threads.
 
     Of several programs at once, one reads the files and the others wait for it. A cache file that is damaged or was
-    written with another decoder is ignored. Progress goes to stderr.
+    written with another decoder is ignored. A file that the system cannot read now is read again at the next start.
+    Progress goes to stderr.
     """
     path = cache_file(scan.root)
     files_by_group = [file for group in scan.groups for file in group.files]
-    paths = [name for name, _, _ in files_by_group]
-    sizes, times = [size for _, size, _ in files_by_group], [time_ns for _, _, time_ns in files_by_group]
-    stamps = np.array([sizes, times], np.int64).T
+    paths = [file[0] for file in files_by_group]
+    stamps = np.array([file[1:] for file in files_by_group], np.int64).reshape(-1, 3)
     index, unknown = _known(path, paths, stamps)
     if not unknown:
         return index
     with _locked(path, scan.root):
         index, unknown = _known(path, paths, stamps)
         started_ns = time.time_ns()
-        done = set(range(len(paths))) - set(unknown)
+        known = set(range(len(paths))) - set(unknown)
+        done = known.copy()
         try:
             _read(scan.root, index, unknown, done)
         finally:  # A program that is stopped keeps what it has read.
-            if unknown and done:
+            if len(done) > len(known):
                 rows = sorted(done)
                 _write(path, index.rows(rows), stamps[rows], started_ns)
     return index
@@ -117,7 +122,10 @@ def cache_file(root: Path) -> Path:
 
 
 def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> None:
-    """Read and decode the files of the rows `unknown` by one thread for each core, and add the rows to `done`."""
+    """Read and decode the files of the rows `unknown` by one thread for each core.
+
+    Add the rows to `done`, except those with a momentary cause: the cache file must not keep that cause.
+    """
     lock = threading.Lock()
     parts = [unknown[start : start + _AT_A_TIME] for start in range(0, len(unknown), _AT_A_TIME)]
 
@@ -126,7 +134,7 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
         with lock:
             for row, fact in zip(rows, facts, strict=True):
                 index.put(row, fact)
-            done.update(rows)
+            done.update(row for row, fact in zip(rows, facts, strict=True) if not fact.momentary)
             progress.add(len(rows))
 
     with _Progress(root, len(unknown)) as progress:
@@ -143,19 +151,21 @@ def _examine(path: str) -> _Facts:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        return _Facts(bytes(32), cause=(error.strerror or str(error)).lower())
+        return _Facts(bytes(32), cause=(error.strerror or str(error)).lower(), momentary=True)
+    except MemoryError:
+        raise no_memory() from None
     sha256 = hashlib.sha256(data).digest()
     try:
         facts = inspect_image(data)
     except UnreadableImageError as error:
-        return _Facts(sha256, cause=str(error))
+        return _Facts(sha256, cause=str(error), momentary=error.momentary)
     return _Facts(sha256, FORMATS.index(facts.format), (facts.width, facts.height))
 
 
 def _known(path: Path, paths: list[str], stamps: NDArray[np.int64]) -> tuple[Index, list[int]]:
     """Return the index as far as the cache file knows it, and the rows of the files that must be read.
 
-    `stamps` are size and time of change of each file, int64 [n, 2].
+    `stamps` are size, st_mtime_ns and st_ctime_ns of each file, int64 [n, 3].
     """
     index = Index.empty(paths)
     cached = _load(path)
@@ -187,7 +197,7 @@ def _header() -> bytes:
 
 def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int) -> None:
     """Replace the cache file atomically. If that is not possible, say so on stderr."""
-    young = stamps[:, 1:] > started_ns - _GRAIN_NS
+    young = stamps[:, 1:2] > started_ns - _GRAIN_NS
     causes = json.dumps({str(row): cause for row, cause in index.causes.items()}).encode()
     file = io.BytesIO()
     np.savez(
@@ -217,7 +227,7 @@ def _load(path: Path) -> tuple[Index, NDArray[np.int64]] | None:
             index = Index(paths, arrays["sha256"], arrays["formats"], arrays["sizes_px"], causes)
         shapes = [stamps.shape, index.sha256.shape, index.formats.shape, index.sizes_px.shape]
         n = len(paths)
-        return (index, stamps) if shapes == [(n, 2), (n, 32), (n,), (n, 2)] else None
+        return (index, stamps) if shapes == [(n, 3), (n, 32), (n,), (n, 2)] else None
     except Exception:  # A damaged file raises errors of zipfile, zlib, numpy, json and others.
         return None
 

@@ -1,4 +1,4 @@
-"""The files of an image folder, by split and class. Nothing is read but names, sizes and times of change.
+"""The files of an image folder, by split and class. Nothing is read but names, sizes and times.
 
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**, where val may be called valid or validation.
 """
@@ -31,12 +31,13 @@ _MOST_LOOKED_AT = 20_000  # entries that `is_image_folder` looks at, so that it 
 class Group(NamedTuple):
     """The images of one class in one split; see `Scan` for the split's name.
 
-    files: (path relative to the root, with "/"; size in bytes, -1 for a broken link; time of change in ns), sorted.
+    files: (path relative to the root, with "/"; size in bytes, -1 for a broken link; st_mtime_ns; st_ctime_ns), sorted.
+    A program can set st_mtime_ns to any time, so only st_ctime_ns shows that a file was replaced by one of equal size.
     """
 
     split: str
     class_name: str
-    files: list[tuple[str, int, int]]
+    files: list[tuple[str, int, int, int]]
 
 
 @dataclass
@@ -96,7 +97,7 @@ def is_image_folder(root: Path) -> bool:
             continue
         looked_at += len(entries)
         for entry in entries:
-            if entry.is_dir(follow_symlinks=depth < 2):
+            if _is_dir(entry, follow_symlinks=depth < 2):
                 waiting.append((Path(entry.path), depth + 1))
             elif depth and _suffix(entry.name) in SUFFIXES:
                 return True
@@ -106,7 +107,7 @@ def is_image_folder(root: Path) -> bool:
 def _split_folders(result: Scan) -> list[tuple[str, Path]]:
     """Return (split, folder) for each split, or ("", root) if the folders in `root` are classes."""
     try:
-        folders = sorted(entry.name for entry in _visible(result.root) if entry.is_dir())
+        folders = sorted(entry.name for entry in _visible(result.root) if _is_dir(entry))
     except OSError as error:
         raise LockstepError(f"{result.root} cannot be read: {error.strerror}", DATA) from None
     by_split: dict[str, list[str]] = {}
@@ -140,7 +141,7 @@ def _scan_classes(result: Scan, split: str, folder: Path) -> None:
     try:
         _note_loose(result, folder, prefix)
         above = (_identity(result.root), _identity(folder))
-        folders = sorted(entry.name for entry in _visible(folder) if entry.is_dir())
+        folders = sorted(entry.name for entry in _visible(folder) if _is_dir(entry))
     except OSError as error:
         result.problems.append(f"{prefix or result.root} cannot be read: {error.strerror}")
         return
@@ -173,17 +174,38 @@ def _walk(result: Scan, group: Group, folder: str, prefix: str, above: tuple[tup
                 if name[0] == "." or name in IGNORED:
                     continue
                 is_image = name[name.rfind(".") + 1 :].lower() in SUFFIXES
-                if is_image and entry.is_file():
-                    facts = entry.stat()
-                    add((prefix + name, facts.st_size, facts.st_mtime_ns))
-                elif entry.is_dir():
+                try:
+                    facts = entry.stat() if is_image and entry.is_file() else None
+                    is_folder = facts is None and entry.is_dir()
+                except OSError:  # a link to itself, a file that is gone by now, or a folder that cannot be entered
+                    _add_unknown(result, group, entry, prefix, is_image)
+                    continue
+                if facts is not None:
+                    add((prefix + name, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
+                elif is_folder:
                     _walk(result, group, entry.path, f"{prefix}{name}/", (*above, own))
                 elif is_image and entry.is_symlink():
-                    add((prefix + name, -1, 0))
+                    add((prefix + name, -1, 0, 0))
                 else:  # A pipe counts here too: reading it would wait for its writer.
                     _count_other(result, name)
     except OSError as error:
         result.problems.append(f"{prefix} cannot be read: {error.strerror}")
+
+
+def _add_unknown(result: Scan, group: Group, entry: "os.DirEntry[str]", prefix: str, is_image: bool) -> None:
+    """Add an entry that the system cannot examine: an image as a broken link is, so that its cause is shown."""
+    if is_image:
+        group.files.append((prefix + entry.name, -1, 0, 0))
+    else:
+        _count_other(result, entry.name)
+
+
+def _is_dir(entry: "os.DirEntry[str]", follow_symlinks: bool = True) -> bool:
+    """Return whether `entry` is a folder. An entry that the system cannot examine is none, as a link to itself."""
+    try:
+        return entry.is_dir(follow_symlinks=follow_symlinks)
+    except OSError:
+        return False
 
 
 def _identity(folder: Path | str) -> tuple[int, int]:
@@ -194,7 +216,7 @@ def _identity(folder: Path | str) -> tuple[int, int]:
 def _note_loose(result: Scan, folder: Path, prefix: str) -> None:
     """Record the files that lie directly in `folder`, in no class."""
     for entry in _visible(folder):
-        if not entry.is_dir():
+        if not _is_dir(entry):
             if _suffix(entry.name) in SUFFIXES:
                 result.loose.append(prefix + entry.name)
             else:
@@ -217,7 +239,7 @@ def _visible(folder: Path | str) -> Iterator["os.DirEntry[str]"]:
 
 def _has_folders(folder: Path) -> bool:
     try:
-        return any(entry.is_dir() for entry in _visible(folder))
+        return any(_is_dir(entry) for entry in _visible(folder))
     except OSError:
         return False
 

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lockstep import hardware
 from lockstep.data.download.transfer import no_room, say, size
 from lockstep.data.images.base import Images, Source
 from lockstep.data.images.decoded import DecodedImages, decoded
-from lockstep.data.images.mapped import CacheWriter, MappedImages, caches, locked_cache, new_cache
+from lockstep.data.images.mapped import CacheWriter, MappedImages, caches, locked_cache, new_cache, remove_abandoned
 from lockstep.data.progress import Progress, on_stderr
 
 _CHUNK_IMAGES = 16  # written at a time, and finished by each thread before a signal ends the program
@@ -53,6 +54,7 @@ def open_images(
     try:
         with locked_cache(name, lambda: say(f"another program is making the cache {folder}: waiting for it")):
             if not folder.exists():
+                remove_abandoned(folder)  # first, because the folders of killed programs take space
                 if (problem := _no_space(source, folder, cache_limit)) is not None:
                     return _on_the_fly(source, note, problem)
                 _build(source, key, folder, progress)
@@ -78,11 +80,22 @@ def _no_space(source: Source, folder: Path, limit: float | None) -> str | None:
             f"the cache needs {size(needed)}, more than half of the {size(free)} that are free in {folder.parent}. "
             f"--cache-limit GB allows more"
         )
-    others = sum(path.stat().st_size for path in folder.parent.glob("*/*"))
+    others = _size_of_caches(folder.parent)
     if needed + others <= limit * _GB:
         return None
     also = f", and other caches in {folder.parent} take {size(others)}" if others else ""
     return f"the cache needs {size(needed)}{also}; the cache limit is {size(int(limit * _GB))}"
+
+
+def _size_of_caches(parent: Path) -> int:
+    """Return the bytes of all complete caches. Other programs may delete caches at the same time."""
+    total = 0
+    for cache in parent.iterdir():
+        if cache.name.startswith("."):  # a lock, or a folder that is still written
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):
+            total += sum(path.stat().st_size for path in cache.iterdir())
+    return total
 
 
 def _build(source: Source, key: str, folder: Path, progress: Progress) -> None:

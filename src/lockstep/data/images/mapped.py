@@ -7,6 +7,7 @@ A cache is a folder of three files, and is complete if it exists:
     manifest.json   count, shape, what decided the pixels, and the versions that wrote them
 """
 
+import errno
 import json
 import mmap
 import os
@@ -155,8 +156,7 @@ def new_cache(folder: Path) -> Iterator[CacheWriter]:
     programs are removed. A writer that finds the name of the cache only in its contents changes its `destination`; an
     existing cache of that name is kept.
     """
-    for old in folder.parent.glob(".*-partial"):
-        _remove_abandoned(old, own=folder)
+    remove_abandoned(folder)
     partial = _partial(folder)
     partial.mkdir()
     try:
@@ -166,10 +166,21 @@ def new_cache(folder: Path) -> Iterator[CacheWriter]:
         finally:
             writer.close()
         if (partial / MANIFEST).is_file() and not writer.destination.exists():
-            partial.rename(writer.destination)
+            try:
+                partial.rename(writer.destination)
+            except OSError as error:
+                # The destination has a lock of its own, so another program may have made it since it was looked for.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not writer.destination.exists():
+                    raise
             flush(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_abandoned(own: Path) -> None:
+    """Remove the partial folders of killed programs. The caller holds the lock of the cache `own`. Raises: OSError."""
+    for partial in own.parent.glob(".*-partial"):
+        _remove_abandoned(partial, own)
 
 
 def _remove_abandoned(partial: Path, own: Path) -> None:
