@@ -260,6 +260,20 @@ def test_a_mistake_is_one_sentence_that_names_the_split(case, cache):
     assert not cache.exists() or list(cache.iterdir()) == []
 
 
+@pytest.mark.parametrize("make", [Torchvision, HuggingFace])
+def test_splits_that_state_other_classes_are_refused(make):
+    train = make(PIXELS, LABELS, ["ant", "bee", "cat"])
+    lacking = make(PIXELS[:2], LABELS[:2], ["ant", "cat"])
+    with pytest.raises(LockstepError, match="test: label 1 is 'cat', and in train it is 'bee': give every split") as e:
+        read({"train": train, "test": lacking})
+    assert e.value.code == DATA
+    shorter = make(PIXELS[:2], LABELS[:2], ["ant", "bee"])
+    with pytest.raises(LockstepError, match="test: label 2 is no class, and in train it is 'cat'"):
+        read({"train": train, "test": shorter, "classes": ["a", "b", "c"]})
+    same = make(PIXELS[:2], LABELS[:2], ["ant", "bee", "cat"])
+    assert read({"train": train, "test": same})["test"].classes == ("ant", "bee", "cat")
+
+
 def test_a_file_that_a_sequence_cannot_open_is_named():
     def lazily():
         yield from pairs((PIXELS[:2], LABELS[:2]))

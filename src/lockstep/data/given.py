@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 import numpy as np
@@ -109,16 +110,16 @@ def splits_of(data: object, image_px: int | None) -> dict[str, Given]:
 def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[str, ...]:
     """Return the names of the classes: those that `data` states, those of its training dataset, or numbers.
 
-    `labels` are those of every split. Raises: LockstepError if a label has no class.
+    `labels` are those of every split. Raises: LockstepError if a label has no class, or a split states other classes
+    than the training dataset.
     """
+    _require_same_classes(data)
     names = data.get(CLASSES)
     if names is None:
-        names = getattr(data["train"], "classes", None)
-    if names is None:
-        names = _feature_names(getattr(data["train"], "features", None))
+        names = _stated_classes(data["train"])
     if names is None:
         names = tuple(map(str, range(int(labels["train"].max()) + 1)))
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+    if not _is_names(names):
         _refuse(CLASSES, f"got {names!r:.100}, expected the names of the classes in the order of their labels")
     if len(set(names)) < max(2, len(names)):
         _refuse(CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once")
@@ -130,6 +131,42 @@ def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[s
                 f"label {values[wrong[0]]}, allowed are 0 to {len(names) - 1}, as there are {len(names)} classes",
             )
     return tuple(names)
+
+
+def _require_same_classes(data: Mapping[str, Any]) -> None:
+    """Raise a LockstepError unless every split that states its classes states those of the training dataset.
+
+    A dataset of folders numbers the classes that it has itself. So a label has another meaning in a split that lacks
+    a class, and no label shows it.
+    """
+    expected = _stated_classes(data["train"])
+    if not _is_names(expected):
+        return
+    for split, examples in data.items():
+        own = _stated_classes(examples) if split not in (CLASSES, "train") else None
+        if not _is_names(own) or list(own) == list(expected):
+            continue
+        pairs = enumerate(zip_longest(own, expected))
+        label, (got, wanted) = next((i, names) for i, names in pairs if names[0] != names[1])
+        _refuse(
+            split,
+            f"label {label} is {_name_or_none(got)}, and in train it is {_name_or_none(wanted)}: give every split the "
+            f"{len(expected)} classes of train in the same order, or pairs (image, label) with the labels of train",
+        )
+
+
+def _stated_classes(examples: object) -> Any:
+    """Return the names of the classes that a dataset of torchvision or Hugging Face states, or None."""
+    names = getattr(examples, "classes", None)
+    return _feature_names(getattr(examples, "features", None)) if names is None else names
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+
+
+def _name_or_none(name: str | None) -> str:
+    return "no class" if name is None else repr(name)
 
 
 def _given(name: str, examples: object, image_px: int | None) -> Given:
