@@ -151,6 +151,15 @@ def test_grey_images_get_a_channel():
     assert all((split.images[:].numpy() == PIXELS[..., :1]).all() for split in splits.values())
 
 
+def test_images_are_turned_upright_without_image_px():
+    stored = Image.fromarray(PIXELS[0])
+    stored.getexif()[0x0112] = 6
+    turned = stored.transpose(Image.Transpose.ROTATE_270)
+    found = read({"train": [(stored, 0), (turned, 1)]})["train"].images[:2]
+    assert torch.equal(found[0], found[1])
+    assert tuple(found.shape) == (2, 5, 6, 3)
+
+
 def test_images_of_any_size_are_brought_to_image_px():
     images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(9)]
     grey = RNG.integers(0, 256, (9, 50, 50), dtype=np.uint8)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lockstep.data.decode import UnreadableImageError, decode_image
+from lockstep.data.decode import UnreadableImageError, decode_image, upright
 from lockstep.errors import DATA, LockstepError
 
 Bytes = NDArray[np.uint8]
@@ -144,15 +144,18 @@ def _require_same_classes(data: Mapping[str, Any]) -> None:
         return
     for split, examples in data.items():
         own = _stated_classes(examples) if split not in (CLASSES, "train") else None
-        if not _is_names(own) or list(own) == list(expected):
-            continue
-        pairs = enumerate(zip_longest(own, expected))
-        label, (got, wanted) = next((i, names) for i, names in pairs if names[0] != names[1])
-        _refuse(
-            split,
-            f"label {label} is {_name_or_none(got)}, and in train it is {_name_or_none(wanted)}: give every split the "
-            f"{len(expected)} classes of train in the same order, or pairs (image, label) with the labels of train",
-        )
+        if _is_names(own) and (other := first_other_class(own, expected)):
+            _refuse(
+                split,
+                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split the {len(expected)} "
+                f"classes of train in the same order, or pairs (image, label) with the labels of train",
+            )
+
+
+def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int, str, str] | None:
+    """Return the first label whose name is not the same in both, and both names. None: all are equal."""
+    pairs = enumerate(zip_longest(map(repr, names), map(repr, others), fillvalue="no class"))
+    return next(((label, name, other) for label, (name, other) in pairs if name != other), None)
 
 
 def _stated_classes(examples: object) -> Any:
@@ -163,10 +166,6 @@ def _stated_classes(examples: object) -> Any:
 
 def _is_names(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
-
-
-def _name_or_none(name: str | None) -> str:
-    return "no class" if name is None else repr(name)
 
 
 def _given(name: str, examples: object, image_px: int | None) -> Given:
@@ -220,6 +219,8 @@ def _pixels(where: str, image: object, image_px: int | None) -> Bytes:
         if image_px is None and image.mode not in _MODES:
             _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are {', '.join(_MODES)}: set image_px")
         if image_px is None:
+            # Prediction turns images upright too. So the network must be trained on upright ones.
+            image = upright(image)
             return np.array(image).reshape(image.height, image.width, _MODES[image.mode])
     elif _is_array(image):
         image = _array(image)
