@@ -158,12 +158,17 @@ class Session:
         )
 
     def require_agreement(self) -> None:
-        """Raise a LockstepError, in every process, unless recipe, data, model source and weights are equal in all."""
+        """Raise a LockstepError, in every process, unless all processes agree.
+
+        They must have the same recipe, data, names of classes, model source and weights.
+        """
         if self.reduction.processes == 1:
             return
         texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
+        # The sha256 of a split covers labels, not their names. Other names would give checkpoints that differ.
+        texts["names of the classes"] = json.dumps(self.splits["train"].classes)
         texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
             json.dumps(self.model_source)
         )
