@@ -76,7 +76,9 @@ class Session:
         # After everything that initialises the model from the training images: weights from a file replace it.
         self.initial_weights = None
         if placement.init is not None and recipe.init_sha256 is not None:
-            self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
+            self.initial_weights = load_initial_weights(
+                model, recipe.model, placement.init, recipe.init_sha256, train_set.classes
+            )
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
         self.fingerprint = fingerprint(device, self.decoder)
