@@ -94,7 +94,10 @@ class Session:
         return {name: self.splits[name].sha256 for name in ("train", self.recipe.evaluated_split)}
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
-        """Return a split, or its first `examples`, on the device. Raises: LockstepError if it does not exist."""
+        """Return a split, or `examples` of it, on the device. Raises: LockstepError if it does not exist.
+
+        These are the first, or in a folder of images, whose order is by class, evenly spread ones.
+        """
         if name not in self.splits:
             raise LockstepError(
                 f"dataset {self.recipe.dataset} has no split {name!r}: its splits are {', '.join(self.splits)}"
@@ -106,7 +109,8 @@ class Session:
                     f"--examples: got {examples}: split {name} of dataset {self.recipe.dataset} has "
                     f"{len(dataset)}, so give 1 to {len(dataset)}"
                 )
-            dataset = dataset.first(examples)
+            folder = self.recipe.dataset == IMAGE_FOLDER
+            dataset = dataset.spread(examples) if folder else dataset.first(examples)
         return dataset.to(self.device)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
