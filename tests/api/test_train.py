@@ -15,6 +15,8 @@ from tests.images import bright_and_dark
 import lockstep
 from lockstep.data.digits import load
 from lockstep.errors import DATA, LockstepError
+from lockstep.recipes import named
+from lockstep.run.folder import Run
 
 STEPS = 30
 LONG = 100  # steps of a run that is interrupted before its end
@@ -255,6 +257,23 @@ def test_weights_of_another_run_are_the_start(tmp_path, monkeypatch, trained_onc
     images = load(None)["test"].images[:50].numpy()
     labels = [[p.label for p in lockstep.load(each).predict(images)] for each in (first, run)]
     assert sum(map(str.__eq__, *labels)) >= 45  # one step moves the running averages of the network a little
+
+
+@pytest.mark.parametrize("given", ["run", "path", "what"])
+def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, monkeypatch, given):
+    def stored(data, image_px):
+        raise LockstepError(f"stored at {image_px}")
+
+    monkeypatch.setattr("lockstep.data.own.store_in_memory", stored)
+    run = Run.create(tmp_path / "photos", named("folder").replace(image_px=48))
+    run.model.write_bytes(b"weights")
+    words = {
+        "run": {"init": lockstep.Run.open(run.path)},
+        "path": {"init": run.path},
+        "what": {"init": run.path, "what": "digits"},
+    }
+    with pytest.raises(LockstepError, match=f"stored at {None if given == 'what' else 48}"):
+        lockstep.train(data={"train": [], "test": []}, quiet=True, **words[given])
 
 
 def test_evaluate_refuses_what_the_command_line_refuses(tmp_path, trained_once):

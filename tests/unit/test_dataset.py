@@ -189,3 +189,11 @@ def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
         Session(named("digits"), Placement(), Local(4), torch.device("cpu"), {"train": train_set})
     held = named("digits").replace(held_out=20)
     assert "held-out" in Session(held, Placement(), Local(4), torch.device("cpu"), {"train": train_set}).splits
+
+
+def test_spread_examples_are_of_all_classes():
+    images = np.arange(10, dtype=np.uint8)[:, None, None, None]
+    whole = Dataset.of(images, np.repeat([0, 1], 5), ("a", "b"))
+    assert whole.spread(4).images.flatten().tolist() == [0, 2, 5, 7]
+    assert whole.spread(4).labels.tolist() == [0, 0, 1, 1]
+    assert whole.spread(99).sha256 == whole.sha256

@@ -3,9 +3,28 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+from lockstep.config.placement import Placement
 from lockstep.report.evaluation import CheckpointEvaluation, precision_line, summary_line, table_lines
+from lockstep.run.evaluation import _division_notes
 from lockstep.training.evaluate import Evaluation
+
+
+def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path):
+    def notes(folder, trained=None):
+        (tmp_path / "environment.json").write_text(json.dumps([{"data": str(trained or tmp_path / "trained")}]))
+        recipe = SimpleNamespace(dataset="folder", test_share=0.2)
+        job = SimpleNamespace(recipe=recipe, placement=Placement(data=folder), path=tmp_path, split="test")
+        return _division_notes(job, SimpleNamespace(splits={"train": range(8), "test": range(2)}))
+
+    for name in ("new/bright", "new/dark", "own/train/bright", "own/test/bright"):
+        (tmp_path / name).mkdir(parents=True)
+    assert notes(tmp_path / "new") == [
+        f"test is 2 of the 10 images in {tmp_path}/new: the folder has no test folder, so test_share=0.2 divides its "
+        f"images. --split selects train or test"
+    ]
+    assert notes(tmp_path / "new", tmp_path / "new") == notes(tmp_path / "own") == []
 
 
 def evaluation(classes, confusion, lost=0):

@@ -151,6 +151,15 @@ def test_grey_images_get_a_channel():
     assert all((split.images[:].numpy() == PIXELS[..., :1]).all() for split in splits.values())
 
 
+def test_images_are_turned_upright_without_image_px():
+    stored = Image.fromarray(PIXELS[0])
+    stored.getexif()[0x0112] = 6
+    turned = stored.transpose(Image.Transpose.ROTATE_270)
+    found = read({"train": [(stored, 0), (turned, 1)]})["train"].images[:2]
+    assert torch.equal(found[0], found[1])
+    assert tuple(found.shape) == (2, 5, 6, 3)
+
+
 def test_images_of_any_size_are_brought_to_image_px():
     images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(9)]
     grey = RNG.integers(0, 256, (9, 50, 50), dtype=np.uint8)
@@ -268,6 +277,20 @@ def test_a_mistake_is_one_sentence_that_names_the_split(case, cache):
     assert error.value.code == DATA
     assert "\n" not in str(error.value)
     assert not cache.exists() or list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [Torchvision, HuggingFace])
+def test_splits_that_state_other_classes_are_refused(make):
+    train = make(PIXELS, LABELS, ["ant", "bee", "cat"])
+    lacking = make(PIXELS[:2], LABELS[:2], ["ant", "cat"])
+    with pytest.raises(LockstepError, match="test: label 1 is 'cat', and in train it is 'bee': give every split") as e:
+        read({"train": train, "test": lacking})
+    assert e.value.code == DATA
+    shorter = make(PIXELS[:2], LABELS[:2], ["ant", "bee"])
+    with pytest.raises(LockstepError, match="test: label 2 is no class, and in train it is 'cat'"):
+        read({"train": train, "test": shorter, "classes": ["a", "b", "c"]})
+    same = make(PIXELS[:2], LABELS[:2], ["ant", "bee", "cat"])
+    assert read({"train": train, "test": same})["test"].classes == ("ant", "bee", "cat")
 
 
 def test_a_file_that_a_sequence_cannot_open_is_named():

@@ -1,6 +1,8 @@
 """--init: weights from files and runs, what matches, what is refused, and runs that start from them."""
 
 import collections
+import hashlib
+import json
 import shutil
 
 import pytest
@@ -98,6 +100,22 @@ def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
     assert {key for key in after if torch.equal(after[key], before[key]) and key.rpartition(".")[0] not in (
         "norm1", "norm2", "norm3")} == kept - {"norm1.bias"}  # fmt: skip
     assert torch.equal(after["norm1.bias"], before["norm1.bias"])
+
+
+def test_other_classes_of_the_file_are_named(tmp_path):
+    def line(path, classes):
+        table = load_initial_weights(model(seed=1), "digits", path, find_weights(path).sha256, classes)
+        return dict(table.lines()).get("classes", "")
+
+    path, digits = tmp_path / "state.safetensors", "0123456789"
+    save_file(model().state_dict(), path, {"lockstep": json.dumps({"classes": list(digits)})})
+    assert "label 2 is '2' in it, and 'x' in the dataset" in line(path, "01x3456789")
+    assert line(path, digits) == line(path, "01") == ""
+    save_file(model().state_dict(), path)
+    assert line(path, "01x3456789") == ""
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": {}, "classes": list(digits)}))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert load_initial_weights(model(), "digits", path, sha256, "01x3456789").other_class == (2, "'2'", "'x'")
 
 
 def test_a_table_of_many_tensors_stays_short():

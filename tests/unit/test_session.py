@@ -1,5 +1,8 @@
 """A session before its first step: its data, network and state."""
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +71,21 @@ def test_held_out_images_are_evaluated_and_not_trained_on():
 def test_holding_out_every_image_is_rejected():
     with pytest.raises(LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"):
         session({**WHITENED, "held_out": 40})
+
+
+@pytest.mark.parametrize(("dataset", "labels"), [("folder", [0, 0, 1, 1]), ("cifar10", [0, 0, 0, 0])])
+def test_some_examples_of_a_folder_are_of_all_classes(dataset, labels):
+    split = Dataset.of(np.zeros((10, 1, 1, 1), np.uint8), np.repeat([0, 1], 5), ("a", "b"))
+    built = SimpleNamespace(recipe=SimpleNamespace(dataset=dataset), splits={"test": split}, device=CPU)
+    assert Session.split(built, "test", 4).labels.tolist() == labels
+
+
+def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
+    built, texts = session({}), {}
+    monkeypatch.setattr("lockstep.run.session.require_equal", lambda what, own, *_: texts.update({what: own}))
+    built.reduction = SimpleNamespace(processes=2)
+    built.require_agreement()
+    assert texts["names of the classes"] == json.dumps(list("abcdefghij"))
 
 
 @pytest.mark.parametrize(("reduction", "text"), [("tree", "all towers in one process"), ("central-cpu", "on its CPU")])

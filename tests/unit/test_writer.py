@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lockstep.errors import DATA, LockstepError
 from lockstep.run import startup
 from lockstep.run.arithmetic import Probe
 from lockstep.run.writer import RunWriter, Writer, open_writer
@@ -41,6 +42,22 @@ def test_other_processes_open_no_folder(tmp_path):
         assert type(writer) is Writer
         assert writer.finish({}, [], 0) is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("trained", [["ant", "bee"], ["bee", "ant"], ["ant"], None])
+def test_a_run_is_not_resumed_with_other_classes(trained, tmp_path):
+    facts = {} if trained is None else {"classes": trained}
+    writer = object.__new__(RunWriter)
+    writer.checkpoint = SimpleNamespace(manifest={"data_sha256": {}, **facts})
+    writer.run = SimpleNamespace(path=tmp_path)
+    writer._session = SimpleNamespace(data_sha256={}, splits={"train": SimpleNamespace(classes=("ant", "bee"))})
+    if trained in (None, ["ant", "bee"]):
+        writer._require_same_data()
+        return
+    label, was, now = (0, "'bee'", "'ant'") if len(trained) == 2 else (1, "no class", "'bee'")
+    with pytest.raises(LockstepError, match=f"label {label} was {was} and is {now}. Give the same names") as error:
+        writer._require_same_data()
+    assert error.value.code == DATA
 
 
 @pytest.mark.parametrize(

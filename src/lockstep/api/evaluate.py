@@ -69,7 +69,7 @@ def evaluate(
         split: "train", "test" or another split; None for the one that training evaluates.
         checkpoint: "best", or the number of steps; None for the newest.
         weights: "ema" or "raw"; None for those of the classifier.
-        examples: only the first N of the split; None for all.
+        examples: only the first N of the split, or N evenly spread ones of a folder of images; None for all.
         data: folder of the dataset; None for that of training.
         processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
         device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".

@@ -17,6 +17,7 @@ from lockstep.errors import LockstepError, printable, unknown
 from lockstep.processes.caller import compute, require_alone
 from lockstep.processes.world import World
 from lockstep.run.folder import Run
+from lockstep.run.weights_file import find_weights
 from lockstep.settings import validated
 
 # Options of `lockstep train` that change the recipe. All other settings of the recipe are given as `settings`.
@@ -82,12 +83,12 @@ def train(
     strict, own, placing = _sorted(options)
     changes = _changes(settings or {}, own)
     where: dict[str, Any] = {"device": device, "processes": processes}
+    weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
     if isinstance(data, Mapping):
-        where["data"], changes = _stored(data, _named(what), changes)
+        where["data"], changes = _stored(data, _named(what) or _parent(weights) or "digits", changes)
     elif data is not None:
         where["data"] = Path(data).expanduser().absolute()
     placement = validated(Placement, where | placing)
-    weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
     with streams(quiet) as (out, err), tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         path_file = Path(folder) / "path"
         job = train_job(
@@ -108,7 +109,13 @@ def train(
         return run
 
 
-def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+def _parent(weights: Path | None) -> str | None:
+    """Return the folder of the run in `weights`, whose recipe a new run takes over, or None if it is no run."""
+    parent = find_weights(weights).run if weights is not None else None
+    return str(parent.absolute()) if parent is not None else None
+
+
+def _stored(data: Mapping[str, Any], what: str | Recipe, changes: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Write a dataset in memory to a cache. Return its folder, and `changes` with those that name it.
 
     Raises: LockstepError if the dataset or the recipe is not valid.
@@ -118,7 +125,7 @@ def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[st
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
-    recipe = subject_of(what or "digits", named).recipe
+    recipe = subject_of(what, named).recipe
     folder, sha256 = store_in_memory(data, recipe.image_px)
     return folder, named | {"dataset_sha256": sha256}
 

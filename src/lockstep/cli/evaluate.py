@@ -28,7 +28,12 @@ def evaluate(
         ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(metavar="N", help="Evaluate only the first N examples of the split. Default: all.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Evaluate only the first N examples of the split; of a folder of images N evenly spread ones, as its "
+            "order is by class. Default: all.",
+        ),
     ] = None,
     checkpoint: Annotated[
         str | None,

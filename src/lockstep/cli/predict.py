@@ -56,7 +56,8 @@ def predict(
 
     Prints path, class and probability of each image, in the order in which the images are given. A folder's images
     are sorted by name. Preprocessing, precision and test_views are those of evaluation, so the counts over the files of
-    a test set are those of `lockstep eval`.
+    a test set are those of `lockstep eval`, except with test_views=flip-translate-unsure: it chooses the views of an
+    image by the others in its batch.
 
     Results are printed batch by batch. A file that cannot be read is reported on stderr, the others go on, and the exit
     code is 3 at the end.

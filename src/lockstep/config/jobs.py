@@ -51,7 +51,7 @@ class EvalJob(Settings):
         path: the run's folder.
         weights: "ema", "raw", or None for those of the classifier.
         split: the split to evaluate.
-        examples: how many of its first examples, or None for all.
+        examples: how many of its examples, see `Session.split`, or None for all.
         checkpoint: the step of a checkpoint, "best", or None for the newest.
         save_model: file for the evaluated model, or None.
         watch: True to evaluate each new checkpoint until the run ends; `interval` is in seconds.

@@ -74,6 +74,11 @@ class Dataset:
         """Return the first `count` examples, in file order. The dataset must be on the CPU."""
         return self._select(np.arange(min(count, len(self))))
 
+    def spread(self, count: int) -> "Dataset":
+        """Return `count` examples at even distances, in file order. The dataset must be on the CPU."""
+        count = min(count, len(self))
+        return self._select(np.arange(count) * len(self) // count)
+
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
         """Split off `count` random examples: return (the remaining examples, the held-out examples).
 

@@ -101,6 +101,13 @@ def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image
         return _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px)
 
 
+def upright(image: "Image") -> "Image":
+    """Return a Pillow image with its EXIF orientation applied. Unreadable EXIF data counts as none."""
+    image.load()  # Pillow applies the orientation of a TIFF while it loads it.
+    orientation = _orientation(image)
+    return image if orientation is None else image.transpose(orientation)
+
+
 def inspect_image(data: bytes) -> ImageFacts:
     """Return format and size of an image file's bytes, after decoding it once.
 

@@ -12,13 +12,14 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lockstep.data.decode import UnreadableImageError, decode_image
+from lockstep.data.decode import UnreadableImageError, decode_image, upright
 from lockstep.errors import DATA, LockstepError
 
 Bytes = NDArray[np.uint8]
@@ -111,13 +112,13 @@ def splits_of(data: object, image_px: int | None) -> dict[str, Given]:
 def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[str, ...]:
     """Return the names of the classes: those that `data` states, those of its training dataset, or numbers.
 
-    `labels` are those of every split. Raises: LockstepError if a label has no class.
+    `labels` are those of every split. Raises: LockstepError if a label has no class, or a split states other classes
+    than the training dataset.
     """
+    _require_same_classes(data)
     names = data.get(CLASSES)
     if names is None:
-        names = getattr(data["train"], "classes", None)
-    if names is None:
-        names = _feature_names(getattr(data["train"], "features", None))
+        names = _stated_classes(data["train"])
     if names is None:
         row = int(labels["train"].argmax())
         if (largest := int(labels["train"][row])) >= _MOST_UNNAMED:
@@ -126,7 +127,7 @@ def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[s
                 f"label {largest}, allowed are 0 to {_MOST_UNNAMED - 1} in a dataset that names no classes",
             )
         names = tuple(map(str, range(largest + 1)))
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+    if not _is_names(names):
         _refuse(CLASSES, f"got {names!r:.100}, expected the names of the classes in the order of their labels")
     if len(set(names)) < max(2, len(names)):
         _refuse(CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once")
@@ -138,6 +139,41 @@ def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[s
                 f"label {values[wrong[0]]}, allowed are 0 to {len(names) - 1}, as there are {len(names)} classes",
             )
     return tuple(names)
+
+
+def _require_same_classes(data: Mapping[str, Any]) -> None:
+    """Raise a LockstepError unless every split that states its classes states those of the training dataset.
+
+    A dataset of folders numbers the classes that it has itself. So a label has another meaning in a split that lacks
+    a class, and no label shows it.
+    """
+    expected = _stated_classes(data["train"])
+    if not _is_names(expected):
+        return
+    for split, examples in data.items():
+        own = _stated_classes(examples) if split not in (CLASSES, "train") else None
+        if _is_names(own) and (other := first_other_class(own, expected)):
+            _refuse(
+                split,
+                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split the {len(expected)} "
+                f"classes of train in the same order, or pairs (image, label) with the labels of train",
+            )
+
+
+def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int, str, str] | None:
+    """Return the first label whose name is not the same in both, and both names. None: all are equal."""
+    pairs = enumerate(zip_longest(map(repr, names), map(repr, others), fillvalue="no class"))
+    return next(((label, name, other) for label, (name, other) in pairs if name != other), None)
+
+
+def _stated_classes(examples: object) -> Any:
+    """Return the names of the classes that a dataset of torchvision or Hugging Face states, or None."""
+    names = getattr(examples, "classes", None)
+    return _feature_names(getattr(examples, "features", None)) if names is None else names
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
 def _given(name: str, examples: object, image_px: int | None) -> Given:
@@ -192,6 +228,8 @@ def _pixels(where: str, image: object, image_px: int | None) -> Bytes:
         if image_px is None and image.mode not in _MODES:
             _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are {', '.join(_MODES)}: set image_px")
         if image_px is None:
+            # Prediction turns images upright too. So the network must be trained on upright ones.
+            image = upright(image)
             return np.array(image).reshape(image.height, image.width, _MODES[image.mode])
     elif _is_array(image):
         image = _array(image)

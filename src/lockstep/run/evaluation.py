@@ -7,10 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from lockstep.config.jobs import EvalJob
+from lockstep.data import IMAGE_FOLDER
+from lockstep.data.folder.scan import is_divided
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.reduce import Reduction
 from lockstep.report import evaluation
 from lockstep.report.console import discard, progress_on
+from lockstep.run.folder import Run
 from lockstep.run.model_file import save_model
 from lockstep.run.session import Session
 from lockstep.run.watch import Evaluator, evaluate_chosen, evaluate_newest, watch
@@ -38,7 +41,7 @@ def evaluate_run(
             print(printable(text), file=sys.stderr, flush=True)
 
     if reduction.process == 0:
-        for text in session.notes:
+        for text in [*session.notes, *_division_notes(job, session)]:
             note(text)
 
     def show(result: evaluation.CheckpointEvaluation) -> None:
@@ -75,3 +78,20 @@ def evaluate_run(
         except OSError as error:
             raise LockstepError(f"--save-model {job.save_model}: cannot be written: {error}", ENVIRONMENT) from None
         note(f"the model after {result.step} steps, {result.weights} weights, is saved in {job.save_model}")
+
+
+def _division_notes(job: EvalJob, session: Session) -> list[str]:
+    """Return the note that only a part of the images is evaluated, if `test_share` divides another data folder.
+
+    A user who gives new photos expects that all of them are evaluated.
+    """
+    folder, trained = job.placement.data, Run(job.path).data()
+    if job.recipe.dataset != IMAGE_FOLDER or folder is None or job.split not in session.splits:
+        return []
+    if (trained is not None and folder.resolve() == trained.resolve()) or not is_divided(folder):
+        return []
+    evaluated, every = len(session.splits[job.split]), sum(map(len, session.splits.values()))
+    return [
+        f"{job.split} is {evaluated} of the {every} images in {folder}: the folder has no test folder, so "
+        f"test_share={job.recipe.test_share:g} divides its images. --split selects {' or '.join(session.splits)}"
+    ]

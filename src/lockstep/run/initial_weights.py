@@ -2,19 +2,21 @@
 
 import hashlib
 import io
+import json
 import pickle
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from lockstep.data.given import first_other_class
 from lockstep.errors import DATA, LockstepError
 from lockstep.run.weights_file import SAFETENSORS
 
@@ -45,6 +47,8 @@ class InitialWeights:
         loaded, new, mismatched: the tensors that are loaded, that the file lacks, and that do not fit.
         unused: the tensors of the file that the model does not have.
         values, values_of_model: how many values of the parameters are loaded, and how many the model has.
+        other_class: the first label whose name is another one in the file than in the dataset, and both names. None if
+            all are equal, the file states no classes, or the numbers of classes differ, which a mismatch shows.
     """
 
     path: Path
@@ -55,6 +59,7 @@ class InitialWeights:
     unused: tuple[str, ...]
     values: int
     values_of_model: int
+    other_class: tuple[int, str, str] | None = None
 
     def lines(self) -> list[Line]:
         """Return the table for the start-up block."""
@@ -64,6 +69,10 @@ class InitialWeights:
             ("init", f"{self.path} (sha256 {self.sha256[:12]})"),
             ("loaded", f"{counts}: {_by_layer(self.loaded)}"),
         ]
+        if self.other_class:
+            label, name, own = self.other_class
+            text = f"the file has other classes: label {label} is {name} in it, and {own} in the dataset"
+            lines.append(("classes", f"{text}. The last layer starts from the outputs of the others"))
         if self.mismatched:
             shapes = [f"{m.name} is {m.in_file} in the file, {m.in_model} in the model" for m in self.mismatched]
             lines.append(("mismatched", f"{_some(shapes, '; ')}: not loaded"))
@@ -74,11 +83,14 @@ class InitialWeights:
         return lines
 
 
-def load_initial_weights(model: nn.Module, model_name: str, path: Path, sha256: str) -> InitialWeights:
+def load_initial_weights(
+    model: nn.Module, model_name: str, path: Path, sha256: str, classes: Sequence[str] = ()
+) -> InitialWeights:
     """Load into `model`, in place, all tensors of the file that match by name and shape.
 
-    `model_name` is its name in messages, `sha256` what the recipe states of the file. Weights are converted to the
-    model's types. The number of batches that a norm layer has seen is not loaded: it counts those of this run.
+    `model_name` is its name in messages, `sha256` what the recipe states of the file, and `classes` the names of the
+    dataset's classes. Weights are converted to the model's types. The number of batches that a norm layer has seen is
+    not loaded: it counts those of this run.
     Raises: LockstepError if the file cannot be used, or no parameter matches.
     """
     found = _plain_names(_read(path, sha256))
@@ -121,7 +133,27 @@ def load_initial_weights(model: nn.Module, model_name: str, path: Path, sha256: 
         tuple(unused),
         sum(p.numel() for p in loaded_parameters),
         sum(p.numel() for p in model.parameters()),
+        _other_class(_stated_classes(path), classes),
     )
+
+
+def _other_class(stated: Sequence[str], own: Sequence[str]) -> tuple[int, str, str] | None:
+    return first_other_class(stated, own) if len(stated) == len(own) else None
+
+
+def _stated_classes(path: Path) -> list[str]:
+    """Return the names of the classes that a model file, or the manifest of a checkpoint, states; [] for none."""
+    if path.suffix != SAFETENSORS:
+        return []
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("lockstep", "null"))
+        if facts is None:
+            facts = json.loads((path.parent / "manifest.json").read_text())
+        names = facts["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # Other programs write files without them.
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 
 def _read(path: Path, sha256: str) -> dict[str, Tensor]:

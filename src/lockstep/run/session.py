@@ -79,7 +79,9 @@ class Session:
         if placement.init is not None and recipe.init_sha256 is not None:
             # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
             self._seeded_state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
-            self.initial_weights = load_initial_weights(model, recipe.model, placement.init, recipe.init_sha256)
+            self.initial_weights = load_initial_weights(
+                model, recipe.model, placement.init, recipe.init_sha256, train_set.classes
+            )
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
         self.fingerprint = fingerprint(device, self.decoder)
@@ -95,7 +97,10 @@ class Session:
         return {name: self.splits[name].sha256 for name in ("train", self.recipe.evaluated_split)}
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
-        """Return a split, or its first `examples`, on the device. Raises: LockstepError if it does not exist."""
+        """Return a split, or `examples` of it, on the device. Raises: LockstepError if it does not exist.
+
+        These are the first, or in a folder of images, whose order is by class, evenly spread ones.
+        """
         if name not in self.splits:
             raise LockstepError(
                 f"dataset {self.recipe.dataset} has no split {name!r}: its splits are {', '.join(self.splits)}"
@@ -107,7 +112,8 @@ class Session:
                     f"--examples: got {examples}: split {name} of dataset {self.recipe.dataset} has "
                     f"{len(dataset)}, so give 1 to {len(dataset)}"
                 )
-            dataset = dataset.first(examples)
+            folder = self.recipe.dataset == IMAGE_FOLDER
+            dataset = dataset.spread(examples) if folder else dataset.first(examples)
         return dataset.to(self.device)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
@@ -162,12 +168,17 @@ class Session:
         )
 
     def require_agreement(self) -> None:
-        """Raise a LockstepError, in every process, unless recipe, data, model source and weights are equal in all."""
+        """Raise a LockstepError, in every process, unless all processes agree.
+
+        They must have the same recipe, data, names of classes, model source and weights.
+        """
         if self.reduction.processes == 1:
             return
         texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
+        # The sha256 of a split covers labels, not their names. Other names would give checkpoints that differ.
+        texts["names of the classes"] = json.dumps(self.splits["train"].classes)
         texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
             json.dumps(self.model_source)
         )

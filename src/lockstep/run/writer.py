@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.config.jobs import TrainJob
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
+from lockstep.data.given import first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
 from lockstep.report import console
@@ -178,7 +179,7 @@ class RunWriter(Writer):
         return listeners
 
     def _require_same_data(self) -> None:
-        """Raise a LockstepError unless every split that training uses is the one that the checkpoint was trained on."""
+        """Raise a LockstepError unless splits and classes are those that the checkpoint was trained on."""
         if self.checkpoint is None:
             return
         before = self.checkpoint.manifest.get("data_sha256")
@@ -187,6 +188,14 @@ class RunWriter(Writer):
         for name, digest in self._session.data_sha256.items():
             if name in before and before[name] != digest:
                 raise LockstepError(self._other_data(name), DATA)
+        own = self._session.splits["train"].classes
+        trained = self.checkpoint.manifest.get("classes", own)  # An older release recorded no classes.
+        if other := first_other_class(trained, own):
+            raise LockstepError(
+                f"the classes are not those that {self.run.path} was trained on: label {other[0]} was {other[1]} and "
+                f"is {other[2]}. Give the same names in the same order to resume, or start a new run",
+                DATA,
+            )
 
     def _other_data(self, split: str) -> str:
         """Return the error for a split that is not the one that the run was trained on."""

@@ -86,6 +86,14 @@ def scan(root: Path) -> Scan:
     return result
 
 
+def is_divided(root: Path) -> bool:
+    """Return whether the folder of images `root` has no test images of its own, so that `survey` divides its images.
+
+    Raises: LockstepError if `root` cannot be read.
+    """
+    return not {"test", "validation"} & {split for split, _ in _split_folders(Scan(root))}
+
+
 def is_image_folder(root: Path) -> bool:
     """Return whether `root` is a folder with a folder in it that holds an image, so that it can be trained on."""
     looked_at, waiting = 0, [(root, 0)]
