@@ -148,11 +148,11 @@ def _require_same_classes(data: Mapping[str, Any]) -> None:
     a class, and no label shows it.
     """
     expected = _stated_classes(data["train"])
-    if not _is_names(expected):
+    if expected is None or not _is_names(expected):
         return
     for split, examples in data.items():
         own = _stated_classes(examples) if split not in (CLASSES, "train") else None
-        if _is_names(own) and (other := first_other_class(own, expected)):
+        if own is not None and _is_names(own) and (other := first_other_class(own, expected)):
             _refuse(
                 split,
                 f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split the {len(expected)} "

@@ -241,7 +241,7 @@ class RunWriter(Writer):
 
     @property
     def _mixed_arithmetic(self) -> bool:
-        """Return whether sessions of the run differ in their arithmetic, in the source of the model or in the image decoder."""
+        """Return whether sessions of the run differ in arithmetic, in the source of the model or in the decoder."""
         return any(self._differs(earlier) for earlier in self._earlier)
 
     def _differs(self, earlier: Mapping[str, Any]) -> bool:
