@@ -266,6 +266,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
 
     monkeypatch.setattr("lockstep.data.own.store_in_memory", stored)
     run = Run.create(tmp_path / "photos", named("folder").replace(image_px=48))
+    run.unlock()
     run.model.write_bytes(b"weights")
     words = {
         "run": {"init": lockstep.Run.open(run.path)},
