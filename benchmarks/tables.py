@@ -149,7 +149,8 @@ def image_folders() -> str:
     return f"""## Folders of images
 
 Images of CIFAR-10 and MNIST, written as files and read by the recipe `folder`. The test images are the official ones.
-The machine was busy with other work during these runs, so the times are no benchmark.
+The machine was busy with other work during these runs, so the times are no benchmark. The first run is older than the
+rest: its whitening was fitted to images of one class, and is now fitted to images of all classes.
 
 {tables(*figures)}
 

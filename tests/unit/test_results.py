@@ -18,7 +18,8 @@ RUN_RECORDS = [
     tables.LONG, tables.FOUR_TOWERS, tables.MNIST, "digits-float16",
     *(record for records in tables.BY_PRECISION.values() for record in records),
 ]  # fmt: skip
-WITH_DIGEST = sorted({*RUN_RECORDS, "seeds-cifar10", "seeds-digits", "loss-mnist"})
+FOLDER_RECORDS = [f"folder-{name}" for name in tables.CASES]
+WITH_DIGEST = sorted({*RUN_RECORDS, *FOLDER_RECORDS, "seeds-cifar10", "seeds-digits", "loss-mnist"})
 
 # The pattern of a measurement. README may state defaults ("every 100 steps", "60 s"), but no measurement by hand.
 MEASUREMENT = re.compile(
