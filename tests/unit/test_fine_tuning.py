@@ -76,6 +76,7 @@ def trained(recipe, path, data, init=None):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the backward pass of depthwise convolutions is slow on a busy CPU
 @pytest.mark.parametrize("dataset", ["digits", "cifar10"])
 def test_trained_weights_beat_random_ones_on_200_images_by_far(dataset, tmp_path, request, capsys):
     data = request.getfixturevalue("real_data") if dataset == "cifar10" else None
