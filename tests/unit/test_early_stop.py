@@ -188,12 +188,12 @@ def test_counts_decide_and_the_first_of_equals_is_the_best():
         stop.record(step, correct)  # only 8 counts
         ends.append(stop.ended)
     assert (stop.best_step, ends) == (8, [False] * 10)
-    stop.record(12, 160)
+    stop.record(16, 160)
     again = EarlyStop(course)
     again.load(json.loads(json.dumps(stop.facts())))
     for one in (stop, again):
         assert not one.ended
-        one.record(16, 160)
+        one.record(20, 160)
         assert (one.ended, one.best_step) == (True, 8)
     assert needed_step(stop.facts()) == 8
 
