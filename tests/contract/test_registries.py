@@ -121,7 +121,7 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("coefficient", [0.0, 0.1])
 def test_a_factor_on_the_learning_rate_acts_as_another_learning_rate(name, coefficient):
-    """Filters, matrices and vectors alike, with weight decay, and without a change of the other parameters."""
+    """The factor applies to filters, matrices and vectors, also with weight decay. Other parameters do not change."""
 
     def trained(lr, factors):
         parameters = {

@@ -29,7 +29,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # in Pillow's words
 PIXEL_LIMIT = 100_000_000
 RULES = 1  # the version of the rules in `decode_image`; another version may give other pixels
 
-_GAP = 2.0  # an image is shrunk coarsely to no less than so many times `image_px`, then resized with the filter
+_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
 _ORIENTATION = 0x0112  # the EXIF tag
 _WHITE = (255, 255, 255, 255)
 _SIXTEEN_BIT = re.compile(r"I;16[BLN]?")

@@ -22,7 +22,7 @@ class _Policy(Settings):
     """The base of the policies."""
 
     def check(self, channels: int) -> None:
-        """Raise a ValueError unless the operations are defined for images of so many channels."""
+        """Raise a ValueError unless the operations work on images with `channels` channels."""
         if channels not in (1, 3):
             raise ValueError(f"policy is for images of 1 or 3 channels, these have {channels}: set policy=none")
 

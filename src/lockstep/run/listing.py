@@ -38,7 +38,7 @@ class RunFacts:
 
 
 def runs_in(folder: Path) -> list[RunFacts]:
-    """Return the runs in `folder`, the first started first; [] if there is no such folder. Raises: LockstepError."""
+    """Return the runs in `folder`, sorted by start; [] if the folder does not exist. Raises: LockstepError."""
     if not folder.exists():
         return []
     try:
