@@ -61,7 +61,7 @@ def refused(done, code, *words):
         (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "pip install 'lockstep[timm]'"]),
         (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
-        (["train", "runs/none", "--resume"], USAGE, ["runs/none is not a folder"]),
+        (["train", "runs/none", "--resume"], USAGE, ["there is no folder runs/none", "the folder of a run"]),
         (["train", "--resume"], USAGE, ["no run of digits"]),
         (["train", "--device", "gpu"], USAGE, ["device: got 'gpu'", "as in cuda:0 or cuda:0,2"]),
         (["train", "--bacth", "3"], USAGE, ["No such option", "--batch"]),
