@@ -1,11 +1,14 @@
-"""Complete runs in the process of the test."""
+"""Complete runs in the process of the test, and changes to their folders."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from lockstep.config.jobs import TrainJob
 from lockstep.config.placement import Placement
@@ -25,3 +28,15 @@ def fit_here(
     """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
     train_job = TrainJob(recipe=recipe, placement=placement, path=path, json_output=True, started=time.time(), **job)
     return fit(train_job, Local(recipe.towers), torch.device("cpu"), stop_requested=stop_requested)
+
+
+def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:
+    """Flip the lowest bit of an element, and make the manifest match, so that only a replay can notice."""
+    folder = run / f"checkpoints/step-{step:09d}"
+    tensors = load_file(folder / "state.safetensors")
+    tensors[name].view(-1).view(torch.int32)[element] ^= 1
+    save_file(tensors, folder / "state.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    content = (folder / "state.safetensors").read_bytes()
+    manifest["files"]["state.safetensors"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -90,12 +90,12 @@ def verify(
         if world.process != 0:
             return
         record = json.loads(job.record.read_text())
-    print(json.dumps(record) if json_output else "\n".join(map(printable, _lines(record))))
+    print(json.dumps(record) if json_output else "\n".join(map(printable, lines_of(record))))
     if not record["same"]:
         raise typer.Exit(CRASH)
 
 
-def _lines(record: Mapping[str, Any]) -> Iterator[str]:
+def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the result in words."""
     replayed = f"steps {record['from_step']} to {record['to_step']} replayed"
     compared = ", ".join(_counted(record["compared"]))
