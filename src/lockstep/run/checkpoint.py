@@ -37,12 +37,15 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
 
-def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+def save(
+    folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], fence: Callable[[], None] = lambda: None
+) -> Path:
     """Write a checkpoint of `tensors` (with a scalar `step`) into `folder`, and `facts` into its manifest.
 
     The checkpoint is written under another name, flushed to the disk and renamed. An existing checkpoint of the step
-    stays: it was verified when the run was resumed, and its bits are the same.
-    Raises: OSError; nothing is left behind then.
+    stays: it was verified when the run was resumed, and its bits are the same. `fence` is called before the checkpoint
+    gets its name, and raises an error if this program may no longer write the run.
+    Raises: OSError, or the error of `fence`; nothing is left behind then.
     """
     step = int(tensors["step"])
     final = folder / _name(step)
@@ -58,11 +61,14 @@ def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Pat
         (temporary / _MANIFEST).write_bytes(_json(manifest))
         for path in (temporary / _STATE, temporary / _MANIFEST, temporary):
             flush(path)
+        fence()
         temporary.rename(final)
         flush(folder)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, LockstepError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise error if isinstance(error, OSError) else OSError(str(error)) from error
+        if isinstance(error, SafetensorError):
+            raise OSError(str(error)) from error
+        raise
     return final
 
 
