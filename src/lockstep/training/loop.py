@@ -7,8 +7,8 @@ from torch import Tensor
 from lockstep.config.recipe import Course
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
-from lockstep.heartbeat import Heartbeat, Phase
 from lockstep.reduce import Reduction, first_towers
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 from lockstep.training import digest
 from lockstep.training.log import Log
 from lockstep.training.state import State, StatesDifferError
