@@ -149,6 +149,7 @@ class RunWriter(Writer):
         }
         self.saver = Saver(self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s)
         self._profile: Profile | None = None
+        self._skipped_steps = 0
         if placement.profile:
             self._profile = Profile(self.run.profile, placement.profile, session.device, self._note)
         self.listeners = self._make_listeners()
@@ -286,9 +287,11 @@ class RunWriter(Writer):
             self._note(f"{problem}. Training goes on; the previous checkpoints are untouched")
 
     def end_training(self) -> None:
-        """Write a profile that the end of the run cuts short."""
+        """Write a profile that the end of the run cuts short, and keep the counts of the last step."""
         if self._profile:
             self._profile.stop()
+        # With `patience`, the state of an earlier step may replace this one before `finish`.
+        self._skipped_steps = self._session.state.skipped_steps
 
     def save_due(self) -> bool:
         """Return whether a checkpoint is due by time."""
@@ -384,6 +387,7 @@ class RunWriter(Writer):
             "steps": trained,
             "examples": trained * recipe.batch,
             **self._ending(trained),
+            **({"skipped_steps": self._skipped_steps} if recipe.non_finite == "skip" else {}),
             "accuracy": {
                 weights: evaluations[weights].accuracy if weights in evaluations else None for weights in ("ema", "raw")
             },
@@ -412,6 +416,7 @@ class RunWriter(Writer):
         log.end(
             [
                 *self._ending_lines(trained),
+                *([("skipped", f"{self._skipped_steps} of {trained} steps")] if recipe.non_finite == "skip" else []),
                 ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
                 ("weights", str(self.run.model)),
                 ("speed", f"{log.images_per_s:,.0f} images/s; {seconds}"),
