@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.runs import change_manifest
 from tests.unit.test_checkpoint import flip
 from tests.unit.test_watch import RECIPE, Training
 
@@ -31,9 +32,7 @@ def folder(training, step):
 
 
 def set_accuracy(training, step, accuracy):
-    path = folder(training, step) / "manifest.json"
-    facts = {key: value for key, value in json.loads(path.read_text()).items() if key != "accuracy"}
-    path.write_text(json.dumps(facts if accuracy is None else facts | {"accuracy": accuracy}))
+    change_manifest(folder(training, step), lambda facts: facts.update(accuracy=accuracy))
 
 
 @pytest.fixture

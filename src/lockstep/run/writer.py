@@ -131,9 +131,12 @@ class RunWriter(Writer):
         if job.resume:
             self.run = Run.open(job.path)
             self.run.lock()
+            self.run.require_sound()
             self.checkpoint = checkpoint.latest(self.run.checkpoints, self.notes.append)
+            if self.checkpoint is None:
+                self.notes.append(f"{self.run.path} has no checkpoint: it starts again before its first step")
             self._require_same_data()
-            self._earlier = self.run.read("environment.json") or []
+            self._earlier = self.run.sessions()
         else:
             self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
         if job.path_file is not None:
@@ -160,7 +163,7 @@ class RunWriter(Writer):
         listeners: list[Listener] = [
             *([] if self._job.quiet else [console.for_stream(stream, placement.log_every, self._job.line_width)]),
             console.Plain(append(self.run.log), placement.log_every),
-            MetricsFile(self.run.metrics_path, placement.log_every),
+            MetricsFile(self.run.metrics_path, placement.log_every, self._note),
         ]
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
@@ -320,12 +323,12 @@ class RunWriter(Writer):
             raise LockstepError(problem, ENVIRONMENT)
 
     def _save_problem(self) -> str | None:
-        """Return the last failure to save, once, or None. Raises: any error that is not an OSError."""
+        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
         error = self.saver.take_error()
-        if error is not None and not isinstance(error, OSError):
+        if error is None or isinstance(error, LockstepError):
+            return None if error is None else str(error)
+        if not isinstance(error, OSError):
             raise error
-        if error is None:
-            return None
         return f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
 
     def record_accuracy(self, evaluations: Mapping[str, Evaluation]) -> None:
