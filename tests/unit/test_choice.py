@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_an_error_and_not_skipped(training, evaluated):
 
 
 def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, evaluated, monkeypatch):
-    read = checkpoint.load_file
+    read = checkpoint.read_safetensors
 
     def slowly(path):
         monkeypatch.undo()
@@ -111,5 +111,5 @@ def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, 
             folder(training, deleted).rename(training.run.checkpoints / f".deleting-step-{deleted:09d}")
         return read(path)
 
-    monkeypatch.setattr(checkpoint, "load_file", slowly)
+    monkeypatch.setattr(checkpoint, "read_safetensors", slowly)
     assert evaluated("best") == 2

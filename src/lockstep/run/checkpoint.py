@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import flush, replace, share
 from lockstep.run.early_stop import needed_step
 from lockstep.run.manifest import MANIFEST, STATE, encoded, folder_name, read_manifest, step_of
+from lockstep.run.tensors_file import read_safetensors
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the safetensors library
 
@@ -141,12 +142,12 @@ def read(path: Path) -> Checkpoint:
     """Return the checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it was deleted."""
     manifest = _verified_manifest(path)
     try:
-        tensors = load_file(path / STATE)
-        if tensors["step"].tolist() != manifest["step"]:
+        tensors = read_safetensors(path / STATE)
+        if "step" not in tensors or tensors["step"].tolist() != manifest["step"]:
             raise ValueError(f"{STATE} is of another step")
-        return Checkpoint(path, manifest, tensors)
-    except Exception as error:  # The library raises many kinds for tensors that it cannot make.
+    except ValueError as error:
         raise _damaged(path, error) from None
+    return Checkpoint(path, manifest, tensors)
 
 
 def _verified_manifest(path: Path) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def find_weights(path: Path) -> WeightsFile:
 
 def _check_kind(path: Path) -> None:
     """Raise a LockstepError unless `path` is a file of a kind that can be read."""
-    if not path.exists():
+    if not path.is_file():
         raise LockstepError(f"--init {path}: there is no such file or run", DATA)
     if path.suffix == SAFETENSORS or path.suffix in PICKLES:
         return
