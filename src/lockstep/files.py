@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -109,6 +109,13 @@ def replace(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     flush(path.parent)
+
+
+def remove_abandoned(paths: Iterable[Path]) -> None:
+    """Remove temporary files that killed programs have left. One that cannot be removed only takes space."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def flush(path: Path) -> None:

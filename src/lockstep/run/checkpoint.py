@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import flush, replace, share
+from lockstep.files import flush, remove_abandoned, replace, share
 from lockstep.run.early_stop import needed_step
 from lockstep.run.manifest import MANIFEST, STATE, encoded, folder_name, read_manifest, step_of
 from lockstep.run.tensors_file import read_safetensors
@@ -177,6 +177,7 @@ def clear_ahead(folder: Path, step: int) -> None:
             _set_aside(path)
     for path in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
         shutil.rmtree(path, ignore_errors=True)
+    remove_abandoned(folder.glob(f"*/.{MANIFEST}-*"))
 
 
 def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:

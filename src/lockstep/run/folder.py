@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import open_lock, parse_json, read_json, replace
+from lockstep.files import open_lock, parse_json, read_json, remove_abandoned, replace
 from lockstep.run.manifest import read_manifest, step_of
 from lockstep.settings import validated
 
@@ -28,6 +28,7 @@ _FIRST_FILES = re.compile(
     r"|checkpoints/(step-0{9}|\.writing-0{9}-\d+)/(state\.safetensors|manifest\.json)"
 )
 
+_TEMPORARY = re.compile(r"\.(recipe\.json|environment\.json|result\.json|metrics\.jsonl|model\.safetensors)-\d+")
 _MOST_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
 
 
@@ -292,8 +293,9 @@ class Run:
     def forget_ahead(self, step: int, note: Callable[[str], None] = lambda text: None) -> None:
         """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
 
-        Damaged lines, such as the last one of a killed run, are deleted too, with a `note`.
+        Damaged lines, such as the last one of a killed run, are deleted too, with a `note`; and temporary files.
         """
+        remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
         if not self.metrics_path.is_file():
             return
         kept, damaged = [], []
@@ -345,6 +347,11 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return None
 
 
+def is_begun(path: Path) -> bool:
+    """Return whether there is anything at `path` but a run that a program began, and left before it had a recipe."""
+    return os.path.lexists(path) and ((path / "recipe.json").is_file() or not _has_no_step(path))
+
+
 def refuse_existing(path: Path) -> None:
     """Raise a LockstepError if `path` exists, unless it is a run without a step that no program is training."""
     if os.path.lexists(path) and (not _has_no_step(path) or Run(path).is_held()):
@@ -359,9 +366,11 @@ def _exists(path: Path) -> LockstepError:
 
 
 def _has_no_step(path: Path) -> bool:
-    """Return whether the folder at `path` is a run that contains only what a run makes before its first step."""
-    if path.is_symlink() or not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
+    """Return whether the folder at `path` is empty, or a run that has only what a run makes before its first step."""
+    if path.is_symlink() or not path.is_dir():
         return False
+    if not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
+        return not any(path.iterdir())
     for member in path.rglob("*"):
         name = member.relative_to(path).as_posix()
         allowed = _FIRST_FOLDERS if member.is_dir() else _FIRST_FILES

@@ -131,12 +131,11 @@ class RunWriter(Writer):
         if job.resume:
             self.run = Run.open(job.path)
             self.run.lock()
-            self.run.require_sound()
-            self.checkpoint = checkpoint.latest(self.run.checkpoints, self.notes.append)
-            if self.checkpoint is None:
-                self.notes.append(f"{self.run.path} has no checkpoint: it starts again before its first step")
-            self._require_same_data()
-            self._earlier = self.run.sessions()
+            try:
+                self._read_run()
+            except BaseException:
+                self.run.unlock()
+                raise
         else:
             self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
         if job.path_file is not None:
@@ -156,6 +155,15 @@ class RunWriter(Writer):
         if placement.profile:
             self._profile = Profile(self.run.profile, placement.profile, session.device, self._note)
         self.listeners = self._make_listeners()
+
+    def _read_run(self) -> None:
+        """Read what a resumed run continues from. Raises: LockstepError."""
+        self.run.require_sound()
+        self.checkpoint = checkpoint.latest(self.run.checkpoints, self.notes.append)
+        if self.checkpoint is None:
+            self.notes.append(f"{self.run.path} has no checkpoint: it starts again before its first step")
+        self._require_same_data()
+        self._earlier = self.run.sessions()
 
     def _make_listeners(self) -> list[Listener]:
         placement, session = self._session.placement, self._session

@@ -184,21 +184,14 @@ class State:
         own = {name for name in self.named() if not name.startswith("optimizer/")}
         if differing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
             raise LockstepError(f"the checkpoint is of another model: {', '.join(differing[:5])} differ", DATA)
-        members = self._weights_and_average()
-        for name, tensor in members.items():
-            if (shape := tensors[name].shape) != tensor.shape:
-                raise LockstepError(
-                    f"the checkpoint is of another model: {name} has shape {list(shape)} in the checkpoint and "
-                    f"{list(tensor.shape)} in model {self._recipe.model}",
-                    DATA,
-                )
+        self._require_shapes(tensors)
         self.step = int(tensors["step"])
         if "skipped" in tensors:
             self.skipped_steps, self.skipped_in_a_row = tensors["skipped"].tolist()
         if self._scale is not None:
             self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
         with torch.no_grad():
-            for name, tensor in members.items():
+            for name, tensor in self._weights_and_average().items():
                 tensor.copy_(tensors[name])
         for key, tensor in tensors.items():
             kind, _, rest = key.partition("/")
@@ -206,6 +199,28 @@ class State:
                 slot, _, name = rest.partition("/")
                 parameter = self.parameters[name]
                 self.optimizer.state[parameter][slot] = tensor.to(parameter.device, copy=True)
+
+    def _require_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise a LockstepError unless all `tensors` of a checkpoint have the shapes and types of this state's."""
+        expected = self.named()
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                if (own := self.parameters.get(name.split("/", 2)[-1])) is None:
+                    raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
+                own = own if tensor.ndim else own.new_empty(())  # Adam's number of updates is a slot of one value.
+            else:
+                own = expected[name]
+            for what, stored, needed in (
+                ("shape", [*tensor.shape], [*own.shape]), ("type", tensor.dtype, own.dtype),
+            ):  # fmt: skip
+                if stored != needed:
+                    raise LockstepError(
+                        f"the checkpoint is of another model: {name} has {what} {stored} in the checkpoint and "
+                        f"{needed} in model {self._recipe.model}",
+                        DATA,
+                    )
+        if self._scale is not None and not bool(tensors["loss_scale"].isfinite().all()):
+            raise LockstepError("the loss scale in the checkpoint is not finite", DATA)
 
     def weights_sha256(self) -> str:
         """Return the SHA-256, in hex, of the raw little-endian bytes of parameters, then buffers, sorted by name."""
