@@ -12,6 +12,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.reduce.local import Local
 from lockstep.run.fit import Outcome, fit
+from lockstep.run.manifest import MANIFEST, encoded, read_manifest
 
 
 def fit_here(
@@ -25,3 +26,10 @@ def fit_here(
     """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
     train_job = TrainJob(recipe=recipe, placement=placement, path=path, json_output=True, started=time.time(), **job)
     return fit(train_job, Local(recipe.towers), torch.device("cpu"), stop_requested=stop_requested)
+
+
+def change_manifest(checkpoint: Path, change: Callable[[dict], object]) -> None:
+    """Let `change` change the facts of a checkpoint, in place, as if it had been saved with them."""
+    facts = read_manifest(checkpoint)
+    change(facts)
+    (checkpoint / MANIFEST).write_bytes(encoded(facts))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
-from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions
+from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
 from lockstep.data.folder.survey import ORDER, Survey, survey
 from lockstep.data.images import open_images
 from lockstep.errors import DATA, LockstepError
@@ -90,7 +90,7 @@ class _Files:
 def _decode(path: Path, sha256: bytes, image_px: int) -> NDArray[np.uint8]:
     """Return the pixels of a file. Raises: LockstepError if it is not the file that the index knows."""
     try:
-        data = path.read_bytes()
+        data = read_image(path)
         if hashlib.sha256(data).digest() != sha256:
             raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
         return decode_image(data, image_px)
