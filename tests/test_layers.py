@@ -16,6 +16,7 @@ ROOT = Path(lockstep.__file__).parent
 LAYERS = [
     {"cli"},
     {"api"},
+    {"doctor"},
     {"processes"},
     {"bench"},
     {"inference"},

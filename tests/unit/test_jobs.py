@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.config.jobs import BenchJob, EvalJob, Job, TrainJob
+from lockstep.config.jobs import BenchJob, EvalJob, Job, TrainJob, VerifyJob
 from lockstep.config.placement import Placement
 from lockstep.processes import worker
 from lockstep.recipes import RECIPES, named
@@ -23,6 +23,7 @@ JOBS = [
     TrainJob(**SHARED, path=Path("runs/a"), resume=True, strict=True, notes=("first", "größe"), started=1.25),
     EvalJob(**SHARED, path=Path("runs/a"), checkpoint="best", save_model=Path("m.safetensors"), weights="raw"),
     EvalJob(**SHARED, path=Path("runs/a"), checkpoint=1000, watch=True, interval=0.5, examples=7),
+    VerifyJob(**SHARED, path=Path("runs/a"), record=Path("r.json"), start=0, steps=7),
     BenchJob(**SHARED, record=Path("r.json"), steps=3, modes=("synthetic", "independent")),
 ]
 
@@ -44,7 +45,7 @@ def test_every_recipe_is_equal_after_json_in_a_job(name):
 
 def test_each_class_of_job_is_tested_and_has_its_own_command():
     assert {type(job) for job in JOBS} == set(get_args(Job))
-    assert {job.model_fields["command"].default for job in get_args(Job)} == {"train", "eval", "bench"}
+    assert {job.model_fields["command"].default for job in get_args(Job)} == {"train", "eval", "verify", "bench"}
 
 
 def test_a_job_with_the_settings_of_another_command_is_rejected():

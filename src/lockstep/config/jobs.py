@@ -98,4 +98,24 @@ class BenchJob(Settings):
     quiet: bool = False
 
 
-Job = TrainJob | EvalJob | BenchJob
+class VerifyJob(Settings):
+    """Replay steps of a run, and compare them with what its folder states.
+
+    Attributes:
+        path: the run's folder, which is only read.
+        record: file for the record, which process 0 writes as JSON.
+        start, steps: from which step to replay, and how many; None: see `lockstep verify --help`.
+        quiet: as in TrainJob.
+    """
+
+    command: Literal["verify"] = "verify"
+    recipe: Recipe
+    placement: Placement
+    path: Path
+    record: Path
+    start: int | None = Field(None, ge=0)
+    steps: int | None = Field(None, ge=1)
+    quiet: bool = False
+
+
+Job = TrainJob | EvalJob | BenchJob | VerifyJob

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import TypeAdapter
 
 from lockstep import files, hardware, numerics
-from lockstep.config.jobs import EvalJob, Job, TrainJob
+from lockstep.config.jobs import EvalJob, Job, TrainJob, VerifyJob
 from lockstep.config.placement import Placement, check
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
 from lockstep.processes import attempts, watch
@@ -34,10 +34,10 @@ def run_job(job: Job, world: World, heartbeat: Heartbeat | None = None) -> int:
     """Do this process's part of `job` and return the exit code. Raises: LockstepError.
 
     A signal stops training after a step, in every process. An evaluation has nothing to save, so it ends at once. A
-    bench exits and removes its temporary folder. `heartbeat` shows the launcher what this process does.
+    bench or a verification exits and removes its temporary folder. `heartbeat` shows the launcher what this process does.
     """
     stop_requests, heartbeat = StopRequests(), heartbeat or Heartbeat()
-    with handled_by({"train": stop_requests.handle, "bench": leave, "eval": end_at_once}[job.command]):
+    with handled_by({"train": stop_requests.handle, "eval": end_at_once}.get(job.command, leave)):
         if not world.joined:
             return _run_job(job, world, stop_requests, heartbeat)
         from lockstep.reduce.process import is_lost_peer
@@ -72,6 +72,12 @@ def _run_job(job: Job, world: World, stop_requests: StopRequests, heartbeat: Hea
         from lockstep.run.evaluation import evaluate_run
 
         evaluate_run(job, reduction, device, reading=_reading(job.quiet))
+    elif isinstance(job, VerifyJob):
+        from lockstep.run.replay import verify
+
+        verification = verify(job, reduction, device, reading=_reading(job.quiet))
+        if reduction.process == 0:
+            job.record.write_text(json.dumps(verification))
     else:
         from lockstep.bench.measure import bench
 
