@@ -24,9 +24,11 @@ def vectors() -> list[Tensor]:
 def main() -> None:
     """Add the vectors of all towers on two processes."""
     from lockstep.reduce.process import connect
+    from lockstep.reduce.rendezvous import open_store
 
     meeting, process = Path(sys.argv[1]), int(sys.argv[2])
-    processes = connect("tree", TOWERS, torch.device("cpu"), process=process, processes=2, rendezvous=meeting)
+    store = open_store(meeting, process, 2)
+    processes = connect("tree", TOWERS, torch.device("cpu"), process=process, processes=2, store=store)
     every = vectors()
     print(digest([processes(every[tower] for tower in processes.owned)]).hex(), flush=True)
     processes.close()

@@ -34,7 +34,8 @@ def run_job(job: Job, world: World, heartbeat: Heartbeat | None = None) -> int:
     """Do this process's part of `job` and return the exit code. Raises: LockstepError.
 
     A signal stops training after a step, in every process. An evaluation has nothing to save, so it ends at once. A
-    bench or a verification exits and removes its temporary folder. `heartbeat` shows the launcher what this process does.
+    bench or a verification exits and removes its temporary folder. `heartbeat` shows the launcher what this process
+    does.
     """
     stop_requests, heartbeat = StopRequests(), heartbeat or Heartbeat()
     with handled_by({"train": stop_requests.handle, "eval": end_at_once}.get(job.command, leave)):
