@@ -9,11 +9,11 @@ Every run trains `digits` for 60 steps while a random schedule of one to four fa
     resize           SIGTERM, then a resume on another number of processes
     stop and term    SIGSTOP of one worker process and SIGTERM of the launcher, then a resume
     disk full        the disk of the run is full for two seconds
-    corruption       kill -9 of the launcher; in its newest checkpoint a bit is flipped or a file is cut or deleted
+    corruption       kill -9 of the launcher; then a bit of the newest checkpoint is flipped, or a file cut or deleted
 
-The run survives if its weights have the sha256 of an undisturbed run on one process. Recovery is the time from a fault to
-the next finished step, or the end of the run. Disk-full needs root, for a small file system in memory; else it is left out.
-Nothing else may run on the machine: the times are published. Takes about half a minute a run on two cores.
+The run survives if its weights have the sha256 of an undisturbed run on one process. Recovery is the time from a fault
+to the next finished step, or the end of the run. "disk full" needs root, for a small file system in memory; elsewhere
+it is left out. Nothing else may run on the machine. Takes about half a minute a run on two cores.
 """
 
 import argparse
@@ -28,7 +28,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +46,7 @@ KINDS = [
 LONGEST_S = 240.0  # for one fault
 FULL_S = 2.0
 STEP = re.compile(r": step (\d+),")
+RESTARTED = re.compile(r" +restarted ")
 
 
 @dataclass
@@ -54,7 +54,8 @@ class Program:
     """A `lockstep train` that runs, and the steps that it has printed."""
 
     process: subprocess.Popen[str]
-    steps: list[tuple[int, float]] = field(default_factory=list)  # (step, when it was printed)
+    restarts: int = 0
+    steps: list[tuple[int, float]] = field(default_factory=list)  # (step, when printed), since the last restart
     lines: list[str] = field(default_factory=list)
 
     @staticmethod
@@ -75,6 +76,8 @@ class Program:
         assert self.process.stdout is not None
         for text in self.process.stdout:
             self.lines.append(text)
+            if RESTARTED.match(text):
+                self.restarts, self.steps = self.restarts + 1, []
             if match := STEP.search(text):
                 self.steps.append((int(match[1]), time.monotonic()))
 
@@ -94,10 +97,11 @@ class Program:
             time.sleep(0.005)
         return True
 
-    def recovered(self, since: float) -> bool:
-        """Wait for a step that was finished after `since`, or for the end of the run."""
+    def recovered(self, since: float, restarts: int = 0) -> bool:
+        """Wait for a step that was finished after `since` and as many `restarts`, or for the end of the run."""
         while time.monotonic() - since < LONGEST_S:
-            if self.process.poll() is not None or (self.steps and self.steps[-1][1] > since):
+            stepped = self.restarts >= restarts and self.steps and self.steps[-1][1] > since
+            if stepped or self.process.poll() is not None:
                 return True
             time.sleep(0.005)
         return False
@@ -137,9 +141,10 @@ class Run:
         time.sleep(self._chance.random() * 0.1)
         if self._program.process.poll() is not None:
             return
-        began = time.monotonic()
+        began, before = time.monotonic(), self._program
+        restarts = before.restarts + (fault.kind in ("kill process", "stop process"))
         getattr(self, f"_{fault.kind.replace(' ', '_')}")()
-        if not self._program.recovered(max(began, time.monotonic() if fault.kind == "disk full" else began)):
+        if not self._program.recovered(began, restarts if self._program is before else 0):
             raise RuntimeError(f"no recovery from {fault.kind} within {LONGEST_S:.0f} s")
         fault.seconds = time.monotonic() - began
 
@@ -148,7 +153,7 @@ class Run:
         return self._chance.choice(workers) if workers else None
 
     def _resume(self) -> None:
-        self._program.process.wait()
+        self._program.process.wait(LONGEST_S)
         self._program = Program.start(self._folder, "runs/x", "--resume", "--processes", self._any())
         self.programs.append(self._program)
 
@@ -303,10 +308,8 @@ def main() -> None:
         kinds = ", ".join(fault["kind"] for fault in row["faults"])
         print(f"schedule {seed}: {kinds}: {'the same bits' if row['survived'] else row['problem']}", flush=True)
     faults = [fault for row in rows for fault in row["faults"] if fault["seconds"] is not None]
-    kinds = Counter(fault["kind"] for fault in faults)
-    table = {
-        kind: spread([fault["seconds"] for fault in faults if fault["kind"] == kind]) for kind in KINDS if kinds[kind]
-    }
+    by_kind = {kind: [fault["seconds"] for fault in faults if fault["kind"] == kind] for kind in KINDS}
+    table = {kind: spread(seconds) for kind, seconds in by_kind.items() if seconds}
     print(f"\n{'fault':<16} {'number':>6} {'recovery, s: median':>20} {'max':>6}")
     for kind, seconds in table.items():
         print(f"{kind:<16} {seconds['n']:>6} {seconds['median']:>20.1f} {seconds['max']:>6.1f}")
