@@ -51,7 +51,8 @@ def train(
             before=lambda index: heartbeat.at(phase, step, index),  # noqa: B023  called within this step only
         )  # fmt: skip
         total = reduction(vectors)
-        phase = Phase.COMPUTING
+        if not recipe.compile:  # A compiled network may be compiled again, for another image size.
+            phase = Phase.COMPUTING
         heartbeat.at(phase)
         log.lap("communication")
         gradients, statistics, metrics = tower.layout.unpack(total)
