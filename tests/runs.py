@@ -1,7 +1,6 @@
 """Complete runs in the process of the test, and changes to their folders."""
 
 import hashlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.reduce.local import Local
 from lockstep.run.fit import Outcome, fit
+from lockstep.run.manifest import MANIFEST, encoded, read_manifest
 
 
 def fit_here(
@@ -30,13 +30,19 @@ def fit_here(
     return fit(train_job, Local(recipe.towers), torch.device("cpu"), stop_requested=stop_requested)
 
 
+def change_manifest(checkpoint: Path, change: Callable[[dict], object]) -> None:
+    """Let `change` change the facts of a checkpoint, in place, as if it had been saved with them."""
+    facts = read_manifest(checkpoint)
+    change(facts)
+    (checkpoint / MANIFEST).write_bytes(encoded(facts))
+
+
 def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:
     """Flip the lowest bit of an element, and make the manifest match, so that only a replay can notice."""
     folder = run / f"checkpoints/step-{step:09d}"
     tensors = load_file(folder / "state.safetensors")
     tensors[name].view(-1).view(torch.int32)[element] ^= 1
     save_file(tensors, folder / "state.safetensors")
-    manifest = json.loads((folder / "manifest.json").read_text())
     content = (folder / "state.safetensors").read_bytes()
-    manifest["files"]["state.safetensors"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    files = {"state.safetensors": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+    change_manifest(folder, lambda facts: facts.update(files=files))

@@ -1,18 +1,52 @@
 """Files: never written through a symbolic link, replaced atomically, with the access rights that the umask gives."""
 
 import contextlib
+import errno
 import fcntl
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 # Read once, before any thread starts, because the only way to read the umask is to set it.
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_MOST_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def no_room(error: OSError) -> bool:
+    """Return whether `error` means that a disk, a quota or a file is full."""
+    return error.errno in _NO_ROOM
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a file of at most `most` bytes. A pipe is not waited for: it counts as empty.
+
+    Raises: OSError; ValueError if the file is larger.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {most:,} bytes")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in the JSON file `path`. Raises: OSError; ValueError if it has none, or more than 16 MiB."""
+    return parse_json(read_bytes(path, _MOST_JSON_BYTES))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises: ValueError, also for brackets that nest too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets nest too deeply") from None
 
 
 def append(path: Path) -> IO[str]:
@@ -75,6 +109,13 @@ def replace(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     flush(path.parent)
+
+
+def remove_abandoned(paths: Iterable[Path]) -> None:
+    """Remove temporary files that killed programs have left. One that cannot be removed only takes space."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def flush(path: Path) -> None:

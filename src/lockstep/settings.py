@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from lockstep.errors import LockstepError, unknown
 
 S = TypeVar("S", bound="Settings")
+_SHOWN = 300  # characters of a wrong value in a message
 _OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that `pip install 'lockstep[timm]'` adds
 
 
@@ -89,7 +90,13 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     problem = item["msg"].removeprefix("Value error, ")
-    return f"{title} setting {name}: got {item['input']!r}: {problem}" if name else problem
+    return f"{title} setting {name}: got {_short(item['input'])}: {problem}" if name else problem
+
+
+def _short(value: object) -> str:
+    """Return a value as Python writes it, cut off if it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:

@@ -6,6 +6,7 @@ import shutil
 import struct
 
 import pytest
+from tests.runs import change_manifest
 from tests.unit.test_checkpoint import flip
 
 from lockstep.data.catalog import SOURCES
@@ -181,8 +182,8 @@ def test_all_checkpoints_damaged(program, run):
 @pytest.mark.slow
 def test_other_data_is_refused(program, run):
     path, _ = run
-    for manifest in path.rglob("manifest.json"):
-        manifest.write_text(manifest.read_text().replace('"train": "', '"train": "0'))
+    for folder in path.glob("checkpoints/step-*"):
+        change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
     refused(program("train", path, "--resume"), DATA, "not what", "was trained on")
 
 

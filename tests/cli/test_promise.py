@@ -14,9 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.conftest import start
+from tests.runs import change_manifest
 
 from lockstep import hardware
 from lockstep.run import checkpoint
+from lockstep.run.manifest import read_manifest
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 STOPPED = ("--steps", 12, "--save-every", 4, "--processes", 1)
@@ -360,11 +362,9 @@ def idx(folder):
 
 def test_every_split_that_training_uses_is_checked_at_resume(program, stopped):
     run = stopped()
-    path = run / "checkpoints/step-000000004/manifest.json"
-    manifest = json.loads(path.read_text())
-    assert set(manifest["data_sha256"]) == {"train", "test"}
-    manifest["data_sha256"]["test"] = "0" * 64
-    path.write_text(json.dumps(manifest))
+    path = run / "checkpoints/step-000000004"
+    assert set(read_manifest(path)["data_sha256"]) == {"train", "test"}
+    change_manifest(path, lambda facts: facts["data_sha256"].update(test="0" * 64))
     refused = program("train", run, "--resume", "--processes", 1)
     assert refused.returncode == DATA
     assert "the test data is not what" in refused.stderr
@@ -373,17 +373,16 @@ def test_every_split_that_training_uses_is_checked_at_resume(program, stopped):
 @pytest.mark.slow
 def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
     run = stopped("--eval-every", 4)
-    path = run / "checkpoints/step-000000004/manifest.json"
-    manifest = json.loads(path.read_text())
-    accuracy = manifest.pop("accuracy")
-    path.write_text(json.dumps(manifest))
+    path = run / "checkpoints/step-000000004"
+    accuracy = read_manifest(path)["accuracy"]
+    change_manifest(path, lambda facts: facts.pop("accuracy"))
     rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     kept = [row for row in rows if json.loads(row)["kind"] != "evaluation"]
     assert len(kept) < len(rows)
     (run / "metrics.jsonl").write_text("".join(kept))
     done = program("train", run, "--resume", "--eval-every", 4, "--processes", 2)
     assert done.returncode == 0, done.stderr
-    assert json.loads(path.read_text())["accuracy"] == accuracy
+    assert read_manifest(path)["accuracy"] == accuracy
     found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found if row["kind"] == "evaluation"] == [4, 4, 8, 8, 12, 12]
 

@@ -64,7 +64,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, da
     assert error.value.code == DATA
 
 
-@pytest.mark.parametrize("reader", ["_sha256", "load_file"])
+@pytest.mark.parametrize("reader", ["_sha256", "read_safetensors"])
 def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, reader):
     """Another program trains, saves a new checkpoint and deletes the old ones. The new one is returned."""
     save(tmp_path, 1)
@@ -88,14 +88,14 @@ def test_a_damaged_checkpoint_is_named_once_in_a_repeated_search(tmp_path, monke
     save(tmp_path, 1)
     save(tmp_path, 2)
     flip(save(tmp_path, 3) / "state.safetensors")
-    load = checkpoint.load_file
+    load = checkpoint.read_safetensors
 
     def slowly(path):
         monkeypatch.undo()
         shutil.rmtree(path.parent)
         return load(path)
 
-    monkeypatch.setattr(checkpoint, "load_file", slowly)
+    monkeypatch.setattr(checkpoint, "read_safetensors", slowly)
     notes = []
     assert checkpoint.latest(tmp_path, notes.append).manifest["step"] == 1
     assert len(notes) == 1

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.runs import change_manifest
 from tests.unit.test_checkpoint import flip
 from tests.unit.test_watch import RECIPE, Training
 
@@ -31,9 +32,7 @@ def folder(training, step):
 
 
 def set_accuracy(training, step, accuracy):
-    path = folder(training, step) / "manifest.json"
-    facts = {key: value for key, value in json.loads(path.read_text()).items() if key != "accuracy"}
-    path.write_text(json.dumps(facts if accuracy is None else facts | {"accuracy": accuracy}))
+    change_manifest(folder(training, step), lambda facts: facts.update(accuracy=accuracy))
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_a_damaged_checkpoint_is_an_error_and_not_skipped(training, evaluated):
 
 
 def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, evaluated, monkeypatch):
-    read = checkpoint.load_file
+    read = checkpoint.read_safetensors
 
     def slowly(path):
         monkeypatch.undo()
@@ -112,5 +111,5 @@ def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, 
             folder(training, deleted).rename(training.run.checkpoints / f".deleting-step-{deleted:09d}")
         return read(path)
 
-    monkeypatch.setattr(checkpoint, "load_file", slowly)
+    monkeypatch.setattr(checkpoint, "read_safetensors", slowly)
     assert evaluated("best") == 2

@@ -5,7 +5,7 @@ import shutil
 from signal import SIGTERM
 
 import pytest
-from tests.runs import fit_here
+from tests.runs import change_manifest, fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -15,6 +15,7 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import named
 from lockstep.run.early_stop import EarlyStop, needed_step
 from lockstep.run.folder import Run
+from lockstep.run.manifest import read_manifest
 
 
 def linear(shape, classes):
@@ -78,11 +79,9 @@ def copied(whole, tmp_path):
             if int(folder.name[5:]) > step:
                 shutil.rmtree(folder)
         if not evaluated:
-            last, before = (path / f"checkpoints/step-{s:09d}/manifest.json" for s in (step, step - 1))
-            manifest = json.loads(last.read_text())
-            del manifest["accuracy"]
-            manifest["early_stop"] = json.loads(before.read_text())["early_stop"]
-            last.write_text(json.dumps(manifest))
+            last, before = (path / f"checkpoints/step-{s:09d}" for s in (step, step - 1))
+            change_manifest(last, lambda facts: facts.pop("accuracy"))
+            change_manifest(last, lambda facts: facts.update(early_stop=read_manifest(before)["early_stop"]))
         return path
 
     return copy

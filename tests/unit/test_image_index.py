@@ -110,13 +110,13 @@ def test_a_replaced_file_of_equal_size_and_time_is_read_again(photos, examined):
 
 
 def test_a_file_that_cannot_be_opened_now_is_read_again(photos, examined, monkeypatch):
-    def too_many_files(path, mode):
-        if path.endswith("2.png"):
+    def too_many_files(path):
+        if path.name == "2.png":
             raise OSError(errno.EMFILE, "Too many open files")
-        return open(path, mode)
+        return decode.read_image(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "open", too_many_files, raising=False)
+        patch.setattr(module, "read_image", too_many_files)
         assert index_of(scan(photos)).causes == {1: "too many open files", 5: "truncated"}
     examined.clear()
     assert index_of(scan(photos)).causes == {5: "truncated"}

@@ -13,6 +13,7 @@ from lockstep.config.jobs import BenchJob, EvalJob, Job, TrainJob, VerifyJob
 from lockstep.config.placement import Placement
 from lockstep.processes import worker
 from lockstep.recipes import RECIPES, named
+from lockstep.reduce.heartbeat import Beat
 
 PLACEMENT = Placement(
     device="cuda:0,2", processes=2, data=Path("data"), profile=(1, 3), eval_every=5, reduction="central"
@@ -59,7 +60,7 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, job):
     done = []
     (tmp_path / "job.json").write_text(job.model_dump_json())
     monkeypatch.setattr(worker, "run_job", lambda *arguments: done.append(arguments) or 7)
-    monkeypatch.setattr(worker.threading.Thread, "start", lambda self: None)  # no watch over a launcher
+    monkeypatch.setattr(worker.watch, "under_launcher", lambda *_: None)
     monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
@@ -67,6 +68,7 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, job):
     with pytest.raises(SystemExit) as ended:
         worker.main()
     assert ended.value.code == 7
-    ((read, world),) = done
+    ((read, world, heartbeat),) = done
     assert type(read) is type(job)
     assert (read, world.processes) == (job, 1)
+    assert heartbeat.beat == Beat()

@@ -16,7 +16,7 @@ from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
 from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, named
-from lockstep.run.folder import Run, fresh_path, newest, refuse_existing
+from lockstep.run.folder import Run, fresh_path, is_begun, newest, refuse_existing
 from lockstep.run.weights_file import WeightsFile
 from lockstep.settings import dotted
 
@@ -208,7 +208,7 @@ def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, wor
         # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
         # may always pass --resume, so it starts a run that does not exist.
         begun = world.outer and (path / "recipe.json").is_file()
-        resume = begun or (resume and path.exists())
+        resume = begun or (resume and is_begun(path))
     elif subject.run is not None:
         path = subject.run
     elif resume:

@@ -1,7 +1,6 @@
 """Overrides: from the user's settings (a file, --set, options) to a recipe."""
 
 import copy
-import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,8 +8,10 @@ from typing import Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
+from lockstep.files import parse_json, read_bytes
 from lockstep.settings import validated
 
+_MOST_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 _OF_ONE_MODEL = ("model_options", "weight_decay", "freeze", "lr_factors")  # these name parts of a model
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
@@ -42,7 +43,7 @@ def _value(text: str) -> Any:
     if text.lower() in _LITERAL_NAMES:
         return _LITERAL_NAMES[text.lower()]
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 
@@ -50,9 +51,11 @@ def _value(text: str) -> Any:
 def read_file(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file. Raises: LockstepError if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(read_bytes(path, _MOST_BYTES).decode())
+    except (OSError, ValueError) as error:  # ValueErrors: not TOML, not UTF-8, a number of thousands of digits
         raise LockstepError(f"recipe file {path}: {error}") from None
+    except RecursionError:
+        raise LockstepError(f"recipe file {path}: its brackets nest too deeply") from None
 
 
 def make(

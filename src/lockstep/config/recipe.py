@@ -105,6 +105,10 @@ class Recipe(Settings):
         threads_per_tower: CPU threads of a tower. A sum over two threads has other low-order bits than over one.
         eval_batch: images in one forward pass of an evaluation.
         seed: decides initial weights, order of examples, augmentation and dropout.
+        non_finite: "stop" ends the run at a step whose loss or gradient is not finite. "skip" leaves out its update:
+            weights, buffers, optimizer and average stay as they are, and the next step follows.
+        skip_limit: the largest number of steps in a row that "skip" leaves out; one more ends the run. Steps that
+            only lower the loss scale of float16 do not count here.
         exact: False gives up bit-identical results, and allows reductions and kernels that do not keep the bits.
     """
 
@@ -148,6 +152,8 @@ class Recipe(Settings):
     threads_per_tower: int = Field(1, ge=1)
     eval_batch: int = Field(500, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
+    non_finite: Literal["stop", "skip"] = "stop"
+    skip_limit: int = Field(5, ge=1)
     exact: bool = True
 
     @model_validator(mode="after")
@@ -173,6 +179,8 @@ class Recipe(Settings):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
+        if self.non_finite == "stop" and self.skip_limit != type(self).model_fields["skip_limit"].default:
+            raise ValueError("skip_limit is for non_finite=skip: set that too, or leave it out")
         if (self.mixup or self.cutmix) and self.tower_batch == 1:
             raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
         return self

@@ -8,14 +8,17 @@ Source: https://www.cs.toronto.edu/~kriz/cifar.html
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.data import locate
 from lockstep.data.catalog import SOURCES
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import read_bytes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _PIXEL_BYTES = 3 * 32 * 32
+_MOST_NAMES_BYTES = 1 << 20  # The official file has 875 bytes.
 
 
 def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
@@ -30,7 +33,10 @@ def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
 def load_cifar100(folder: Path | None) -> dict[str, Dataset]:
     """Return the 50 000 training and 10 000 test images, 32x32 RGB, with their fine labels."""
     paths = locate.find(SOURCES["cifar100"], folder)
-    classes = tuple(paths[2].read_text().split())
+    try:
+        classes = tuple(read_bytes(paths[2], _MOST_NAMES_BYTES).decode().split())
+    except (OSError, ValueError) as error:
+        raise LockstepError(f"{paths[2]}: cannot be read: {error}", DATA) from None
     if len(classes) != 100:
         raise LockstepError(f"{paths[2]}: {len(classes)} class names, expected 100", DATA)
     return {
@@ -46,17 +52,12 @@ def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[st
     """
     size = label_bytes + _PIXEL_BYTES
     for path in paths:  # check all sizes first, so that a truncated file is reported before any file is read
-        if (got := path.stat().st_size) != records * size:
-            raise LockstepError(
-                f"{path}: {got} bytes, expected {records * size} ({records} records of {size} bytes): "
-                f"the file is truncated or not in CIFAR binary format",
-                DATA,
-            )
+        _require_size(path, records, size)
     images = np.empty((records * len(paths), 32, 32, 3), np.uint8)
     labels = np.empty(records * len(paths), np.int64)
     for i, path in enumerate(paths):
         part = slice(i * records, (i + 1) * records)
-        data = np.fromfile(path, np.uint8).reshape(records, size)
+        data = _records(path, records, size)
         labels[part] = data[:, label_bytes - 1]
         if (largest := labels[part].max()) >= len(classes):
             record = int(labels[part].argmax())
@@ -65,3 +66,24 @@ def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[st
         for channel in range(3):  # copying one channel at a time takes half as long as transposing all three
             images[part, :, :, channel] = planes[:, channel]
     return Dataset.of(images, labels, classes)
+
+
+def _require_size(path: Path, records: int, size: int) -> None:
+    try:
+        got = path.stat().st_size
+    except OSError as error:
+        raise LockstepError(f"{path}: cannot be read: {error.strerror or error}", DATA) from None
+    if got != records * size:
+        raise LockstepError(
+            f"{path}: {got} bytes, expected {records * size} ({records} records of {size} bytes): "
+            f"the file is truncated or not in CIFAR binary format",
+            DATA,
+        )
+
+
+def _records(path: Path, records: int, size: int) -> NDArray[np.uint8]:
+    """Return the records of a file, uint8 [records, size]. Raises: LockstepError."""
+    try:
+        return np.fromfile(path, np.uint8, records * size).reshape(records, size)
+    except (OSError, ValueError) as error:
+        raise LockstepError(f"{path}: cannot be read: {error}", DATA) from None

@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.files import read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image, Transpose
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # in Pillow's words
 PIXEL_LIMIT = 100_000_000
+FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
 RULES = 1  # the version of the rules in `decode_image`; another version may give other pixels
 
 _GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
@@ -134,11 +136,19 @@ def _read(path: Path) -> bytes:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Reading a pipe or a device may never end.
             raise UnreadableImageError("not a regular file")
-        return path.read_bytes()
+        return read_image(path)
     except OSError as error:
         raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
     except MemoryError:
         raise no_memory() from None
+
+
+def read_image(path: Path) -> bytes:
+    """Return the bytes of an image's file. Raises: OSError, MemoryError, UnreadableImageError if it is too large."""
+    try:
+        return read_bytes(path, FILE_LIMIT)
+    except ValueError:
+        raise UnreadableImageError(f"more than {FILE_LIMIT / 1e9:.1f} GB") from None
 
 
 def no_memory() -> LockstepError:

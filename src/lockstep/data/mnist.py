@@ -7,6 +7,7 @@ Source of Fashion-MNIST: https://github.com/zalandoresearch/fashion-mnist, with 
 """
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -61,24 +62,26 @@ def read(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDArray[n
 
 def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return the values of an idx file. Raises: LockstepError if the file has another `magic` number or `shape`."""
-    data = _bytes(path)
     length = 4 * (1 + len(shape))
+    data = _bytes(path, length + math.prod(shape) + 1)
     header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
     if not header or header[0] != magic:
         raise LockstepError(f"{path}: idx magic number {header[0] if header else 'missing'}, expected {magic}", DATA)
     if tuple(header[1:]) != shape:
         raise LockstepError(f"{path}: its header says {header[1:]}, expected {list(shape)}", DATA)
     body = np.frombuffer(data, np.uint8, offset=length)
-    if body.size != np.prod(shape):
-        raise LockstepError(f"{path}: {body.size} values, expected {np.prod(shape)}: the file is truncated", DATA)
+    if body.size < math.prod(shape):
+        raise LockstepError(f"{path}: {body.size} values, expected {math.prod(shape)}: the file is truncated", DATA)
+    if body.size > math.prod(shape):
+        raise LockstepError(f"{path}: more values than the {math.prod(shape)} of its header", DATA)
     return body.reshape(shape).copy()  # a writable copy, because torch warns about read-only arrays
 
 
-def _bytes(path: Path) -> bytes:
-    if path.suffix != ".gz":
-        return path.read_bytes()
+def _bytes(path: Path, most: int) -> bytes:
+    """Return at most `most` bytes of the file's content, so that a small file cannot unpack to a terabyte."""
     try:
-        with gzip.open(path) as file:
-            return file.read()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(most)
     except (OSError, EOFError, zlib.error) as error:
-        raise LockstepError(f"{path}: not a complete gzip file ({error})", DATA) from None
+        problem = "not a complete gzip file" if path.suffix == ".gz" else "cannot be read"
+        raise LockstepError(f"{path}: {problem} ({error})", DATA) from None

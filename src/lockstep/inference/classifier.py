@@ -9,8 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lockstep.config.placement import Placement
@@ -21,6 +19,7 @@ from lockstep.inference.origin import allow_code, file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, decoded, items
 from lockstep.run.folder import Run, metadata
 from lockstep.run.source import source_changes, sources
+from lockstep.run.tensors_file import read_safetensors, require_unchanged
 from lockstep.run.watch import read_chosen, read_result
 from lockstep.settings import validated
 from lockstep.training.evaluate import classify
@@ -247,13 +246,13 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None, note
         if which is not None:
             raise LockstepError(f"--checkpoint is for runs, and {path} is a file: leave it out")
         recipe, facts = file_recipe(path)
-        return _Weights(path, recipe, facts, _tensors(path))
+        return _Weights(path, recipe, facts, _tensors(path, facts))
     which = which if step is None else step
     run.check_recipe()
     stated = metadata(run.model)
     if which is None and run.complete and stated is not None:
         _require_recipe(run, run.model, stated)
-        return _Weights(run.model, run.recipe(), stated, _tensors(run.model))
+        return _Weights(run.model, run.recipe(), stated, _tensors(run.model, stated))
     found = read_result(run, note) if which is None else read_chosen(run, which)
     _require_recipe(run, found.path, found.manifest)
     stated = found.manifest if "image_shape" in found.manifest else stated
@@ -284,11 +283,13 @@ def _require_recipe(run: Run, path: Path, facts: Mapping[str, Any]) -> None:
         raise LockstepError(f"{path} was trained by another recipe than {run.path / 'recipe.json'} states")
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _tensors(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        tensors = read_safetensors(path)
+        require_unchanged(facts, tensors)
+    except ValueError as error:
         raise LockstepError(f"{path} is damaged: {error}", DATA) from None
+    return tensors
 
 
 def _device(name: str) -> torch.device:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from lockstep.config.jobs import Job, TrainJob
 from lockstep.errors import LockstepError, printable
-from lockstep.heartbeat import Heartbeat
 from lockstep.processes.watch import HostWatch
 from lockstep.processes.world import World
+from lockstep.reduce.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from lockstep.reduce.rendezvous import Store
@@ -31,9 +31,9 @@ def _end(world: World, error: LockstepError) -> None:
 def record_failure(world: World, error: Exception) -> None:
     """Write `error` where torchrun looks for the cause of a failure, in the file TORCHELASTIC_ERROR_FILE."""
     if world.launcher == "torchrun":
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+        from lockstep.reduce.rendezvous import record_for_torchrun
 
-        get_error_handler().record_exception(error)
+        record_for_torchrun(error)
 
 
 def continued(job: Job, world: World, store: "Store") -> Job:
@@ -52,7 +52,7 @@ def continued(job: Job, world: World, store: "Store") -> Job:
 
 def begun(store: "Store", path: Path) -> None:
     """Record, for later attempts of this launch, that process 0 trains the run in the folder `path`."""
-    store.set(_key(), str(path.absolute()))
+    store.set(_key(), str(path))
 
 
 def _key() -> str:

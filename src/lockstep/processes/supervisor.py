@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lockstep.config.jobs import Job, TrainJob
 from lockstep.errors import CRASH, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
-from lockstep.heartbeat import Observer, Silent
 from lockstep.processes.signals import SignalForwarder
 from lockstep.processes.workers import Failure, Workers
+from lockstep.reduce.heartbeat import Observer, Silent
 
 _LOOK_S = 0.2  # seconds between two looks at the heartbeats
 _KILL_AFTER_S = 1.0  # seconds that the others have to end after a process has died

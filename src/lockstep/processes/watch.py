@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
-from lockstep.heartbeat import Beat, Heartbeat, Observer
+from lockstep.reduce.heartbeat import Beat, Heartbeat, Observer
 
 if TYPE_CHECKING:
     from lockstep.reduce.rendezvous import Board

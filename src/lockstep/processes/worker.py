@@ -19,10 +19,10 @@ from lockstep import files, hardware, numerics
 from lockstep.config.jobs import EvalJob, Job, TrainJob, VerifyJob
 from lockstep.config.placement import Placement, check
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
-from lockstep.heartbeat import Heartbeat, Phase
 from lockstep.processes import attempts, watch
 from lockstep.processes.signals import StopRequests, end_at_once, handled_by, leave
 from lockstep.processes.world import World
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +177,7 @@ def main() -> None:
     job: Job = TypeAdapter(Job).validate_json((folder / "job.json").read_text())
     world = World.from_environment()
     heartbeat = Heartbeat(folder / f"heartbeat-{world.process}")
-    watch.under_launcher(heartbeat, parent, folder)
+    watch.under_launcher(heartbeat, parent, folder.parent)
     # Ignore SIGTERM outside `run_job`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with _failure_file(folder, world.process, heartbeat):

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep import heartbeat
 from lockstep.config.jobs import Job
 from lockstep.errors import CRASH, ENVIRONMENT
-from lockstep.heartbeat import Beat
 from lockstep.processes.world import RENDEZVOUS
-from lockstep.reduce import owned
+from lockstep.reduce import heartbeat, owned
+from lockstep.reduce.heartbeat import Beat
 
 _GRACE_S = 30.0  # seconds that the other workers have to end, after one has failed
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep import reduce
 from lockstep.errors import PeerLostError
-from lockstep.heartbeat import Heartbeat, Phase
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 from lockstep.reduce.rendezvous import Store, of_this_attempt, require_one_device_type
 from lockstep.reduce.tree import add_leaves, add_nodes, cover
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.heartbeat import Beat
+from lockstep.reduce.heartbeat import Beat
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for all processes to start
 _POLL_S = 0.02
@@ -80,6 +80,13 @@ def require_one_device_type(store: Store, process: int, processes: int, device: 
                 f"Give --device cpu or --device cuda to all",
                 ENVIRONMENT,
             )
+
+
+def record_for_torchrun(error: Exception) -> None:
+    """Write `error` into the file that torchrun names in TORCHELASTIC_ERROR_FILE, if it does."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # takes a tenth of a second
+
+    get_error_handler().record_exception(error)
 
 
 class Board:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.files import parse_json
 from lockstep.report.evaluation import CheckpointEvaluation
 from lockstep.report.event_file import EventFile, scalar
 
@@ -34,10 +35,10 @@ class EvaluationLog:
         self.done: set[int] = set()
         for line in text.splitlines():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 if (row["split"], row["weights"], row["examples"]) == (split, weights, examples):
                     self.done.add(int(row["step"]))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError):
                 continue
 
     def add(self, evaluation: CheckpointEvaluation) -> None:

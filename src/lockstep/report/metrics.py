@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lockstep.files import append
@@ -13,12 +13,14 @@ class MetricsFile(Listener):
     """A listener that appends a row per event to `path`.
 
     The key "kind" of a row is "step" (the fields of StepEvent), "evaluation" (a row for each kind of weights) or
-    "digest" (the digest of the state before the step of that number).
+    "digest" (the digest of the state before the step of that number). Rows that cannot be written are lost, and `note`
+    says so once until one can be written again.
     """
 
-    def __init__(self, path: Path, every: int) -> None:
+    def __init__(self, path: Path, every: int, note: Callable[[str], None] = lambda text: None) -> None:
         self.every = every
-        self._path = path
+        self._path, self._note = path, note
+        self._failed = False
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Append a row of kind "step"."""
@@ -43,9 +45,14 @@ class MetricsFile(Listener):
     def _append(self, row: Mapping[str, object]) -> None:
         try:
             with append(self._path) as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError:
-            pass  # a full disk: the next checkpoint fails too, and its error says so
+                # The row that failed may be there in part.
+                file.write("\n" * self._failed + json.dumps(row) + "\n")
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                problem = f"cannot write in {self._path}: {error.strerror or error}"
+                self._note(f"{problem}. Training goes on; rows, and lines of log.txt, are lost until it can be written")
 
 
 def _finite(value: object) -> object:

@@ -153,6 +153,8 @@ class TensorBoard(Listener):
             scalars["loss/scale"] = event.loss_scale
         if event.gradient_norm is not None:
             scalars["gradient_norm"] = event.gradient_norm
+        if event.skipped_steps is not None:
+            scalars["skipped_steps"] = event.skipped_steps
         summaries = [scalar(tag, value) for tag, value in scalars.items()]
         summaries += [histogram(f"weights/{name}", weight) for name, weight in tensors.weights.items()]
         summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]

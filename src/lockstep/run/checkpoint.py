@@ -1,15 +1,16 @@
 """Checkpoints: atomic, checksummed, without pickle. Each is a folder that exists completely or not at all.
 
     step-000001000/state.safetensors   the tensors of State.tensors()
-    step-000001000/manifest.json       size and SHA-256 of that file; digests of recipe, data and model source
+    step-000001000/manifest.json       size and SHA-256 of that file; digests of recipe, data and model source; and its
+                                       own SHA-256
 
 Nothing in them depends on the number of processes: the files of a one-process run equal those of a four-process run.
 """
 
 import contextlib
 import hashlib
-import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import flush, replace, share
+from lockstep.files import flush, remove_abandoned, replace, share
 from lockstep.run.early_stop import needed_step
+from lockstep.run.manifest import MANIFEST, STATE, encoded, folder_name, read_manifest, step_of
+from lockstep.run.tensors_file import read_safetensors
 
-_STATE = "state.safetensors"
-_MANIFEST = "manifest.json"
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the safetensors library
 
 
 @dataclass(frozen=True)
@@ -43,40 +45,54 @@ def save(
     """Write a checkpoint of `tensors` (with a scalar `step`) into `folder`, and `facts` into its manifest.
 
     The checkpoint is written under another name, flushed to the disk and renamed. An existing checkpoint of the step
-    stays: it was verified when the run was resumed, and its bits are the same. `fence` is called before the checkpoint
-    gets its name, and raises an error if this program may no longer write the run.
+    stays if it is valid, as its bits are the same. `fence` is called before the checkpoint gets its name, and raises an
+    error if this program may no longer write the run.
     Raises: OSError, or the error of `fence`; nothing is left behind then.
     """
     step = int(tensors["step"])
-    final = folder / _name(step)
-    if final.exists():
+    final = folder / folder_name(step)
+    if os.path.lexists(final) and _verify(final, set()):
         return final
     temporary = folder / f".writing-{step:09d}-{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
-        save_file(tensors, temporary / _STATE)
-        share(temporary / _STATE)
-        files = {_STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}}
-        manifest = {"step": step, **facts, "files": files}
-        (temporary / _MANIFEST).write_bytes(_json(manifest))
-        for path in (temporary / _STATE, temporary / _MANIFEST, temporary):
+        save_file(tensors, temporary / STATE)
+        share(temporary / STATE)
+        files = {STATE: {"bytes": (temporary / STATE).stat().st_size, "sha256": _sha256(temporary / STATE)}}
+        (temporary / MANIFEST).write_bytes(encoded({"step": step, **facts, "files": files}))
+        for path in (temporary / STATE, temporary / MANIFEST, temporary):
             flush(path)
         fence()
         temporary.rename(final)
         flush(folder)
     except (OSError, SafetensorError, LockstepError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, SafetensorError):
-            raise OSError(str(error)) from error
-        raise
+        if isinstance(error, LockstepError):
+            raise
+        raise _system_error(error) from error
     return final
 
 
+def _system_error(error: Exception) -> OSError:
+    """Return an error of the safetensors library as the system's error behind it."""
+    if isinstance(error, OSError):
+        return error
+    number = _SYSTEM_ERROR.search(str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
 def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
-    """Add `facts` to the manifest of the checkpoint after `step` updates, if it exists. Raises: OSError."""
-    path = folder / _name(step) / _MANIFEST
-    if path.exists():
-        replace(path, _json(json.loads(path.read_text()) | facts))
+    """Add `facts` to the manifest of the checkpoint after `step` updates, if it exists.
+
+    Raises: OSError, LockstepError if the manifest is damaged.
+    """
+    path = folder / folder_name(step)
+    if (path / MANIFEST).exists():
+        try:
+            stated = read_manifest(path)
+        except ValueError as error:
+            raise _damaged(path, error) from None
+        replace(path / MANIFEST, encoded(stated | facts))
 
 
 def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
@@ -104,7 +120,7 @@ def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
 
 def steps(folder: Path) -> list[int]:
     """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no file."""
-    return [_step(path) for path in _newest_first(folder)]
+    return sorted((step for step, _ in _by_step(folder)), reverse=True)
 
 
 def best_step(folder: Path) -> int | None:
@@ -112,42 +128,45 @@ def best_step(folder: Path) -> int | None:
 
     Raises: LockstepError if a manifest is damaged, FileNotFoundError if one was deleted during the read.
     """
-    accuracies = {}
+    accuracies: dict[int, float] = {}
     for path in reversed(list(_newest_first(folder))):
         try:
-            accuracy = json.loads((path / _MANIFEST).read_text()).get("accuracy")
-            if accuracy is not None:
-                accuracies[_step(path)] = float(accuracy)
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+            manifest = read_manifest(path)
+        except (OSError, ValueError) as error:
             raise _damaged(path, error) from None
+        if manifest.get("accuracy") is not None:
+            accuracies[manifest["step"]] = manifest["accuracy"]
     return max(accuracies, key=lambda step: accuracies[step], default=None)
 
 
 def read_step(folder: Path, step: int) -> Checkpoint:
     """Return the checkpoint after `step` updates. Raises: as `read`."""
-    return read(folder / _name(step))
+    return read(folder / folder_name(step))
 
 
 def read(path: Path) -> Checkpoint:
     """Return the checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it was deleted."""
     manifest = _verified_manifest(path)
     try:
-        return Checkpoint(path, manifest, load_file(path / _STATE))
-    except (OSError, SafetensorError) as error:
+        tensors = read_safetensors(path / STATE)
+        if "step" not in tensors or tensors["step"].tolist() != manifest["step"]:
+            raise ValueError(f"{STATE} is of another step")
+    except ValueError as error:
         raise _damaged(path, error) from None
+    return Checkpoint(path, manifest, tensors)
 
 
 def _verified_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the checkpoint at `path` after verifying its file. Raises: as `read`."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-        expected = manifest["files"][_STATE]
-        if (size := (path / _STATE).stat().st_size) != expected["bytes"]:
-            raise ValueError(f"{_STATE} has {size} bytes, not {expected['bytes']}")
-        if _sha256(path / _STATE) != expected["sha256"]:
-            raise ValueError(f"{_STATE} is not the file that was written (its sha256 differs)")
-        return dict(manifest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = read_manifest(path)
+        expected = manifest["files"][STATE]
+        if (size := (path / STATE).stat().st_size) != expected["bytes"]:
+            raise ValueError(f"{STATE} has {size} bytes, not {expected['bytes']}")
+        if _sha256(path / STATE) != expected["sha256"]:
+            raise ValueError(f"{STATE} is not the file that was written (its sha256 differs)")
+        return manifest
+    except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
 
@@ -159,11 +178,12 @@ def _damaged(path: Path, error: Exception) -> Exception:
 
 def clear_ahead(folder: Path, step: int) -> None:
     """Rename checkpoints after `step` to `damaged-...`; delete unfinished ones. A resumed run redoes those steps."""
-    for path in _newest_first(folder):
-        if _step(path) > step:
+    for later, path in _by_step(folder):
+        if later > step:
             _set_aside(path)
     for path in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
         shutil.rmtree(path, ignore_errors=True)
+    remove_abandoned(folder.glob(f"*/.{MANIFEST}-*"))
 
 
 def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
@@ -182,7 +202,7 @@ def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
     kept = [path for path in paths if path in paths[:keep] or (path == best and accuracies[path] >= 0)]
     needed = {needed_step(_manifest(path)) for path in kept}
     for path in paths:
-        if path not in kept and _step(path) not in needed:
+        if path not in kept and step_of(path) not in needed:
             with contextlib.suppress(OSError):  # A folder that cannot be deleted costs disk space, not the run.
                 shutil.rmtree(path.rename(folder / f".deleting-{path.name}"), ignore_errors=True)
 
@@ -209,34 +229,29 @@ def _set_aside(path: Path) -> None:
 
 
 def _accuracy(path: Path) -> float:
-    return float(_manifest(path).get("accuracy", -1.0))
+    accuracy: float | None = _manifest(path).get("accuracy")
+    return -1.0 if accuracy is None else accuracy
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the checkpoint at `path`, not verified; nothing if it cannot be read."""
+    """Return the manifest of the checkpoint at `path`; nothing if it is damaged."""
     try:
-        return dict(json.loads((path / _MANIFEST).read_text()))
+        return read_manifest(path)
     except (OSError, ValueError):
         return {}
 
 
 def _newest_first(folder: Path) -> Iterator[Path]:
-    return iter(sorted(folder.glob("step-*"), key=_step, reverse=True))
+    return (path for _, path in sorted(_by_step(folder), reverse=True))
 
 
-def _name(step: int) -> str:
-    return f"step-{step:09d}"
-
-
-def _step(path: Path) -> int:
-    digits = path.name.removeprefix("step-")
-    return int(digits) if digits.isdigit() else -1
+def _by_step(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield (step, path) of every checkpoint, valid or damaged. Other files do not count."""
+    for path in folder.glob("step-*"):
+        if (step := step_of(path)) is not None:
+            yield step, path
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _json(manifest: dict[str, Any]) -> bytes:
-    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()

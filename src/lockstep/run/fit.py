@@ -12,8 +12,8 @@ import torch
 
 from lockstep.config.jobs import TrainJob
 from lockstep.errors import LockstepError
-from lockstep.heartbeat import Heartbeat, Phase
 from lockstep.reduce import Reduction
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 from lockstep.run.profile import check_profile
 from lockstep.run.save_alone import save_alone
 from lockstep.run.session import Session

@@ -17,7 +17,8 @@ from typing import IO, Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import open_lock, replace
+from lockstep.files import open_lock, parse_json, read_json, remove_abandoned, replace
+from lockstep.run.manifest import read_manifest, step_of
 from lockstep.settings import validated
 
 # The paths, in its folder, that a run makes before its first step.
@@ -28,7 +29,8 @@ _FIRST_FILES = re.compile(
     r"|checkpoints/(step-0{9}|\.writing-0{9}-\d+)/(state\.safetensors|manifest\.json)"
 )
 
-_MOST_HEADER_BYTES = 100_000_000  # as the safetensors library allows
+_TEMPORARY = re.compile(r"\.(recipe\.json|environment\.json|result\.json|metrics\.jsonl|model\.safetensors)-\d+")
+_MOST_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
 
 
 class Run:
@@ -156,15 +158,26 @@ class Run:
         Raises: LockstepError if the file that has them is damaged.
         """
         if (facts := metadata(self.model)) is not None:
-            return tuple(facts["classes"])
-        for path in sorted(self.checkpoints.glob("step-*/manifest.json"), reverse=True):
-            names = (self.read(str(path.relative_to(self.path))) or {}).get("classes")
-            return tuple(names) if names else None
-        return None
+            names = facts.get("classes")
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise LockstepError(f"{self.model} is damaged: it does not state the names of the classes", DATA)
+            return tuple(names)
+        if (newest := self._newest_checkpoint()) is None:
+            return None
+        try:
+            names = read_manifest(newest).get("classes")
+        except (OSError, ValueError) as error:
+            raise LockstepError(f"checkpoint {newest} is damaged ({error})", DATA) from None
+        return tuple(names) if names else None
+
+    def _newest_checkpoint(self) -> Path | None:
+        """Return the folder of the newest checkpoint, valid or damaged, or None if there is none."""
+        steps = [(step, path) for path in self.checkpoints.glob("step-*") if (step := step_of(path)) is not None]
+        return max(steps)[1] if steps else None
 
     def recipe(self) -> Recipe:
         """Return the recipe that the run was started with. Raises: LockstepError."""
-        return validated(Recipe, self.read("recipe.json"))
+        return validated(Recipe, self._object("recipe.json") or {})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
@@ -177,23 +190,47 @@ class Run:
 
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
-        for path in sorted(self.checkpoints.glob("step-*/manifest.json"))[-1:]:
-            try:
-                stated = json.loads(path.read_text())["recipe_digest"]
-            except (OSError, ValueError, KeyError, TypeError):
-                return  # Loading a damaged checkpoint reports it.
-            if stated != self.recipe().digest():
-                raise LockstepError(f"{path.parent} was trained by another recipe than recipe.json states")
+        if (newest := self._newest_checkpoint()) is None:
+            return
+        try:
+            stated = read_manifest(newest).get("recipe_digest")
+        except (OSError, ValueError):
+            return  # Loading a damaged checkpoint reports it.
+        if stated != self.recipe().digest():
+            raise LockstepError(f"{newest} was trained by another recipe than recipe.json states")
+
+    def require_sound(self) -> None:
+        """Raise a LockstepError if something else is where the run must write a folder or a file."""
+        for path, expected in [
+            *[(folder, True) for folder in (self.checkpoints, self.summaries)],
+            *[(file, False) for file in (self.metrics_path, self.log, self.path / "environment.json", self.model)],
+        ]:
+            if path.exists() and path.is_dir() != expected:
+                kind, wanted = ("file", "folder") if expected else ("folder", "file")
+                raise LockstepError(f"{path} is a {kind}, and the run needs a {wanted} there: move it away", DATA)
 
     def data(self) -> Path | None:
         """Return the data folder that the last session was given, or None."""
-        sessions = self.read("environment.json") or [{}]
-        known = sessions[-1].get("data")
-        return Path(known) if known else None
+        known = (self.sessions() or [{}])[-1].get("data")
+        return Path(known) if isinstance(known, str) and known else None
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
+        sessions = self.read("environment.json") or []
+        sound = isinstance(sessions, list) and all(isinstance(one, dict) for one in sessions)
+        if not sound or not all(isinstance(one.get("model_source", {}), dict) for one in sessions):
+            raise self._unreadable("environment.json", "it is not a list of sessions")
+        return sessions
 
     def result(self) -> dict[str, Any] | None:
         """Return the final record, or None if the run is not complete."""
-        record: dict[str, Any] | None = self.read("result.json")
+        return self._object("result.json")
+
+    def _object(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object in the file `name`, or None if it does not exist. Raises: LockstepError."""
+        record = self.read(name)
+        if record is not None and not isinstance(record, dict):
+            raise self._unreadable(name, "it is not a JSON object")
         return record
 
     def lock(self) -> None:
@@ -263,9 +300,13 @@ class Run:
         """Return the content of the JSON file `name`, or None if it does not exist. Raises: LockstepError."""
         path = self.path / name
         try:
-            return json.loads(path.read_text()) if path.is_file() else None
+            return read_json(path) if path.is_file() else None
         except (OSError, ValueError) as error:
-            raise LockstepError(f"{path} cannot be read ({error}): remove it to go on without it", DATA) from None
+            raise self._unreadable(name, error) from None
+
+    def _unreadable(self, name: str, problem: object) -> LockstepError:
+        what = "restore it" if name == "recipe.json" else "remove it to go on without it"
+        return LockstepError(f"{self.path / name} cannot be read ({problem}): {what}", DATA)
 
     def evaluations(self, step: int) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl for evaluations after `step` updates."""
@@ -274,8 +315,9 @@ class Run:
     def forget_ahead(self, step: int, note: Callable[[str], None] = lambda text: None) -> None:
         """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
 
-        Damaged lines, such as the last one of a killed run, are deleted too, with a `note`.
+        Damaged lines, such as the last one of a killed run, are deleted too, with a `note`; and temporary files.
         """
+        remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
         if not self.metrics_path.is_file():
             return
         kept, damaged = [], []
@@ -302,14 +344,14 @@ def metadata(path: Path) -> dict[str, Any] | None:
             length = int.from_bytes(file.read(8), "little")
             if length > _MOST_HEADER_BYTES:
                 raise ValueError("it is not a safetensors file")
-            stated = json.loads(file.read(length))["__metadata__"]["lockstep"]
-            facts: object = json.loads(stated)
+            stated = parse_json(file.read(length))["__metadata__"]["lockstep"]
+            facts: object = parse_json(stated)
             if not isinstance(facts, dict):
                 raise ValueError("its metadata is not a JSON object")
             return facts
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{error}" if isinstance(error, OSError | ValueError) else "it has no metadata of Lockstep"
         raise LockstepError(f"{path} is not a model of Lockstep, or is damaged: {problem}", DATA) from None
 
@@ -317,7 +359,7 @@ def metadata(path: Path) -> dict[str, Any] | None:
 def _row(line: bytes) -> dict[str, Any] | None:
     """Return a line of metrics.jsonl as a row, or None if the line is damaged."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         valid = isinstance(row["step"], int)
         if row["kind"] == "evaluation":
             valid = valid and all(isinstance(row[name], str) for name in ("split", "weights"))
@@ -325,6 +367,11 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return row if valid else None
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def is_begun(path: Path) -> bool:
+    """Return whether there is anything at `path` but a run that a program began, and left before it had a recipe."""
+    return os.path.lexists(path) and ((path / "recipe.json").is_file() or not _has_no_step(path))
 
 
 def refuse_existing(path: Path) -> None:
@@ -341,9 +388,11 @@ def _exists(path: Path) -> LockstepError:
 
 
 def _has_no_step(path: Path) -> bool:
-    """Return whether the folder at `path` is a run that contains only what a run makes before its first step."""
-    if path.is_symlink() or not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
+    """Return whether the folder at `path` is empty, or a run that has only what a run makes before its first step."""
+    if path.is_symlink() or not path.is_dir():
         return False
+    if not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
+        return not any(path.iterdir())
     for member in path.rglob("*"):
         name = member.relative_to(path).as_posix()
         allowed = _FIRST_FOLDERS if member.is_dir() else _FIRST_FILES

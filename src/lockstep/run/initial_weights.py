@@ -1,28 +1,23 @@
 """Initial weights from a file: which tensors of a model are loaded, and which start as new."""
 
 import hashlib
-import io
-import json
-import pickle
-import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load
 from torch import Tensor, nn
 
 from lockstep.data.given import first_other_class
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import read_json
+from lockstep.run.manifest import MANIFEST
+from lockstep.run.tensors_file import CodeNeededError, read_facts, read_safetensors, require_unchanged, unpickled
 from lockstep.run.weights_file import SAFETENSORS
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # the key of the weights in other programs' checkpoints
 _PREFIXES = ("module.", "_orig_mod.")  # of names that DistributedDataParallel and torch.compile have saved
-_NEEDED_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed global")  # in torch's message
 _NAMES_SHOWN = 6
 _COUNTER = "num_batches_tracked"
 
@@ -109,8 +104,10 @@ def load_initial_weights(
             new.append(names[0])
             continue
         tensor = found[name_in_file]
-        _require_finite(tensor, name_in_file, path)
+        if tensor.is_complex():
+            raise LockstepError(f"--init {path}: {name_in_file} has complex numbers, and models have real ones", DATA)
         if _fits(tensor, target):
+            _require_finite(tensor, name_in_file, path)
             with torch.no_grad():
                 target.copy_(tensor)
             loaded.append(names[0])
@@ -146,11 +143,7 @@ def _stated_classes(path: Path) -> list[str]:
     if path.suffix != SAFETENSORS:
         return []
     try:
-        with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get("lockstep", "null"))
-        if facts is None:
-            facts = json.loads((path.parent / "manifest.json").read_text())
-        names = facts["classes"]
+        names = (read_facts(path) or read_json(path.parent / MANIFEST))["classes"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # Other programs write files without them.
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
@@ -164,13 +157,20 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
         raise LockstepError(f"--init {path}: cannot be read: {error.strerror or error}", DATA) from None
     if hashlib.sha256(content).hexdigest() != sha256:
         raise LockstepError(f"--init {path}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
-    if path.suffix == SAFETENSORS:
-        try:
-            tensors = load(content)
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise LockstepError(f"--init {path}: the file is damaged ({error})", DATA) from None
-        return _of_checkpoint(tensors)
-    return _of_pickle(_unpickled(content, path), path)
+    try:
+        if path.suffix == SAFETENSORS:
+            tensors = read_safetensors(content)
+            require_unchanged(read_facts(path) or {}, tensors)
+            return _of_checkpoint(tensors)
+        value = unpickled(content)
+    except CodeNeededError as error:
+        raise LockstepError(
+            f"--init {path}: loading it would execute code ({error}), because it holds more than tensors. Save the "
+            f"weights alone, where you trust the file: torch.save(model.state_dict(), 'weights.pt')"
+        ) from None
+    except ValueError as error:
+        raise LockstepError(f"--init {path}: the file is damaged ({error})", DATA) from None
+    return _of_pickle(value, path)
 
 
 def _of_checkpoint(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -183,22 +183,6 @@ def _of_checkpoint(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if "parameter" not in groups:
         return tensors
     return {**groups["parameter"], **groups.get("ema", {}), **groups.get("buffer", {})}
-
-
-def _unpickled(content: bytes, path: Path) -> object:
-    """Return what torch.save wrote, without executing any of its code. Raises: LockstepError."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
-            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise many kinds for damaged files
-        text = str(error)
-        if needed := _NEEDED_CLASS.search(text):
-            raise LockstepError(
-                f"--init {path}: loading it would execute code ({needed[1]}), because it holds more than tensors. Save "
-                f"the weights alone, where you trust the file: torch.save(model.state_dict(), 'weights.pt')"
-            ) from None
-        what = "torch.save did not write it" if isinstance(error, pickle.UnpicklingError) else text.split("\n")[0]
-        raise LockstepError(f"--init {path}: the file is damaged ({what or 'it ends too early'})", DATA) from None
 
 
 def _of_pickle(value: object, path: Path) -> dict[str, Tensor]:
@@ -223,14 +207,13 @@ def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fits(tensor: Tensor, target: Tensor) -> bool:
-    same_kind = tensor.is_floating_point() == target.is_floating_point() and tensor.layout == torch.strided
-    return tensor.shape == target.shape and same_kind and not tensor.is_quantized
+    if tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
+        return False
+    return tensor.shape == target.shape and tensor.is_floating_point() == target.is_floating_point()
 
 
 def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
-    """Raise a LockstepError unless all values of the tensor are finite real numbers."""
-    if tensor.is_complex():
-        raise LockstepError(f"--init {path}: {name} has complex numbers, and models here have real ones", DATA)
+    """Raise a LockstepError unless all values of the tensor are finite."""
     if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
         raise LockstepError(f"--init {path}: {name} has values that are infinite or not a number", DATA)
 

@@ -68,7 +68,7 @@ def _facts(path: Path) -> RunFacts:
         accuracy = run.accuracy
         if (result := run.result()) is not None:
             total_s, steps = float(result["total_s"]), int(result["steps"])
-    except (LockstepError, OSError, KeyError, TypeError, ValueError) as error:
+    except (LockstepError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         problems.append(str(error) if isinstance(error, LockstepError) else f"result.json is damaged: {error}")
     if steps is None:
         names = [name for name in _names(run.checkpoints) if name.startswith("step-") and name[5:].isdigit()]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.files import flush, share
 from lockstep.run.session import Session
+from lockstep.run.tensors_file import SHA256, contents_sha256
 
 
 def save_model(path: Path, session: Session, weights: str | None = None) -> None:
@@ -35,6 +36,7 @@ def save_model(path: Path, session: Session, weights: str | None = None) -> None
         "model_source": session.model_source,
     }
     tensors: dict[str, Tensor] = {**parameters, **state.buffers}
+    facts[SHA256] = contents_sha256(facts, tensors)
     # One key only: safetensors writes several metadata keys in no fixed order.
     metadata = {"lockstep": json.dumps(facts)}
     temporary = path.with_name(f".{path.name}-{os.getpid()}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.files import no_room
 from lockstep.run import checkpoint
 from lockstep.training.state import State
 
@@ -62,7 +63,7 @@ class Saver:
                 copies = self._copy(named)
             finally:
                 state.update_lock.release()
-            self._verified.add(checkpoint.save(self._folder, copies, facts, self._fence))
+            self._with_room(lambda: self._verified.add(checkpoint.save(self._folder, copies, facts, self._fence)))
             self._state_time, self._write_s = began, time.monotonic() - began
             checkpoint.prune(self._folder, self._keep, self._verified)
 
@@ -77,7 +78,7 @@ class Saver:
         self.wait()
 
         def write() -> None:
-            checkpoint.add_facts(self._folder, step, facts)
+            self._with_room(lambda: checkpoint.add_facts(self._folder, step, facts))
             checkpoint.prune(self._folder, self._keep, self._verified)
 
         self._start(write)
@@ -92,6 +93,16 @@ class Saver:
         """Return the error that prevented the last save, or None. Each error is returned once."""
         error, self._error = self._error, None
         return error
+
+    def _with_room(self, write: Callable[[], None]) -> None:
+        """Call `write`. If the disk is full, delete the checkpoints that are not needed, and try once more."""
+        try:
+            write()
+        except OSError as error:
+            if not no_room(error):
+                raise
+            checkpoint.prune(self._folder, 1, self._verified)
+            write()
 
     def _start(self, write: Callable[[], None]) -> None:
         def guarded() -> None:

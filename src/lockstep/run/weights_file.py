@@ -4,12 +4,12 @@ Needs no torch, because the file's SHA-256 is part of the recipe. `initial_weigh
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.run.folder import Run
+from lockstep.run.manifest import MANIFEST, STATE, read_manifest
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its usual names
@@ -35,7 +35,7 @@ def find_weights(path: Path) -> WeightsFile:
     if not path.is_dir():
         _check_kind(path)
         return WeightsFile(path.absolute(), _sha256(path))
-    if (path / "manifest.json").is_file():
+    if (path / MANIFEST).is_file():
         return _checkpoint(path, run=None)
     run = Run.open(path)
     if run.model.is_file():
@@ -55,7 +55,7 @@ def find_weights(path: Path) -> WeightsFile:
 
 def _check_kind(path: Path) -> None:
     """Raise a LockstepError unless `path` is a file of a kind that can be read."""
-    if not path.exists():
+    if not path.is_file():
         raise LockstepError(f"--init {path}: there is no such file or run", DATA)
     if path.suffix == SAFETENSORS or path.suffix in PICKLES:
         return
@@ -68,10 +68,10 @@ def _check_kind(path: Path) -> None:
 
 def _checkpoint(path: Path, run: Path | None) -> WeightsFile:
     """Return the file of the checkpoint in the folder `path`. Raises: LockstepError if it is damaged."""
-    file = path / "state.safetensors"
+    file = path / STATE
     try:
-        stated = json.loads((path / "manifest.json").read_text())["files"][file.name]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stated: str = read_manifest(path)["files"][STATE]["sha256"]
+    except (OSError, ValueError) as error:
         raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
     if _sha256(file) != stated:
         raise LockstepError(f"checkpoint {path} is damaged (the sha256 of {file.name} differs)", DATA)

@@ -142,9 +142,11 @@ class RunWriter(Writer):
         if job.resume:
             self.run = Run.open(job.path)
             self.run.lock()
-            self.checkpoint = checkpoint.latest(self.run.checkpoints, self.notes.append)
-            self._require_same_data()
-            self._earlier = self.run.read("environment.json") or []
+            try:
+                self._read_run()
+            except BaseException:
+                self.run.unlock()
+                raise
         else:
             self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
         self._environment = {
@@ -160,9 +162,19 @@ class RunWriter(Writer):
             self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.run.require_lock
         )
         self._profile: Profile | None = None
+        self._skipped_steps = 0
         if placement.profile:
             self._profile = Profile(self.run.profile, placement.profile, session.device, self._note)
         self.listeners = self._make_listeners()
+
+    def _read_run(self) -> None:
+        """Read what a resumed run continues from. Raises: LockstepError."""
+        self.run.require_sound()
+        self.checkpoint = checkpoint.latest(self.run.checkpoints, self.notes.append)
+        if self.checkpoint is None:
+            self.notes.append(f"{self.run.path} has no checkpoint: it starts again before its first step")
+        self._require_same_data()
+        self._earlier = self.run.sessions()
 
     def _make_listeners(self) -> list[Listener]:
         placement, session = self._session.placement, self._session
@@ -170,7 +182,7 @@ class RunWriter(Writer):
         listeners: list[Listener] = [
             *([] if self._job.quiet else [console.for_stream(stream, placement.log_every, self._job.line_width)]),
             console.Plain(append(self.run.log), placement.log_every),
-            MetricsFile(self.run.metrics_path, placement.log_every),
+            MetricsFile(self.run.metrics_path, placement.log_every, self._note),
         ]
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
@@ -300,9 +312,11 @@ class RunWriter(Writer):
             self._note(f"{problem}. Training goes on; the previous checkpoints are untouched")
 
     def end_training(self) -> None:
-        """Write a profile that the end of the run cuts short."""
+        """Write a profile that the end of the run cuts short, and keep the counts of the last step."""
         if self._profile:
             self._profile.stop()
+        # With `patience`, the state of an earlier step may replace this one before `finish`.
+        self._skipped_steps = self._session.state.skipped_steps
 
     def save_due(self) -> bool:
         """Return whether a checkpoint is due by time."""
@@ -327,12 +341,12 @@ class RunWriter(Writer):
             raise LockstepError(problem, ENVIRONMENT)
 
     def _save_problem(self) -> str | None:
-        """Return the last failure to save, once, or None. Raises: any error that is not an OSError."""
+        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
         error = self.saver.take_error()
-        if error is not None and not isinstance(error, OSError):
+        if error is None or isinstance(error, LockstepError):
+            return None if error is None else str(error)
+        if not isinstance(error, OSError):
             raise error
-        if error is None:
-            return None
         return f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
 
     def record_accuracy(self, evaluations: Mapping[str, Evaluation]) -> None:
@@ -395,6 +409,7 @@ class RunWriter(Writer):
             "steps": trained,
             "examples": trained * recipe.batch,
             **self._ending(trained),
+            **({"skipped_steps": self._skipped_steps} if recipe.non_finite == "skip" else {}),
             "accuracy": {
                 weights: evaluations[weights].accuracy if weights in evaluations else None for weights in ("ema", "raw")
             },
@@ -423,6 +438,7 @@ class RunWriter(Writer):
         log.end(
             [
                 *self._ending_lines(trained),
+                *([("skipped", f"{self._skipped_steps} of {trained} steps")] if recipe.non_finite == "skip" else []),
                 ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
                 ("weights", str(self.run.model)),
                 ("speed", f"{log.images_per_s:,.0f} images/s; {seconds}"),

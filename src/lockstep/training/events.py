@@ -37,7 +37,10 @@ class StepEvent:
             None on CPUs and where it is not known.
         loss_scale: scale of the loss in float16, else None.
         gradient_norm: norm of the mean gradient before it is clipped. None if the recipe does not clip.
-        skipped: True if a float16 overflow makes the run leave out this update. The losses may then not be finite.
+        skipped: True if the run leaves out this update: a float16 overflow lowers the loss scale, or a value is not
+            finite and the recipe says "skip". The losses may then not be finite.
+        skipped_steps: number of steps without an update up to this one, in all sessions. None unless the recipe says
+            "skip".
     """
 
     time: float
@@ -62,6 +65,7 @@ class StepEvent:
     loss_scale: float | None = None
     gradient_norm: float | None = None
     skipped: bool = False
+    skipped_steps: int | None = None
 
 
 @dataclass(frozen=True)

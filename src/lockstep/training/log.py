@@ -15,6 +15,7 @@ from lockstep.training.clock import Clock, Mark, mean_parts
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.training.state import State
+from lockstep.training.tower import named_towers
 from lockstep.training.vector import CPU_S_MODULUS, UNKNOWN, Metrics
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
@@ -46,6 +47,7 @@ class Log:
         self.course, self.listeners = course, list(listeners)
         self.last_loss: float | None = None
         self._placement, self._recipe = placement, course.recipe
+        self._skips = self._recipe.non_finite == "skip"
         self._first_towers = first_towers(course.recipe.towers, processes)
         self._clock = Clock(device)
         self._marks: dict[int, Mark] = {}
@@ -90,8 +92,7 @@ class Log:
         cross_entropy = metrics.cross_entropy / self._recipe.batch
         loss = sum(decay.values(), cross_entropy)
         if skipped:
-            towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
-            self.note(f"step {step}: skipped, the loss scale {state.loss_scale:g} is too large for tower {towers[0]}")
+            self.note(f"step {step}: skipped, {self._why_skipped(metrics, state)}")
         else:
             self._add_to_running_loss(torch.stack([loss, cross_entropy, *decay.values()]))
         now = self._clock.mark
@@ -120,11 +121,18 @@ class Log:
             "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
             "gradient_norm": None if self._recipe.clip is None else float(torch.linalg.vector_norm(gradients)),
             "skipped": skipped,
+            "skipped_steps": state.skipped_steps + skipped if self._skips else None,
         }
         cpu_s = [float(metrics.cpu_s[first]) for first in self._first_towers]
         tensors = Tensors(state.parameters, state.by_name(gradients))
         for i in due:
             self.listeners[i].step(StepEvent(**common, **self._rates(i, now, cpu_s)), tensors)
+
+    def _why_skipped(self, metrics: Metrics, state: State) -> str:
+        towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
+        if not self._skips or state.may_lower_scale:
+            return f"the loss scale {state.loss_scale:g} is too large for {named_towers(towers[:1])}"
+        return f"the loss or a gradient of {named_towers(towers)} is not finite"
 
     def _add_to_running_loss(self, terms: Tensor) -> None:
         """Move the running averages. They stay on the device, so a step that no listener wants waits for nothing."""

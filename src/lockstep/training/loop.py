@@ -7,13 +7,13 @@ from torch import Tensor
 from lockstep.config.recipe import Course
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
-from lockstep.heartbeat import Heartbeat, Phase
 from lockstep.reduce import Reduction, first_towers
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 from lockstep.training import digest
 from lockstep.training.log import Log
 from lockstep.training.state import State, StatesDifferError
 from lockstep.training.tower import NonFiniteError, Tower
-from lockstep.training.vector import Metrics, Requests
+from lockstep.training.vector import Metrics, Requests, is_finite
 
 
 def train(
@@ -51,7 +51,8 @@ def train(
             before=lambda index: heartbeat.at(phase, step, index),  # noqa: B023  called within this step only
         )  # fmt: skip
         total = reduction(vectors)
-        phase = Phase.COMPUTING
+        if not recipe.compile:  # A compiled network may be compiled again, for another image size.
+            phase = Phase.COMPUTING
         heartbeat.at(phase)
         log.lap("communication")
         gradients, statistics, metrics = tower.layout.unpack(total)
@@ -59,13 +60,14 @@ def train(
         if state_digest:
             _compare_digests(metrics, reduction, step)
             log.digest(step, state_digest)
-        if non_finite and not state.may_skip:
-            raise NonFiniteError(non_finite, step)
+        skipped = bool(non_finite) or (recipe.non_finite == "skip" and not is_finite(total))
+        if skipped and not state.may_skip:
+            raise NonFiniteError(non_finite, step, state.skipped_in_a_row)
         gradients.div_(recipe.batch * state.loss_scale)
         learning_rate = course.learning_rate(step)
-        log.step(step, metrics, state, learning_rate, gradients, skipped=bool(non_finite))
+        log.step(step, metrics, state, learning_rate, gradients, skipped=skipped)
         log.lap("report")
-        if non_finite:
+        if skipped:
             state.skip()
         else:
             state.apply(gradients, statistics.div_(recipe.towers), learning_rate, course.frozen(step))

@@ -14,7 +14,7 @@ from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
 from lockstep.training.digest import short
 from lockstep.training.network import frozen_layers, layer_parameters
-from lockstep.training.vector import named_views
+from lockstep.training.vector import is_finite, named_views
 
 
 class State:
@@ -24,7 +24,9 @@ class State:
     is applied, and the average is moved, without a loop over tensors.
 
     Attributes:
-        step: number of updates so far.
+        step: number of updates so far. Skipped steps count too.
+        skipped_steps: number of steps so far without an update, because a value was not finite.
+        skipped_in_a_row: how many of them were the latest steps, without those that lowered the loss scale.
         parameters, buffers: the tensors, by name.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
         decay: the weight-decay coefficient of each parameter that has one, by name.
@@ -36,7 +38,7 @@ class State:
     ) -> None:
         """Make the state before the first step, from copies of `parameters` and `buffers`."""
         self._recipe = recipe
-        self.step = 0
+        self.step = self.skipped_steps = self.skipped_in_a_row = 0
         self.update_lock = threading.Lock()
         initial = {name: p.detach() for name, p in parameters.items()}
         self._shapes = {name: p.shape for name, p in initial.items()}
@@ -59,14 +61,22 @@ class State:
         return self._scale.value if self._scale else 1.0
 
     @property
-    def may_skip(self) -> bool:
+    def may_lower_scale(self) -> bool:
         """Return True if lowering the loss scale may fix a non-finite step."""
         return self._scale is not None and self._scale.value > self._scale.least
 
+    @property
+    def may_skip(self) -> bool:
+        """Return True if a non-finite step is skipped: to lower the loss scale, or because the recipe says so."""
+        skips = self._recipe.non_finite == "skip" and self.skipped_in_a_row < self._recipe.skip_limit
+        return skips or self.may_lower_scale
+
     def skip(self) -> None:
         """Count a step without applying its update, and lower the loss scale."""
-        assert self._scale is not None
-        self._scale.skipped()
+        self.skipped_in_a_row += not self.may_lower_scale
+        self.skipped_steps += 1
+        if self._scale is not None:
+            self._scale.skipped()
         self.step += 1
 
     @torch.no_grad()
@@ -87,6 +97,7 @@ class State:
                 group["lr"] = learning_rate * group.get("scale", 1.0)
             self.optimizer.step()
             self.step += 1
+            self.skipped_in_a_row = 0
             self._update_buffers(statistics, unmoved_buffers)
             if self._scale is not None:
                 self._scale.stepped()
@@ -120,7 +131,7 @@ class State:
 
     def is_finite(self) -> bool:
         """Return whether every parameter is finite. Waits for the device."""
-        return bool(torch.stack(self._flat.aminmax()).isfinite().all())
+        return is_finite(self._flat)
 
     def decay_losses(self) -> dict[str, Tensor]:
         """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device.
@@ -151,8 +162,10 @@ class State:
         return {name: t.cpu().clone() for name, t in self.named().items()}
 
     def named(self) -> dict[str, Tensor]:
-        """Return all tensors of the state by name. Updates change them in place, except `step` and `loss_scale`."""
+        """Return all tensors of the state by name. Updates change them in place, except counts and the loss scale."""
         named = {"step": torch.tensor(self.step)}
+        if self._recipe.non_finite == "skip":  # Other recipes have the checkpoints of releases without the setting.
+            named["skipped"] = torch.tensor([self.skipped_steps, self.skipped_in_a_row])
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
         named |= self._weights_and_average()
@@ -171,19 +184,14 @@ class State:
         own = {name for name in self.named() if not name.startswith("optimizer/")}
         if differing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
             raise LockstepError(f"the checkpoint is of another model: {', '.join(differing[:5])} differ", DATA)
-        members = self._weights_and_average()
-        for name, tensor in members.items():
-            if (shape := tensors[name].shape) != tensor.shape:
-                raise LockstepError(
-                    f"the checkpoint is of another model: {name} has shape {list(shape)} in the checkpoint and "
-                    f"{list(tensor.shape)} in model {self._recipe.model}",
-                    DATA,
-                )
+        self._require_shapes(tensors)
         self.step = int(tensors["step"])
+        if "skipped" in tensors:
+            self.skipped_steps, self.skipped_in_a_row = tensors["skipped"].tolist()
         if self._scale is not None:
             self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
         with torch.no_grad():
-            for name, tensor in members.items():
+            for name, tensor in self._weights_and_average().items():
                 tensor.copy_(tensors[name])
         for key, tensor in tensors.items():
             kind, _, rest = key.partition("/")
@@ -191,6 +199,28 @@ class State:
                 slot, _, name = rest.partition("/")
                 parameter = self.parameters[name]
                 self.optimizer.state[parameter][slot] = tensor.to(parameter.device, copy=True)
+
+    def _require_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise a LockstepError unless all `tensors` of a checkpoint have the shapes and types of this state's."""
+        expected = self.named()
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                if (own := self.parameters.get(name.split("/", 2)[-1])) is None:
+                    raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
+                own = own if tensor.ndim else own.new_empty(())  # Adam's number of updates is a slot of one value.
+            else:
+                own = expected[name]
+            for what, stored, needed in (
+                ("shape", [*tensor.shape], [*own.shape]), ("type", tensor.dtype, own.dtype),
+            ):  # fmt: skip
+                if stored != needed:
+                    raise LockstepError(
+                        f"the checkpoint is of another model: {name} has {what} {stored} in the checkpoint and "
+                        f"{needed} in model {self._recipe.model}",
+                        DATA,
+                    )
+        if self._scale is not None and not bool(tensors["loss_scale"].isfinite().all()):
+            raise LockstepError("the loss scale in the checkpoint is not finite", DATA)
 
     def weights_sha256(self) -> str:
         """Return the SHA-256, in hex, of the raw little-endian bytes of parameters, then buffers, sorted by name."""

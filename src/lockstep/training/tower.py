@@ -106,12 +106,24 @@ def summed_loss(logits: Tensor, shard: Shard, smoothing: float) -> Tensor:
     return torch.stack(losses).sum()
 
 
+def named_towers(towers: Sequence[int]) -> str:
+    """Return the towers that are not finite in words; without any, the sum of all of them is not."""
+    if not towers:
+        return "the sum of all towers"
+    return f"tower {towers[0]}" if len(towers) == 1 else f"towers {', '.join(map(str, towers))}"
+
+
 class NonFiniteError(LockstepError):
     """A tower's loss or gradient is infinite or not a number. No process applied the update."""
 
-    def __init__(self, towers: Sequence[int], step: int) -> None:
-        names = f"tower {towers[0]}" if len(towers) == 1 else f"towers {', '.join(map(str, towers))}"
-        super().__init__(f"the loss or a gradient of {names} is not finite at step {step}. {_CAUSES}", CRASH)
+    def __init__(self, towers: Sequence[int], step: int, skipped: int = 0) -> None:
+        """`skipped` is the number of steps in a row that were skipped before."""
+        limit = f", after {skipped} skipped {'step' if skipped == 1 else 'steps'} in a row (skip_limit)"
+        super().__init__(
+            f"the loss or a gradient of {named_towers(towers)} is not finite at step {step}{limit if skipped else ''}. "
+            f"{_CAUSES}",
+            CRASH,
+        )
 
 
 class OverflowedError(NonFiniteError):

@@ -127,6 +127,12 @@ class Layout:
         return Metrics.views(sums, self._towers)
 
 
+def is_finite(vector: Tensor) -> bool:
+    """Return whether every element of `vector` is finite. Waits for the device."""
+    # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16 times as much.
+    return bool(torch.stack(vector.aminmax()).isfinite().all())
+
+
 def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     """Return `flat` [n] cut into tensors of `shapes`, which have n elements together. They share its memory."""
     parts = torch.split(flat, [shape.numel() for shape in shapes])

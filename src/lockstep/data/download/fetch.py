@@ -12,10 +12,10 @@ from pathlib import Path
 from lockstep.data import locate
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.data.download import manifest
-from lockstep.data.download.transfer import TIMEOUT_S, no_room, say, size, transfer
+from lockstep.data.download.transfer import TIMEOUT_S, say, size, transfer
 from lockstep.data.download.unpack import unpack
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import locked
+from lockstep.files import locked, no_room
 
 
 def ensure(name: str, folder: Path | None) -> None:

@@ -9,8 +9,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.files import read_json
+
 NAME = "lockstep-manifest.json"
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)  # the errors of reading a damaged manifest
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)  # the errors of reading a damaged manifest
 
 
 def write(folder: Path, dataset: str) -> None:
@@ -26,10 +28,11 @@ def write(folder: Path, dataset: str) -> None:
 def made_by_download(folder: Path, dataset: str) -> bool:
     """Return whether a download of `dataset` made `folder`, so that another download may replace it."""
     try:
-        text = (folder / NAME).read_text()
-    except (OSError, UnicodeDecodeError):
+        with (folder / NAME).open("rb") as file:
+            start = file.read(200)
+    except OSError:
         return False
-    return f'"dataset": "{dataset}"' in text[:200]  # no JSON parsing, so that a damaged manifest still counts
+    return f'"dataset": "{dataset}"'.encode() in start  # no JSON parsing, so that a damaged manifest still counts
 
 
 def download_folder(paths: Sequence[Path], dataset: str) -> Path | None:
@@ -40,7 +43,7 @@ def download_folder(paths: Sequence[Path], dataset: str) -> Path | None:
 
 def files(folder: Path) -> dict[str, dict[str, str | int]]:
     """Return file -> {"bytes", "sha256"}. Raises: one of _DAMAGED if the manifest is damaged."""
-    listed: dict[str, dict[str, str | int]] = json.loads((folder / NAME).read_text())["files"]
+    listed: dict[str, dict[str, str | int]] = read_json(folder / NAME)["files"]
     return {name: {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in listed.items()}
 
 

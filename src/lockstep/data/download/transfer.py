@@ -1,7 +1,6 @@
 """Downloads one file over HTTP, verified by SHA-256, from the first URL that works."""
 
 import contextlib
-import errno
 import os
 import sys
 import time
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _CHUNK_BYTES = 1 << 16
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class ProgressBar(Protocol):
@@ -67,11 +65,6 @@ def transfer(source: Source, archive: Archive, folder: Path, timeout_s: float = 
             say(f"{archive.name} is downloaded and verified after {time.monotonic() - started:.0f} s")
             return path
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)})", DATA)
-
-
-def no_room(error: OSError) -> bool:
-    """Return whether `error` means that a disk, a quota or a file is full."""
-    return error.errno in _NO_ROOM
 
 
 def say(message: str) -> None:

@@ -22,7 +22,15 @@ import platformdirs
 from numpy.typing import NDArray
 
 from lockstep import files, hardware
-from lockstep.data.decode import FORMATS, RULES, UnreadableImageError, decoder_versions, inspect_image, no_memory
+from lockstep.data.decode import (
+    FORMATS,
+    RULES,
+    UnreadableImageError,
+    decoder_versions,
+    inspect_image,
+    no_memory,
+    read_image,
+)
 from lockstep.data.folder.scan import Scan
 from lockstep.errors import printable
 
@@ -148,8 +156,9 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
 
 def _examine(path: str) -> _Facts:
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_image(Path(path))
+    except UnreadableImageError as error:
+        return _Facts(bytes(32), cause=str(error))
     except OSError as error:
         return _Facts(bytes(32), cause=(error.strerror or str(error)).lower(), momentary=True)
     except MemoryError:

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import hardware
-from lockstep.data.download.transfer import no_room, say, size
+from lockstep.data.download.transfer import say, size
 from lockstep.data.images.base import Images, Source
 from lockstep.data.images.decoded import DecodedImages, decoded
 from lockstep.data.images.mapped import CacheWriter, MappedImages, caches, locked_cache, new_cache, remove_abandoned
 from lockstep.data.progress import Progress, on_stderr
+from lockstep.files import no_room
 
 _CHUNK_IMAGES = 16  # written at a time, and finished by each thread before a signal ends the program
 _GB = 1e9

@@ -25,7 +25,7 @@ import platformdirs
 
 from lockstep.data.images.base import Bytes, Images, Rows, Shape
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import flush, locked
+from lockstep.files import flush, locked, read_json
 
 PIXELS, CRC32, MANIFEST = "pixels", "crc32", "manifest.json"
 _FORMAT = 1
@@ -49,8 +49,11 @@ class MappedImages(Images):
         """Map the cache in `folder`. Raises: LockstepError if it is damaged."""
         self.folder = folder
         try:
-            self.manifest = json.loads((folder / MANIFEST).read_bytes())
-            super().__init__(int(self.manifest["count"]), [int(side) for side in self.manifest["shape"]])
+            self.manifest = read_json(folder / MANIFEST)
+            count, shape = self.manifest["count"], self.manifest["shape"]
+            if not all(isinstance(number, int) and number > 0 for number in (count, *shape)):
+                raise ValueError("its sizes are not positive numbers")
+            super().__init__(count, shape)
             self._crc32 = np.fromfile(folder / CRC32, "<u4")
             with (folder / PIXELS).open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -91,6 +91,7 @@ class Heartbeat:
                 self._memory = mmap.mmap(file.fileno(), len(self._memory))
         self._ticks = self._moves = 0
         self._phase, self._step, self._tower = Phase.STARTING, -1, -1
+        self._write()
         self.save_alone: Callable[[], None] | None = None
 
     def at(self, phase: Phase, step: int | None = None, tower: int = -1) -> None:
@@ -125,8 +126,11 @@ class Heartbeat:
         return bool(_SAVE.unpack_from(self._memory, _FORMAT.size)[0])
 
     def _moved(self) -> None:
-        # The two threads write different fields, so neither needs a lock.
         self._moves += 1
+        self._write()
+
+    def _write(self) -> None:
+        # The two threads write different fields, so neither needs a lock.
         struct.pack_into("<4q", self._memory, 8, self._moves, self._phase, self._step, self._tower)
 
 
