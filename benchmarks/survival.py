@@ -91,9 +91,12 @@ class Program:
 
     def await_step(self, step: int) -> bool:
         """Wait until `step` is done. Return False if the program ends before it."""
+        until = time.monotonic() + LONGEST_S
         while not self.steps or self.steps[-1][0] < step:
             if self.process.poll() is not None:
                 return False
+            if time.monotonic() > until:
+                raise RuntimeError(f"step {step} was not done within {LONGEST_S:.0f} s")
             time.sleep(0.005)
         return True
 
@@ -136,10 +139,10 @@ class Run:
 
     def disturb(self, fault: Fault) -> None:
         """Make the fault once its step is done, and wait until the run has recovered."""
-        if not self._program.await_step(fault.step):
-            return
+        self._program.await_step(fault.step)
         time.sleep(self._chance.random() * 0.1)
         if self._program.process.poll() is not None:
+            self._require_success()
             return
         began, before = time.monotonic(), self._program
         restarts = before.restarts + (fault.kind in ("kill process", "stop process"))
@@ -176,9 +179,10 @@ class Run:
         self._resume()
 
     def _kill_all(self) -> None:
-        for worker in self._program.workers():
-            self._signal(worker, signal.SIGKILL)
+        workers = self._program.workers()
         self._program.process.kill()
+        for worker in workers:
+            self._signal(worker, signal.SIGKILL)
         self._resume()
 
     def _resize(self) -> None:
@@ -204,10 +208,10 @@ class Run:
             self._resume()
 
     def _corruption(self) -> None:
+        workers = self._program.workers()
         self._program.process.kill()
         self._program.process.wait()
-        for worker in self._program.workers():
-            worker.wait(10)
+        psutil.wait_procs(workers, 10)
         checkpoints = sorted((self._run / "checkpoints").glob("step-*"))
         if len(checkpoints) > 1:  # The one before the newest stays whole.
             self._damage(self._chance.choice(sorted(checkpoints[-1].iterdir())))
@@ -231,13 +235,14 @@ class Run:
                 process.send_signal(number)
 
     def finish(self) -> str:
-        """Wait for the end, resume a run that has failed once, and return the sha256 of its weights."""
-        for _ in range(2):
-            self._program.process.wait(LONGEST_S)
-            if (self._run / "result.json").exists():
-                break
-            self._resume()
+        """Wait for the end and return the sha256 of the weights."""
+        self._program.process.wait(LONGEST_S)
+        self._require_success()
         return str(json.loads((self._run / "result.json").read_text())["weights_sha256"])
+
+    def _require_success(self) -> None:
+        if code := self._program.process.returncode:
+            raise RuntimeError(f"the program ended with exit code {code} after no fault that may end it")
 
     def end(self) -> None:
         """Kill whatever still runs."""

@@ -182,7 +182,8 @@ def test_torchrun_finds_the_first_cause_in_its_error_file(tmp_path):
     )
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs", "--redirects", "3",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "lockstep", "train", "--model", "mine:build", "--name", "x",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+        "-m", "lockstep", "train", "--model", "mine:build", "--name", "x",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -72,8 +72,10 @@ WAITING = beats(Phase.WAITING, 21, moves=False)  # 10 seconds
         (beats(Phase.WAITING, 21, ticks=False, moves=False), [(1, False)]),
         (beats(Phase.STARTING, 21, moves=False), []),
         (beats(Phase.READING, 21, moves=False), []),
-        (beats(Phase.READING, 21, ticks=False, moves=False), [(1, False)]),
+        (beats(Phase.READING, 21, ticks=False, moves=False), []),  # a reader may keep other threads from running
         (beats(Phase.SAVING, 21, moves=False), []),
+        (beats(Phase.SAVING, 21, ticks=False, moves=False), [(1, False)]),
+        (beats(Phase.REPORTING, 21, moves=False), []),
         (WAITING, [(0, True), (1, True)]),  # all wait for each other
     ],
 )
@@ -88,11 +90,17 @@ def test_the_start_may_take_ten_times_as_long():
     assert watched(zip(starting, strict=True), timeout_s=11) == []
 
 
+def test_a_process_that_has_ended_does_not_stand_still():
+    rows = [[one, Beat(i)] for i, one in enumerate(beats(Phase.COMPUTING, 20, ticks=False))]
+    assert watched([*rows, [Beat(1, 1, Phase.COMPUTING)]], timeout_s=9) == []
+    assert watched(rows, timeout_s=9) == [(0, False)]
+
+
 def test_a_stopped_process_may_be_noticed_sooner():
     rows = list(zip(WAITING, beats(Phase.COMPUTING, 21, ticks=False), strict=True))
     assert watched(rows, timeout_s=100, stopped_s=3) == [(1, False)]
 
 
 def test_time_in_which_the_observer_was_stopped_does_not_count():
-    frozen = [Beat()] * 3
+    frozen = [Beat(phase=Phase.COMPUTING)] * 3
     assert watched(zip(frozen, strict=True), timeout_s=10, look_s=1000.0) == []

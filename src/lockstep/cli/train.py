@@ -132,7 +132,7 @@ def train(
             "log_every": log_every, "save_every": save_every, "save_every_s": save_every_s, "eval_every": eval_every,
             "digest_every": digest_every, "keep": keep,
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
-            "max_restarts": max_restarts, "timeout_s": timeout,
+            "max_restarts": max_restarts, "timeout": timeout,
         },
     )  # fmt: skip
     world = World.from_environment()

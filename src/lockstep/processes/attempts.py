@@ -11,6 +11,7 @@ from lockstep.errors import LockstepError, printable
 from lockstep.processes.watch import HostWatch
 from lockstep.processes.world import World
 from lockstep.reduce.heartbeat import Heartbeat
+from lockstep.run.folder import Run
 
 if TYPE_CHECKING:
     from lockstep.reduce.rendezvous import Store
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def watch(job: Job, world: World, heartbeat: Heartbeat) -> HostWatch:
     """Start to watch this process, and return what watches it."""
     agent = os.getppid() if world.launcher == "torchrun" else None
-    return HostWatch(heartbeat, world.process, job.placement.timeout_s, agent, partial(_end, world))
+    return HostWatch(heartbeat, world.process, job.placement.timeout, agent, partial(_end, world))
 
 
 def _end(world: World, error: LockstepError) -> None:
@@ -44,7 +45,8 @@ def continued(job: Job, world: World, store: "Store") -> Job:
     if not isinstance(job, TrainJob) or world.process != 0 or not store.check([_key()]):
         return job
     path = Path(store.get(_key()).decode())
-    if (path / "recipe.json").is_file():
+    # Process 0 may be on another host than before. Its folder of the same name may hold another run.
+    if (path / "recipe.json").is_file() and Run(path).recipe().digest() == job.recipe.digest():
         return job.replace(path=path, resume=True, numbered=False)
     note = f"an earlier attempt trained in {path}, which is not on this host: starting at step 0, with the same bits"
     return job.replace(notes=(*job.notes, note))

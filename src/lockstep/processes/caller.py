@@ -28,7 +28,7 @@ from lockstep.processes.workers import Workers
 from lockstep.processes.world import RENDEZVOUS, World
 
 _BLOCK = 1 << 16
-_LAST_WORDS_S = 1.0  # seconds to read what workers have printed, after they have ended
+_LAST_OUTPUT_S = 1.0  # seconds to read what workers have printed, after they have ended
 
 
 def compute(job: Job, out: IO[str], err: IO[str]) -> bool:
@@ -149,5 +149,5 @@ class Relay:
         for descriptor in self.descriptors:  # Later workers inherit them too, so they are open until all have ended.
             os.close(descriptor)
         for thread in self._threads:
-            thread.join(_LAST_WORDS_S)  # A process that a worker left behind may hold the pipe.
+            thread.join(_LAST_OUTPUT_S)  # A process that a worker left behind may hold the pipe.
         self.write(0.0)

@@ -8,19 +8,22 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lockstep.config.jobs import Job, TrainJob
-from lockstep.errors import CRASH, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
 from lockstep.processes.signals import SignalForwarder
 from lockstep.processes.workers import Failure, Workers
 from lockstep.reduce.heartbeat import Observer, Silent
 
+_POLL_S = 0.02
 _LOOK_S = 0.2  # seconds between two looks at the heartbeats
 _KILL_AFTER_S = 1.0  # seconds that the others have to end after a process has died
-_FAILURES_AT_A_STEP = 3  # in a row; then it is the step that fails, and not chance
-_STOP_S, _STOPPED_S = 10.0, 3.0  # A worker that is asked to stop must make progress, or run at all, within this time.
+_FAILURES_AT_A_STEP = 3  # in a row; then the step itself is at fault
+# Seconds after a signal to stop: when to look, without a sign that a worker runs, and after SIGTERM without progress
+_STOP_S, _STOPPED_S, _SLOW_S = 10.0, 3.0, 15.0
+_LAST_CAUSE_S = 1.0  # seconds for the worker that the others have lost to end
 _SAVE_S = 15.0  # seconds for saving without the processes that stand still
 
 
@@ -87,11 +90,11 @@ class Supervisor:
         A worker that stands still is killed. If the workers were asked to stop, another one then saves the state.
         """
         observer, next_look = Observer(), 0.0
-        timeout_s = self._job.placement.timeout_s
+        timeout_s = self._job.placement.timeout
         while True:
             try:
-                if (failed := workers.failed()) is not None:
-                    return failed, None
+                if workers.failed() is not None:
+                    return self._all_failed(workers), None
                 self._pause()
                 if (now := time.monotonic()) < next_look:
                     continue
@@ -100,8 +103,12 @@ class Supervisor:
                 stopping = isinstance(self._job, TrainJob) and self.signals.received is not None
                 silent = observer.silent(timeout_s)
                 if stopping and self.signals.since() > _STOP_S:
-                    silent = silent or observer.silent(_STOP_S, _STOPPED_S)
-                answering = sorted(set(beats) - {one.process for one in silent})
+                    # Who presses Ctrl-C waits for a slow step. A scheduler does not.
+                    slow_s = _SLOW_S if self.signals.received == signal.SIGTERM else timeout_s
+                    silent = silent or observer.silent(slow_s, _STOPPED_S)
+                # A process whose main thread makes no progress can still save.
+                answering = sorted(beats, key=lambda number: any(one.process == number for one in silent))
+                answering = [number for number in answering if number not in stopped_among(silent)]
                 if silent and stopping and answering:
                     return self._save_without(workers, silent, answering[0]), None
                 if silent:
@@ -111,15 +118,24 @@ class Supervisor:
             except KeyboardInterrupt:  # in a program that calls Lockstep
                 self.signals.stop(signal.SIGINT, None)
 
+    def _all_failed(self, workers: Workers) -> dict[int, int]:
+        """Return the exit codes of the workers that failed. If these have lost another one, wait until it has ended."""
+        until = time.monotonic() + _LAST_CAUSE_S
+        while workers.lost_others_only() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        return workers.failed() or {}
+
     def _save_without(self, workers: Workers, silent: list[Silent], saver: int) -> dict[int, int]:
         """Save the state in the worker `saver`, without those that stand still. Return its exit code, by its number."""
         workers.ask_to_save(saver)
         for one in silent:  # Process 0 holds the lock of the run's folder until it has ended.
-            workers.kill(one.process)
+            if one.process != saver:
+                workers.kill(one.process)
         code = workers.await_end(saver, _SAVE_S)
         first = f"{workers.describe(silent[0].process)} {silent[0].why}, {silent[0].beat.where}"
         if not was_stopped({saver: code}):
-            raise LockstepError(f"{first}, and the state could not be saved without it{self._how_to_continue()}", CRASH)
+            text = f"{first}, and the state could not be saved without it{self._how_to_continue()}"
+            raise LockstepError(text, ENVIRONMENT)
         self._tell(f"{first}: the state after the last update was saved without it{self._how_to_continue()}")
         return {saver: code}
 
@@ -143,9 +159,10 @@ class Supervisor:
         assert isinstance(job, TrainJob)
         self._restarts += 1
         note = _joined(failure.message, f"all processes were started again (restart {self._restarts} of {restarts})")
-        job = job.replace(restarts=self._restarts, notes=(note,))
-        if self._path_file.exists():
-            job = job.replace(path=Path(self._path_file.read_text()), resume=True, numbered=False)
+        job = job.replace(restarts=self._restarts, notes=(*job.notes, note))
+        if self._path_file.exists():  # The notes of earlier generations are in its log.
+            path = Path(self._path_file.read_text())
+            job = job.replace(path=path, resume=True, numbered=False, notes=(note,))
         self._job = job
 
     def _how_to_continue(self) -> str:
@@ -158,6 +175,11 @@ class Supervisor:
     def _tell(self, text: str) -> None:
         if not self._job.quiet:
             print(printable(f"lockstep: {text}"), file=sys.stderr, flush=True)
+
+
+def stopped_among(silent: Sequence[Silent]) -> set[int]:
+    """Return the numbers of those that do not run at all."""
+    return {one.process for one in silent if not one.runs}
 
 
 def _joined(message: str, more: str) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2  # seconds between two signs that this process runs
 _DEADLINE_S = 10.0  # A run that was asked to stop saves within this time, or without the processes that stand still.
+_STOPPED_S = 5.0  # without a sign from a process, after this process was asked to stop
 
 
 def under_launcher(heartbeat: Heartbeat, parent: int, folder: Path) -> None:
@@ -41,11 +42,11 @@ def under_launcher(heartbeat: Heartbeat, parent: int, folder: Path) -> None:
 
 def _save(heartbeat: Heartbeat) -> int:
     """Save the state of this process alone and return the exit code."""
-    if heartbeat.save_alone is None:  # no step was made yet
-        return SIGNAL_BASE + signal.SIGTERM
     try:
+        if heartbeat.save_alone is None:
+            raise LockstepError("no step was made yet")
         heartbeat.save_alone()
-    except (LockstepError, OSError) as error:
+    except Exception as error:  # This thread must end the process in any case.
         print(printable(f"lockstep: the state could not be saved: {error}"), file=sys.stderr, flush=True)
         return ENVIRONMENT
     return SIGNAL_BASE + signal.SIGTERM
@@ -103,15 +104,23 @@ class HostWatch:
             others.look(self._beats, now)
             own.look({self._process: self._heartbeat.beat}, now)
             self._read_signals(now)
-            # In the observer's own eyes, a process that waits stands still. It waits too long after the timeout.
-            waiting = bool(own.silent(self._timeout_s))
-            if waiting and self._board is not None and (error := self._cause(others, now)) is not None:
-                self._failed(error)
-                os._exit(ENVIRONMENT)
-            if self._stop_asked is not None and now - self._stop_asked > _DEADLINE_S and own.silent(_DEADLINE_S):
-                os._exit(_save(self._heartbeat) if self._process == 0 else SIGNAL_BASE + signal.SIGTERM)
+            blocked = bool(own.silent(self._timeout_s))  # It waits for others, or makes no progress itself.
+            if blocked and self._board is not None and (error := self._cause(others, now)) is not None:
+                try:
+                    self._failed(error)
+                finally:  # even if nobody reads the message
+                    os._exit(ENVIRONMENT)
+            if self._stop_asked is not None:
+                self._stop(now - self._stop_asked, others)
             time.sleep(_TICK_S)
         os._exit(ENVIRONMENT)
+
+    def _stop(self, seconds: float, others: Observer) -> None:
+        """End this process, `seconds` after it was asked to stop, if the loop cannot do it."""
+        if self._heartbeat.save_alone is None and self._heartbeat.beat.step < 0:  # Nothing was made yet.
+            os._exit(SIGNAL_BASE + signal.SIGTERM)
+        if seconds > _DEADLINE_S and others.silent(_DEADLINE_S, _STOPPED_S):
+            os._exit(_save(self._heartbeat) if self._process == 0 else SIGNAL_BASE + signal.SIGTERM)
 
     def _cause(self, others: Observer, now: float) -> LockstepError | None:
         """Return why this process cannot go on, or None if those that it waits for are only slow."""

@@ -58,7 +58,7 @@ def _run_job(job: Job, world: World, stop_requests: StopRequests, heartbeat: Hea
     reduction, job, begun = _join(job, device, world, heartbeat)
     stopped_by = None
     if not isinstance(job, TrainJob):
-        heartbeat.at(Phase.READING)  # Only the steps of training have a limit.
+        heartbeat.at(Phase.OTHER_JOB)
     if isinstance(job, TrainJob):
         from lockstep.run.fit import fit
 
@@ -141,14 +141,14 @@ def _join(job: Job, device: "torch.device", world: World, heartbeat: Heartbeat) 
 
     def begun(path: Path) -> None:
         if isinstance(job, TrainJob) and job.path_file is not None:
-            job.path_file.write_text(str(path))
+            files.replace(job.path_file, str(path).encode())
 
     local = Local(job.recipe.towers, job.placement.reduction, device)
     if world.rendezvous is None or (world.processes == 1 and not world.outer):
         return Joined(local, job, begun)
     check(job.recipe, job.placement.replace(processes=world.processes))
     from lockstep.reduce.process import connect
-    from lockstep.reduce.rendezvous import Board, open_store
+    from lockstep.reduce.rendezvous import Board, of_this_attempt, open_store
 
     host_watch = attempts.watch(job, world, heartbeat) if world.outer else None
     store = open_store(world.rendezvous, world.process, world.processes)
@@ -156,12 +156,13 @@ def _join(job: Job, device: "torch.device", world: World, heartbeat: Heartbeat) 
         job, begun = attempts.continued(job, world, store), partial(attempts.begun, store)
     if world.processes == 1:
         return Joined(local, job, begun)
+    if host_watch is not None:  # before the processes connect, which hangs if one of them dies
+        store = of_this_attempt(store, world.process, world.processes)
+        host_watch.join(Board(store, world.process, world.processes, job.placement.timeout))
     reduction = connect(
         job.placement.reduction, job.recipe.towers, device,
         process=world.process, processes=world.processes, store=store, heartbeat=heartbeat,
     )  # fmt: skip
-    if host_watch is not None:
-        host_watch.join(Board(reduction.store, world.process, world.processes, job.placement.timeout_s))
     return Joined(reduction, job, begun)
 
 

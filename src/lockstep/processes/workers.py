@@ -1,5 +1,6 @@
 """The worker processes of one job on this host: how they are started, awaited and ended, and why they failed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.config.jobs import Job
 from lockstep.errors import CRASH, ENVIRONMENT
@@ -16,6 +17,7 @@ from lockstep.processes.world import RENDEZVOUS
 from lockstep.reduce import heartbeat, owned
 from lockstep.reduce.heartbeat import Beat
 
+_KILLED_S = 5.0  # seconds for a killed worker to end
 _GRACE_S = 30.0  # seconds that the other workers have to end, after one has failed
 
 
@@ -108,12 +110,13 @@ class Workers:
         for worker in self._programs:
             worker.terminate()
         until = time.monotonic() + grace_s
-        for worker in self._programs:
-            try:
-                worker.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+        try:
+            for worker in self._programs:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.wait(max(0.0, until - time.monotonic()))
+        finally:  # also after an interrupt
+            for number in range(len(self._programs)):
+                self.kill(number)
 
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeat of each worker that still runs, by number."""
@@ -124,9 +127,10 @@ class Workers:
         }
 
     def kill(self, number: int) -> None:
-        """Kill one worker, which also ends one that is stopped."""
+        """Kill one worker, which also ends one that is stopped. One that the system holds ends when it lets go."""
         self._programs[number].kill()
-        self._programs[number].wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It waits for a disk, for example of a lost host.
+            self._programs[number].wait(_KILLED_S)
 
     def await_end(self, number: int, seconds: float) -> int:
         """Return the exit code of one worker, which is killed if it does not end within `seconds`."""
@@ -135,7 +139,7 @@ class Workers:
             return worker.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill(number)
-            return worker.returncode
+            return -signal.SIGKILL
 
     def ask_to_save(self, number: int) -> None:
         """Ask one worker to save the state alone and to end."""
@@ -150,19 +154,28 @@ class Workers:
         which = f"tower {towers.start}" if len(towers) == 1 else f"towers {towers.start} to {towers.stop - 1}"
         return f"process {number} of {self.processes} ({which})"
 
+    def _failure_files(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in self.folder.glob("process-*.json")]
+
+    def lost_others_only(self) -> bool:
+        """Return whether all that failed so far have lost another worker, which has not ended yet."""
+        ended = [worker.returncode for worker in self._programs if worker.poll()]
+        return len(ended) == len(self._failure_files()) and all(file["secondary"] for file in self._failure_files())
+
     def failure(self, failed: Mapping[int, int]) -> Failure:
         """Return the first cause of a failure; `failed` is as from `failed()`.
 
         It is in the failure file of a worker that failed by itself; else it is a worker that a signal killed; else it
         is in the failure file of a worker that lost the others.
         """
-        files = [json.loads(path.read_text()) for path in self.folder.glob("process-*.json")]
+        files = self._failure_files()
         files.sort(key=lambda file: (file["secondary"], file["time"]))
         if files and not files[0]["secondary"]:
             number = files[0]["process"]
             step = heartbeat.read(self._heartbeat(number)).step
             return Failure(files[0]["message"], files[0]["code"], step, restartable=not files[0]["known"])
-        killed = [number for number, code in failed.items() if code < 0]
+        # A worker that aborts has usually lost one that was killed.
+        killed = sorted((number for number, code in failed.items() if code < 0), key=lambda number: failed[number])
         if killed:
             beat = heartbeat.read(self._heartbeat(killed[0]))
             name = signal.Signals(-failed[killed[0]]).name

@@ -20,19 +20,29 @@ _LONG = 10  # times the timeout, for work that may take long
 class Phase(IntEnum):
     """What the main thread of a process does."""
 
-    STARTING = 0  # importing, connecting, the arithmetic probe; also the first step of a session
+    STARTING = 0  # importing, connecting, the arithmetic probe; the first step, or with `compile` every step
     READING = 1  # the dataset, which is decoded once
     COMPUTING = 2  # a tower, or the update
     WAITING = 3  # for the other processes
     EVALUATING = 4
     SAVING = 5
+    REPORTING = 6  # lines and records; a terminal or a pipe may stop its writer for as long as its reader likes
+    OTHER_JOB = 7  # anything but training
 
     @property
     def patience(self) -> float | None:
         """Return how many timeouts a phase may last without progress; None if it has no limit."""
-        if self in (Phase.READING, Phase.WAITING):
+        if self in (Phase.READING, Phase.WAITING, Phase.REPORTING, Phase.OTHER_JOB):
             return None
-        return 1 if self in (Phase.COMPUTING, Phase.EVALUATING) else _LONG
+        return 1 if self == Phase.COMPUTING else _LONG
+
+    @property
+    def patience_of_ticks(self) -> float:
+        """Return how many timeouts a phase may last without a sign that the process runs at all.
+
+        Imports and readers of data may keep Python's other threads from running.
+        """
+        return _LONG if self in (Phase.STARTING, Phase.READING, Phase.OTHER_JOB) else 1
 
 
 @dataclass(frozen=True)
@@ -66,13 +76,15 @@ class Beat:
     @property
     def where(self) -> str:
         """Return the step and the tower, in words."""
+        if self.phase == Phase.OTHER_JOB:
+            return "at its work"
         if self.step < 0:
             return "before its first step" if self.phase != Phase.READING else "while it read the dataset"
         doing = {
-            Phase.COMPUTING: "", Phase.WAITING: ", waiting for the other processes", Phase.STARTING: "",
-            Phase.EVALUATING: ", in an evaluation", Phase.SAVING: ", saving", Phase.READING: "",
+            Phase.WAITING: ", waiting for the other processes", Phase.EVALUATING: ", in an evaluation",
+            Phase.SAVING: ", saving", Phase.REPORTING: ", reporting",
         }  # fmt: skip
-        return f"in step {self.step}{f', tower {self.tower}' if self.tower >= 0 else ''}{doing[self.phase]}"
+        return f"in step {self.step}{f', tower {self.tower}' if self.tower >= 0 else ''}{doing.get(self.phase, '')}"
 
 
 class Heartbeat:
@@ -192,6 +204,7 @@ class Observer:
         if self._last_look is not None:
             self._now += min(clock_s - self._last_look, self._longest_look_s)
         self._last_look = clock_s
+        self._seen = {process: seen for process, seen in self._seen.items() if process in beats}  # others have ended
         for process, beat in beats.items():
             before, ticked, moved = self._seen.get(process, (None, self._now, self._now))
             ticked = ticked if before is not None and before.ticks == beat.ticks else self._now
@@ -201,15 +214,15 @@ class Observer:
     def silent(self, timeout_s: float, stopped_s: float | None = None) -> list[Silent]:
         """Return the processes that have stood still for too long, in order of number.
 
-        A process may take `timeout_s` seconds for a tower, and ten times as long for its start and for saving. It must
-        give a sign that it runs every `stopped_s` seconds, by default also `timeout_s`. If all processes wait for each
-        other, all are returned.
+        A process may take `timeout_s` seconds for a tower, and ten times as long for its start, an evaluation and
+        saving. It must give a sign that it runs every `stopped_s` seconds, by default also `timeout_s`. If all
+        processes wait for each other, all are returned.
         """
         stopped_s = timeout_s if stopped_s is None else stopped_s
         found, waiting = [], []
         for process, (beat, ticked, moved) in sorted(self._seen.items()):
             still_s, idle_s, patience = self._now - ticked, self._now - moved, beat.phase.patience
-            if still_s >= stopped_s:
+            if still_s >= stopped_s * beat.phase.patience_of_ticks:
                 found.append(Silent(process, beat, still_s, runs=False))
             elif patience is not None and idle_s >= patience * timeout_s:
                 found.append(Silent(process, beat, idle_s, runs=True))

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep import reduce
 from lockstep.errors import PeerLostError
 from lockstep.reduce.heartbeat import Heartbeat, Phase
-from lockstep.reduce.rendezvous import Store, of_this_attempt, require_one_device_type
+from lockstep.reduce.rendezvous import Store, require_one_device_type
 from lockstep.reduce.tree import add_leaves, add_nodes, cover
 
 # Processes wait for one that is busy as long as it takes. Heartbeats tell a busy process from one that stands still.
@@ -38,17 +38,17 @@ def connect(
 ) -> "Processes":
     """Connect this process, number `process` of `processes`, to the others for the reduction `kind`.
 
-    `store` is what `rendezvous.open_store` returned. `heartbeat` is told when this process waits for the others.
+    `store` is one that only these processes use, see `rendezvous`. `heartbeat` is told when this process waits for the
+    others.
     Raises: LockstepError if the processes compute on devices of different types, PeerLostError if one does not come.
     """
-    store = _reports_lost_peers(of_this_attempt)(store, process, processes)
     require_one_device_type(store, process, processes, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     gpu = device if device.type == "cuda" else None
     _reports_lost_peers(dist.init_process_group)(
         backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=process, world_size=processes
     )
-    return Processes(towers, kind, device, store, heartbeat)
+    return Processes(towers, kind, device, heartbeat)
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -107,15 +107,12 @@ class Processes:
     and a ring, and take twice the time.
 
     Attributes (besides those of `Reduction`):
-        store: the processes' key-value store.
         heartbeat: this process's heartbeat.
     """
 
-    def __init__(
-        self, towers: int, kind: str, device: torch.device, store: Store = None, heartbeat: Heartbeat | None = None
-    ) -> None:
+    def __init__(self, towers: int, kind: str, device: torch.device, heartbeat: Heartbeat | None = None) -> None:
         self.process, self.processes = dist.get_rank(), dist.get_world_size()
-        self.store, self.heartbeat = store, heartbeat or Heartbeat()
+        self.heartbeat = heartbeat or Heartbeat()
         self.exact = kind != "allreduce"
         self.owned = reduce.owned(towers, self.processes, self.process)
         self._towers, self._device = towers, device

@@ -85,8 +85,8 @@ def fit(
 
         def evaluate_now() -> dict[str, Evaluation]:
             def progress(share: float) -> None:
-                heartbeat.at(Phase.EVALUATING)
-                log.evaluating(state.step, recipe.evaluated_split, share)
+                with heartbeat.during(Phase.REPORTING):
+                    log.evaluating(state.step, recipe.evaluated_split, share)
 
             with heartbeat.during(Phase.EVALUATING):
                 return session.evaluate_all(test_set, progress)
@@ -121,32 +121,32 @@ def fit(
                 heartbeat=heartbeat,
             )
             for requested in () if early_stop.ended else updates:
+                heartbeat.at(Phase.SAVING)  # until the next tower: everything that the writer does
                 writer.after_step(state.step)
                 last = state.step == course.steps
                 evaluation_due = last or placement.evaluates_after(state.step) or early_stop.counts(state.step)
                 if requested.save or evaluation_due or placement.saves_after(state.step):
                     with log.untimed():
                         require_sound_state()
-                        with heartbeat.during(Phase.SAVING):
-                            writer.save()
+                        writer.save()
                         if evaluation_due:
                             evaluations = evaluate()
                         if last:
-                            with heartbeat.during(Phase.SAVING):
-                                writer.require_saved()
+                            writer.require_saved()
                 if early_stop.ended:
                     break
                 writer.before_step(state.step)
             if requested.stop is not None:
                 require_sound_state()
         except NonFiniteError as error:
+            heartbeat.at(Phase.SAVING)
             session.require_equal_states()  # The state that process 0 saves must be the state of all.
             # All processes wait here until process 0 has saved, so that none reports a save that fails.
             saved = reduction.broadcast(writer.save_last_good().encode()).decode()
             raise LockstepError(f"{error}. {saved}", error.code) from None
         finally:
-            writer.end_training()
             heartbeat.at(Phase.SAVING)
+            writer.end_training()
 
         if requested.stop is not None:
             writer.save_and_report_stop()

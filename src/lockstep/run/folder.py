@@ -33,6 +33,10 @@ _TEMPORARY = re.compile(r"\.(recipe\.json|environment\.json|result\.json|metrics
 _MOST_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
 
 
+class LostRunError(LockstepError):
+    """Another program has locked the run since this one did."""
+
+
 class Run:
     """The folder of a run. `lockstep.train` returns one, and `Run.open` takes an existing folder.
 
@@ -261,17 +265,20 @@ class Run:
             raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
 
     def require_lock(self) -> None:
-        """Raise a LockstepError if another program has locked the run since this one did.
+        """Raise a LostRunError if another program has locked the run since this one did.
 
         On the hosts of a network file system, a lock may not keep out the other hosts. A process that was cut off from
         its run then finds the token of the program that has taken over.
         """
         try:
-            token = (self.path / ".lock").read_text()
-        except OSError:
-            token = ""
-        if token != self._token:
+            token = (self.path / ".lock").read_bytes()
+        except OSError as error:
             raise LockstepError(
+                f"{self.path / '.lock'} cannot be read ({error.strerror}), so another program may be writing there",
+                ENVIRONMENT,
+            ) from None
+        if token != self._token.encode():
+            raise LostRunError(
                 f"another program has continued {self.path}, so this one must not write there any more: it ends",
                 ENVIRONMENT,
             )

@@ -29,8 +29,10 @@ def save_alone(session: Session, writer: Writer, path_file: Path | None) -> None
     else:
         raise LockstepError("this process does not know the run's folder")
     with session.state.update_lock:  # so that no update is half done
-        tensors = session.state.tensors()
-    checkpoint.save(run.checkpoints, tensors, session.checkpoint_facts(), run.require_lock)
+        if not session.state.is_finite():
+            raise LockstepError("a weight is not finite")
+        tensors, facts = session.state.tensors(), session.checkpoint_facts()
+    checkpoint.save(run.checkpoints, tensors, facts, run.require_lock)
 
 
 def _lock(run: Run) -> None:

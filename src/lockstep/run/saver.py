@@ -78,6 +78,7 @@ class Saver:
         self.wait()
 
         def write() -> None:
+            self._fence()
             self._with_room(lambda: checkpoint.add_facts(self._folder, step, facts))
             checkpoint.prune(self._folder, self._keep, self._verified)
 

@@ -20,7 +20,7 @@ from lockstep.run import checkpoint
 from lockstep.run.arithmetic import Probe
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.environment import changes
-from lockstep.run.folder import Run
+from lockstep.run.folder import LostRunError, Run
 from lockstep.run.model_file import save_model
 from lockstep.run.profile import Profile
 from lockstep.run.saver import Saver
@@ -343,6 +343,8 @@ class RunWriter(Writer):
     def _save_problem(self) -> str | None:
         """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
         error = self.saver.take_error()
+        if isinstance(error, LostRunError):
+            raise error
         if error is None or isinstance(error, LockstepError):
             return None if error is None else str(error)
         if not isinstance(error, OSError):

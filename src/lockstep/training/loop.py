@@ -51,12 +51,13 @@ def train(
             before=lambda index: heartbeat.at(phase, step, index),  # noqa: B023  called within this step only
         )  # fmt: skip
         total = reduction(vectors)
+        log.lap("communication")
+        gradients, statistics, metrics = tower.layout.unpack(total)
+        with heartbeat.during(Phase.WAITING):  # for the device, which may wait for the other processes
+            requested, non_finite = metrics.read()
         if not recipe.compile:  # A compiled network may be compiled again, for another image size.
             phase = Phase.COMPUTING
         heartbeat.at(phase)
-        log.lap("communication")
-        gradients, statistics, metrics = tower.layout.unpack(total)
-        requested, non_finite = metrics.read()
         if state_digest:
             _compare_digests(metrics, reduction, step)
             log.digest(step, state_digest)
@@ -65,7 +66,8 @@ def train(
             raise NonFiniteError(non_finite, step, state.skipped_in_a_row)
         gradients.div_(recipe.batch * state.loss_scale)
         learning_rate = course.learning_rate(step)
-        log.step(step, metrics, state, learning_rate, gradients, skipped=skipped)
+        with heartbeat.during(Phase.REPORTING):
+            log.step(step, metrics, state, learning_rate, gradients, skipped=skipped)
         log.lap("report")
         if skipped:
             state.skip()

@@ -72,12 +72,13 @@ class State:
         return skips or self.may_lower_scale
 
     def skip(self) -> None:
-        """Count a step without applying its update, and lower the loss scale."""
-        self.skipped_in_a_row += not self.may_lower_scale
-        self.skipped_steps += 1
-        if self._scale is not None:
-            self._scale.skipped()
-        self.step += 1
+        """Count a step without applying its update, and lower the loss scale. Waits for `update_lock`."""
+        with self.update_lock:
+            self.skipped_in_a_row += not self.may_lower_scale
+            self.skipped_steps += 1
+            if self._scale is not None:
+                self._scale.skipped()
+            self.step += 1
 
     @torch.no_grad()
     def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
