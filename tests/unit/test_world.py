@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from lockstep import hardware
+from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.processes.worker import _device
 from lockstep.processes.world import RENDEZVOUS, World
 
 MASTER = {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"}
@@ -168,3 +172,23 @@ def test_the_launcher_that_started_the_process_itself_counts(variables, launcher
 def test_the_variables_of_a_world_are_read_as_that_world():
     for world in (World("caller", 3, 8, 1, 2, ("a1", 4000)), World("lockstep", 1, 2, 1, 2, Path("/tmp/x"))):
         assert World.from_environment(world.variables()) == world
+
+
+@pytest.mark.parametrize(
+    ("gpus", "world", "number"),
+    [
+        (2, World("Slurm", 3, 4, 1, 2), 1),
+        (1, World("Slurm", 3, 4, 1, 2), 0),  # --gpus-per-task shows each task its own GPU only.
+        (1, World("RANK and WORLD_SIZE", 3, 4), 0),
+        (2, World("Slurm", 7, 8, 3, 4), None),
+        (1, World("lockstep", 1, 2, 1, 2), None),
+    ],
+)
+def test_a_process_takes_the_gpu_of_its_number_on_the_host(gpus, world, number, monkeypatch):
+    monkeypatch.setattr(hardware, "gpus", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    if number is None:
+        with pytest.raises(LockstepError, match=rf"process {world.process} is number {world.local} of host .*GPUs are"):
+            _device(Placement(), world)
+    else:
+        assert _device(Placement(), world) == torch.device("cuda", number)
