@@ -83,7 +83,8 @@ def test_without_a_gpu_driver_torch_is_not_imported_to_count_gpus(monkeypatch):
 def workers_of(codes, folder):
     """Workers that run Python code in place of a job."""
     workers = Workers(None, len(codes), folder)
-    workers._programs = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
+    programs = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
+    workers._programs = dict(enumerate(programs))
     return workers
 
 
@@ -93,7 +94,7 @@ def test_the_first_failure_is_returned_and_the_other_workers_are_ended(tmp_path)
         time.sleep(0.01)
     assert failed == {1: 3}
     workers.end()
-    assert [program.returncode for program in workers._programs[1:]] == [3, -15]
+    assert [program.returncode for program in workers._programs.values()][1:] == [3, -15]
 
 
 def test_signals_reach_the_workers_and_no_other_child(tmp_path):
@@ -104,7 +105,7 @@ def test_signals_reach_the_workers_and_no_other_child(tmp_path):
     forwarder = SignalForwarder(workers)
     forwarder.stop(signal.SIGINT, None)
     forwarder.repeat()
-    assert [program.wait() for program in workers._programs] == [-signal.SIGTERM, 0]
+    assert [program.wait() for program in workers._programs.values()] == [-signal.SIGTERM, 0]
     assert forwarder.received == signal.SIGINT
     assert not forwarder.killed
     assert other.poll() is None

@@ -84,7 +84,7 @@ def evaluate(
             here.
         KeyboardInterrupt: Ctrl-C.
     """
-    require_alone()
+    require_alone("evaluate")
     opened = run if isinstance(run, Run) else Run.open(Path(run).expanduser())
     placement = validated(
         Placement,

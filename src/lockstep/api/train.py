@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lockstep.api.jobs import CompleteRun, train_job
 from lockstep.api.output import line_width, streams
@@ -14,11 +14,14 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
 from lockstep.errors import LockstepError, printable, unknown
-from lockstep.processes.caller import compute, require_alone
-from lockstep.processes.world import World
+from lockstep.processes.caller import compute, outer_world
 from lockstep.run.folder import Run
 from lockstep.run.weights_file import find_weights
 from lockstep.settings import validated
+
+# None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for such a case: all
+# other callers get a Run, and need not check for None.
+NoneElsewhere: TypeAlias = Any
 
 # Options of `lockstep train` that change the recipe. All other settings of the recipe are given as `settings`.
 RECIPE_OPTIONS = (
@@ -39,7 +42,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     quiet: bool = False,
     **options: Any,
-) -> Run:
+) -> Run | NoneElsewhere:
     """Train a classifier in worker processes, and return its run. `lockstep train` does the same.
 
         run = lockstep.train("digits", epochs=20, seed=1)
@@ -52,6 +55,9 @@ def train(
     The weights have the same bits as those of the command line, on any number of processes. The caller may be a
     script, with or without `if __name__ == "__main__"`, a notebook or a thread. Ctrl-C, or the interrupt of a notebook,
     saves the state and returns the run, whose `complete` is then False. A second Ctrl-C ends at once.
+
+    In a program that an outer launcher starts several times (Ray Train, torchrun, srun, mpirun), all call this function
+    with the same arguments. Each program then starts one worker process, and these train one run together.
 
     Args:
         what: name of a recipe, a Recipe, a recipe file, a folder that holds a folder of images for each class, or with
@@ -72,14 +78,15 @@ def train(
             default. A model of your own is "package.module:function", or the function itself if it is in a file.
 
     Returns:
-        The run. It is complete, unless it was stopped.
+        The run. It is complete, unless it was stopped. In an outer launch, process 0 returns the run, and the others
+        return None: only process 0's host has the run's folder.
 
     Raises:
         LockstepError: anything that you can fix, such as an unknown option, missing data or a loss that is not finite.
         KeyboardInterrupt: Ctrl-C before the first step, or a second Ctrl-C.
     """
     started = time.time()
-    require_alone()
+    world = outer_world()
     strict, own, placing = _sorted(options)
     changes = _changes(settings or {}, own)
     where: dict[str, Any] = {"device": device, "processes": processes}
@@ -89,17 +96,26 @@ def train(
     elif data is not None:
         where["data"] = Path(data).expanduser().absolute()
     placement = validated(Placement, where | placing)
+
+    def note(text: str) -> None:
+        if world.process == 0:
+            print(printable(text), file=err)
+
     with streams(quiet) as (out, err), tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         path_file = Path(folder) / "path"
         job = train_job(
             _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(), resume=resume,
-            world=World(), note=lambda text: print(printable(text), file=err), strict=strict, quiet=quiet,
+            world=world, note=note, strict=strict, quiet=quiet,
             started=started, line_width=line_width(out), path_file=path_file,
         )  # fmt: skip
+        if world.process != 0:
+            if not isinstance(job, CompleteRun):
+                compute(job, out, err, world)
+            return None
         if isinstance(job, CompleteRun):
             print(f"{printable(str(job.path))} is complete: nothing to resume", file=out)
             return Run.open(job.path)
-        done = compute(job, out, err)
+        done = compute(job, out, err, world)
         if not path_file.exists():
             raise KeyboardInterrupt  # before there was a run
         run = Run.open(path_file.read_text())

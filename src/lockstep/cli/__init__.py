@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from socket import gethostname
 from typing import Annotated
 
 import typer
@@ -89,8 +90,8 @@ def main() -> None:
         app(prog_name="lockstep")
     except LockstepError as error:
         sys.stdout.flush()
-        if _prints_errors(error.code):
-            print(printable(f"lockstep: {error}", keep="\n"), file=sys.stderr)
+        if (name := _name(error.code)) is not None:
+            print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(SIGNAL_BASE + signal.SIGINT)
@@ -99,12 +100,17 @@ def main() -> None:
         sys.exit(CRASH)
 
 
-def _prints_errors(code: int) -> bool:
-    """Return False if another process prints the error: in an outer launch, all processes or all of a host have it."""
+def _name(code: int) -> str | None:
+    """Return what an error message begins with: in an outer launch, the process and its host.
+
+    None if another process prints the error: all processes of a host have the same mistakes in usage and data.
+    """
     from lockstep.processes.world import World
 
     try:
         world = World.from_environment()
     except LockstepError:  # the environment itself is the error
-        return True
-    return world.process == 0 or (code != USAGE and (code != DATA or world.local == 0))
+        world = World()
+    if code in (USAGE, DATA) and world.local != 0:
+        return None
+    return f"lockstep (process {world.process} on host {gethostname()})" if world.processes > 1 else "lockstep"

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
@@ -21,7 +22,7 @@ from lockstep import numerics
 from lockstep.config.jobs import Job, TrainJob
 from lockstep.config.placement import check
 from lockstep.errors import CRASH, LockstepError
-from lockstep.processes.launch import POLL_S, count, prepare_data, silence_stderr
+from lockstep.processes.launch import POLL_S, check_count, count, prepare_data, silence_stderr
 from lockstep.processes.signals import SignalForwarder
 from lockstep.processes.supervisor import Supervisor
 from lockstep.processes.workers import Workers
@@ -31,26 +32,35 @@ _BLOCK = 1 << 16
 _LAST_OUTPUT_S = 1.0  # seconds to read what workers have printed, after they have ended
 
 
-def compute(job: Job, out: IO[str], err: IO[str]) -> bool:
+def compute(job: Job, out: IO[str], err: IO[str], world: World | None = None) -> bool:
     """Do `job` in worker processes, and write what they print to `out` and `err`. Return False if it was stopped.
+
+    In an outer launch, `world` is this program's place in it. Each of its programs then starts one worker process.
 
     A KeyboardInterrupt (Ctrl-C) in the calling thread stops the workers as Ctrl-C stops the command line: training
     saves first. In the main thread, SIGTERM and SIGHUP do the same if the program does not handle them itself, and
     then end the program.
     Raises: LockstepError with the first cause of a failure, KeyboardInterrupt after a second Ctrl-C.
     """
-    require_alone()
+    outer = world if world is not None and world.outer else None
     check(job.recipe, job.placement)
+    if outer:
+        check_count(job.placement, outer)
     with silence_stderr(job.quiet):
         prepare_data(job.recipe, job.placement)
+    variables = _variables(job, out)
+    if outer:
+        outer, more = _with_address(outer)
+        variables |= more
+        # The outer launcher starts all programs again after a failure.
+        job = job.replace(placement=job.placement.replace(max_restarts=0))
+    processes = outer.processes if outer else count(job.recipe, job.placement)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as name, Relay(out, err) as relay:
 
         def start(workers: Workers) -> None:
-            workers.start(_variables(job, out), _import_folders(), *relay.descriptors)
+            workers.start(variables, _import_folders(), *relay.descriptors)
 
-        supervisor = Supervisor(
-            job, count(job.recipe, job.placement), Path(name), start, pause=lambda: relay.write(POLL_S)
-        )
+        supervisor = Supervisor(job, processes, Path(name), start, lambda: relay.write(POLL_S), outer)
         signals = supervisor.signals
         with _ended_by(signals):
             code = supervisor.run()
@@ -63,18 +73,41 @@ def compute(job: Job, out: IO[str], err: IO[str]) -> bool:
         raise LockstepError(f"a worker process ended with exit code {code}", CRASH)
 
 
-def require_alone() -> None:
-    """Raise a LockstepError in a process that torchrun, srun or mpirun started, or that is a worker process."""
+def outer_world() -> World:
+    """Return this program's place in an outer launch, or World() if it was started alone.
+
+    Raises: LockstepError in a worker process of Lockstep.
+    """
     if RENDEZVOUS in os.environ:
         raise LockstepError(
             "a worker process imported a module that calls Lockstep. Move the model into a file of its own, or put "
             'the calls under: if __name__ == "__main__"'
         )
-    if (world := World.from_environment()).joined:
+    return World.from_environment()
+
+
+def require_alone(function: str) -> None:
+    """Raise a LockstepError in a program that torchrun, srun or mpirun started, or in a worker process."""
+    if (world := outer_world()).joined:
         raise LockstepError(
-            f"{world.launcher} started this program {world.processes} times, and Lockstep's Python functions start "
-            f"their own processes: start it once, or use the program lockstep there"
+            f"{world.launcher} started this program {world.processes} times, and lockstep.{function} starts its own "
+            f"processes: call it in a program that is started once, or use the program lockstep there"
         )
+
+
+def _with_address(world: World) -> tuple[World, dict[str, str]]:
+    """Return `world` with the address at which the workers of all programs connect, and variables for it.
+
+    If this program has a process group, as in Ray Train, the group occupies the outer launch's port. Its processes then
+    agree on another one.
+    """
+    if "torch" in sys.modules:
+        from lockstep.reduce.rendezvous import agreed_address
+
+        if (address := agreed_address(world.process, world.processes)) is not None:
+            # Under torchrun: the workers' store is at that address, and not in torchrun's agent.
+            return replace(world, rendezvous=address), {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return world, {}
 
 
 @contextlib.contextmanager

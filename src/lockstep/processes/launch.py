@@ -37,7 +37,7 @@ def launch(job: Job, world: World | None = None) -> int:
     """Do `job` on as many processes as its placement asks for, and return the exit code. Raises: LockstepError."""
     world = world or World.from_environment()
     check(job.recipe, job.placement)
-    _check_count(job.placement, world)
+    check_count(job.placement, world)
     numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
     if not (isinstance(job, BenchJob) and "synthetic" in job.modes):
         with handled_by(leave), silence_stderr(job.quiet):
@@ -60,7 +60,7 @@ def prepare_data(recipe: Recipe, placement: Placement) -> None:
     )  # fmt: skip
 
 
-def _check_count(placement: Placement, world: World) -> None:
+def check_count(placement: Placement, world: World) -> None:
     """Raise a LockstepError if an outer launch has started another number of processes than --processes."""
     if world.outer and placement.processes not in (None, world.processes):
         raise LockstepError(

@@ -15,6 +15,7 @@ from lockstep.config.jobs import Job, TrainJob
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
 from lockstep.processes.signals import SignalForwarder
 from lockstep.processes.workers import Failure, Workers
+from lockstep.processes.world import World
 from lockstep.reduce.heartbeat import Observer, Silent
 
 _POLL_S = 0.02
@@ -30,14 +31,21 @@ _SAVE_S = 15.0  # seconds for saving without the processes that stand still
 class Supervisor:
     """Runs `job` on `processes` worker processes of this host, with files in the empty `folder`.
 
-    `start` starts the workers that it is given. `pause` waits a moment, and may relay what they print.
+    `start` starts the workers that it is given. `pause` waits a moment, and may relay what they print. In an outer
+    launch, whose place of this program is `outer`, there is one worker here, and it watches the others itself.
     """
 
     def __init__(
-        self, job: Job, processes: int, folder: Path, start: Callable[[Workers], None], pause: Callable[[], None]
+        self,
+        job: Job,
+        processes: int,
+        folder: Path,
+        start: Callable[[Workers], None],
+        pause: Callable[[], None],
+        outer: World | None = None,
     ) -> None:
         self._job, self._processes, self._folder = job, processes, folder
-        self._start, self._pause = start, pause
+        self._start, self._pause, self._outer = start, pause, outer
         self._path_file = folder / "run"
         if isinstance(job, TrainJob):
             self._path_file = job.path_file or self._path_file
@@ -51,7 +59,7 @@ class Supervisor:
         while True:
             folder = self._folder / f"generation-{self._restarts}"
             folder.mkdir()
-            workers = Workers(self._job, self._processes, folder)
+            workers = Workers(self._job, self._processes, folder, self._outer)
             self.signals.workers = workers
             failure = self._generation(workers)
             if self.signals.killed:
@@ -102,6 +110,8 @@ class Supervisor:
                 observer.look(beats := workers.beats(), now)
                 stopping = isinstance(self._job, TrainJob) and self.signals.received is not None
                 silent = observer.silent(timeout_s)
+                if self._outer:
+                    silent = [one for one in silent if not one.runs]  # One that runs may wait for another host.
                 if stopping and self.signals.since() > _STOP_S:
                     # Who presses Ctrl-C waits for a slow step. A scheduler does not.
                     slow_s = _SLOW_S if self.signals.received == signal.SIGTERM else timeout_s

@@ -9,8 +9,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
@@ -115,12 +115,16 @@ def _device(placement: Placement, world: World) -> "torch.device":
     if not gpus:
         return torch.device("cpu")
     numbers = placement.gpus or list(range(gpus))
-    if world.local >= len(numbers) or numbers[world.local] >= gpus:
+    # A launcher may show each process its own GPU only, as srun --gpus-per-task does.
+    local = 0 if world.outer and len(numbers) == 1 else world.local
+    if local >= len(numbers) or numbers[local] >= gpus:
         raise LockstepError(
-            f"process {world.local} of this host has no GPU of its own: the host's GPUs are {numbers}", ENVIRONMENT
+            f"process {world.process} is number {local} of host {gethostname()} and has no GPU of its own: the host's "
+            f"GPUs are {numbers}. Start as many processes on a host as it has GPUs; LOCAL_RANK numbers them there",
+            ENVIRONMENT,
         )
-    torch.cuda.set_device(numbers[world.local])
-    return torch.device("cuda", numbers[world.local])
+    torch.cuda.set_device(numbers[local])
+    return torch.device("cuda", numbers[local])
 
 
 class Joined(NamedTuple):
@@ -139,9 +143,15 @@ def _join(job: Job, device: "torch.device", world: World, heartbeat: Heartbeat) 
     """Connect this process to the others."""
     from lockstep.reduce.local import Local
 
+    raw = None  # the launcher's store, which outlives an attempt
+    # A program that calls lockstep.train may do so again, for another run.
+    repeated = world.outer and world.launcher != "caller"
+
     def begun(path: Path) -> None:
         if isinstance(job, TrainJob) and job.path_file is not None:
             files.replace(job.path_file, str(path).encode())
+        if raw is not None and repeated:
+            attempts.begun(raw, path)
 
     local = Local(job.recipe.towers, job.placement.reduction, device)
     if world.rendezvous is None or (world.processes == 1 and not world.outer):
@@ -151,9 +161,9 @@ def _join(job: Job, device: "torch.device", world: World, heartbeat: Heartbeat) 
     from lockstep.reduce.rendezvous import Board, of_this_attempt, open_store
 
     host_watch = attempts.watch(job, world, heartbeat) if world.outer else None
-    store = open_store(world.rendezvous, world.process, world.processes)
-    if world.outer:
-        job, begun = attempts.continued(job, world, store), partial(attempts.begun, store)
+    store = raw = open_store(world.rendezvous, world.process, world.processes)
+    if repeated:
+        job = attempts.continued(job, world, raw)
     if world.processes == 1:
         return Joined(local, job, begun)
     if host_watch is not None:  # before the processes connect, which hangs if one of them dies

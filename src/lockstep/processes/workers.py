@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lockstep.config.jobs import Job
 from lockstep.errors import CRASH, ENVIRONMENT
-from lockstep.processes.world import RENDEZVOUS
+from lockstep.processes.world import World
 from lockstep.reduce import heartbeat, owned
 from lockstep.reduce.heartbeat import Beat
 
@@ -43,11 +43,13 @@ class Workers:
         job: the job.
         processes: how many processes share it.
         folder: an empty folder for the job, the rendezvous and the failure files.
+        outer: the place of this program in an outer launch, or None. In an outer launch every program starts one of
+            the workers, and `processes` counts those of all programs.
     """
 
-    def __init__(self, job: Job, processes: int, folder: Path) -> None:
-        self.job, self.processes, self.folder = job, processes, folder
-        self._programs: list[subprocess.Popen[bytes]] = []
+    def __init__(self, job: Job, processes: int, folder: Path, outer: World | None = None) -> None:
+        self.job, self.processes, self.folder, self.outer = job, processes, folder, outer
+        self._programs: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(
         self,
@@ -62,29 +64,26 @@ class Workers:
         `out` and `err` are descriptors for stdout and stderr, by default those of this program.
         """
         (self.folder / "job.json").write_text(self.job.model_dump_json())
-        for number in range(self.processes):
-            self._programs.append(
-                subprocess.Popen(
-                    # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
-                    [
-                        sys.executable, "-P", "-m", "lockstep.processes.worker",
-                        str(self.folder), str(os.getpid()), *import_folders,
-                    ],
-                    env={**os.environ, **(variables or {}), **self._numbers(number)},
-                    stdin=subprocess.DEVNULL if out is not None else None,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
-                )
+        for number in range(self.processes) if self.outer is None else [self.outer.process]:
+            self._programs[number] = subprocess.Popen(
+                # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
+                [
+                    sys.executable, "-P", "-m", "lockstep.processes.worker",
+                    str(self.folder), str(os.getpid()), *import_folders,
+                ],
+                env={**os.environ, **(variables or {}), **self._numbers(number)},
+                stdin=subprocess.DEVNULL if out is not None else None,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
             )  # fmt: skip
 
     def _numbers(self, number: int) -> dict[str, str]:
         """Return the variables that torchrun would set for the worker `number`, and where the workers meet."""
-        numbers = {
-            "RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": self.processes, "LOCAL_WORLD_SIZE": self.processes,
-        }  # fmt: skip
-        variables = {name: str(value) for name, value in numbers.items()}
-        variables[RENDEZVOUS] = str(self.folder / "meeting")  # a file, so no port can be in use already
+        if self.outer is not None:
+            return self.outer.variables()
+        meeting = self.folder / "meeting"  # a file, so no port can be in use already
+        variables = World("lockstep", number, self.processes, number, self.processes, meeting).variables()
         # All workers are on this host, so they listen only where no other host can connect.
         variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         return variables
@@ -96,33 +95,33 @@ class Workers:
 
     def failed(self) -> dict[int, int] | None:
         """Return the exit codes of the workers that failed, by number; {} if all ended well; None while they run."""
-        running = [worker for worker in self._programs if worker.poll() is None]
-        failed = {number: worker.returncode for number, worker in enumerate(self._programs) if worker.returncode}
+        running = [worker for worker in self._programs.values() if worker.poll() is None]
+        failed = {number: worker.returncode for number, worker in self._programs.items() if worker.returncode}
         return failed if failed or not running else None
 
     def send(self, number: int) -> None:
         """Send a signal to the workers that run. No other child of this process receives it."""
-        for worker in self._programs:
+        for worker in self._programs.values():
             worker.send_signal(number)
 
     def end(self, grace_s: float = _GRACE_S) -> None:
         """End the workers that still run, and wait for them. After `grace_s` seconds they are killed."""
-        for worker in self._programs:
+        for worker in self._programs.values():
             worker.terminate()
         until = time.monotonic() + grace_s
         try:
-            for worker in self._programs:
+            for worker in self._programs.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.wait(max(0.0, until - time.monotonic()))
         finally:  # also after an interrupt
-            for number in range(len(self._programs)):
+            for number in self._programs:
                 self.kill(number)
 
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeat of each worker that still runs, by number."""
         return {
             number: heartbeat.read(self._heartbeat(number))
-            for number, worker in enumerate(self._programs)
+            for number, worker in self._programs.items()
             if worker.poll() is None
         }
 
@@ -159,7 +158,7 @@ class Workers:
 
     def lost_others_only(self) -> bool:
         """Return whether all that failed so far have lost another worker, which has not ended yet."""
-        ended = [worker.returncode for worker in self._programs if worker.poll()]
+        ended = [worker.returncode for worker in self._programs.values() if worker.poll()]
         return len(ended) == len(self._failure_files()) and all(file["secondary"] for file in self._failure_files())
 
     def failure(self, failed: Mapping[int, int]) -> Failure:

@@ -5,13 +5,30 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 
-# Our launcher's variable: the file through which its worker processes find each other.
+# Our launcher's variable: where its worker processes find each other. A file, or process 0's "address:port".
 RENDEZVOUS = "LOCKSTEP_MEETING"
 
 _FIRST_PORT, _PORTS = 20_000, 20_000  # All tasks of a Slurm step derive the same port from its job number.
+_MOST_PORT = 65_535
+
+
+class _Names(NamedTuple):
+    """The variables in which a launcher numbers its processes, on all hosts and on this host."""
+
+    process: str
+    processes: str
+    local: str
+    local_processes: str
+
+
+_PLAIN = _Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OPEN_MPI = _Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+# Only srun sets the step's number of tasks. A batch script, which has SLURM_PROCID too, is one process.
+_SLURM = _Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 
 
 @dataclass(frozen=True)
@@ -20,7 +37,8 @@ class World:
 
     Attributes:
         launcher: "" for a program that was started alone, "lockstep" for a worker process of our launcher, else the
-            outer launcher: "torchrun", "Slurm", "Open MPI", or "RANK and WORLD_SIZE" for plain variables.
+            outer launcher: "torchrun", "Slurm", "Open MPI", or "RANK and WORLD_SIZE" for plain variables;
+            "caller" for the worker process of one of several programs that call lockstep.train together.
         process, processes: its number, and how many there are on all hosts.
         local: its number on this host, which chooses its GPU.
         local_processes: how many of the processes are on this host.
@@ -45,61 +63,86 @@ class World:
         """Return whether a launcher other than Lockstep's own started this process."""
         return self.launcher not in ("", "lockstep")
 
+    def variables(self) -> dict[str, str]:
+        """Return the variables for a worker process of Lockstep that takes this place among the processes."""
+        numbers = (self.process, self.processes, self.local, self.local_processes)
+        where = self.rendezvous
+        meeting = ":".join(map(str, where)) if isinstance(where, tuple) else str(where)
+        return dict(zip(_PLAIN, map(str, numbers), strict=True)) | {RENDEZVOUS: meeting}
+
     @staticmethod
     def from_environment(variables: Mapping[str, str] = os.environ) -> "World":
-        """Read the variables of our launcher, torchrun, plain RANK and WORLD_SIZE, Slurm's srun or Open MPI's mpirun.
+        """Read the variables of our launcher, torchrun, plain RANK and WORLD_SIZE, Open MPI's mpirun or Slurm's srun.
 
-        Raises: LockstepError if several processes were started, but cannot find each other.
+        The first of these that numbers this process counts: torchrun may run inside a task of srun, and mpirun starts
+        its processes on other hosts with srun.
+        Raises: LockstepError if variables are missing or contradict each other, or the processes cannot connect.
         """
         if RENDEZVOUS in variables:
-            return _numbered("lockstep", variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", Path(variables[RENDEZVOUS]))
+            meeting = _meeting(variables[RENDEZVOUS])
+            launcher = "lockstep" if isinstance(meeting, Path) else "caller"
+            return _numbered(launcher, variables, _PLAIN, meeting)
         if "TORCHELASTIC_RUN_ID" in variables:
-            address = _master(variables, "torchrun")
-            return _numbered("torchrun", variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", address)
-        if _several(variables, "WORLD_SIZE") and "RANK" in variables:
-            address = _master(variables, "RANK and WORLD_SIZE")
-            return _numbered("RANK and WORLD_SIZE", variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", address)
-        # Only srun sets the step's number of tasks. A batch script, which has SLURM_PROCID too, is one process.
-        if _several(variables, "SLURM_STEP_NUM_TASKS"):
-            address = _slurm_master(variables)
-            return _numbered("Slurm", variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", address)
-        if _several(variables, "OMPI_COMM_WORLD_SIZE"):
-            process, processes, local = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK"))
-            return _numbered("Open MPI", variables, process, processes, local, _master(variables, "Open MPI"))
+            return _numbered("torchrun", variables, _PLAIN, _master(variables, "torchrun"))
+        alone = (variables.get("RANK", "0"), variables.get("WORLD_SIZE", "1")) == ("0", "1")
+        if not alone and "RANK" in variables and "WORLD_SIZE" in variables:
+            return _numbered("RANK and WORLD_SIZE", variables, _PLAIN, _master(variables, "RANK and WORLD_SIZE"))
+        if _several(variables, _OPEN_MPI.processes):
+            return _numbered("Open MPI", variables, _OPEN_MPI, _master(variables, "Open MPI"))
+        if _several(variables, _SLURM.processes):
+            tasks = {_SLURM.local_processes: _slurm_tasks_here(variables)}
+            return _numbered("Slurm", {**variables, **tasks}, _SLURM, _slurm_master(variables))
+        if not alone:
+            raise _contradiction("RANK and WORLD_SIZE", variables, _PLAIN)
         return World()
 
 
 def _several(variables: Mapping[str, str], name: str) -> bool:
-    return variables.get(name, "").isdigit() and int(variables[name]) > 1
+    return variables.get(name, "1") != "1"
 
 
-def _numbered(
-    launcher: str,
-    variables: Mapping[str, str],
-    process: str,
-    processes: str,
-    local: str,
-    rendezvous: Path | tuple[str, int],
-) -> World:
-    """Return the world whose numbers are in the variables called `process`, `processes` and `local`."""
+def _numbered(launcher: str, variables: Mapping[str, str], names: _Names, rendezvous: Path | tuple[str, int]) -> World:
+    """Return the world whose numbers are in the variables `names`. Raises: LockstepError."""
     try:
-        numbers = int(variables[process]), int(variables[processes]), int(variables.get(local, variables[process]))
-        # Only torchrun and our launcher say how many processes a host has; the others are taken to be on one host.
-        local_processes = min(numbers[1], int(variables.get("LOCAL_WORLD_SIZE", numbers[1])))
-    except (KeyError, ValueError):
-        names = (process, processes, local, "LOCAL_WORLD_SIZE")
-        got = ", ".join(f"{name}={variables[name]!r}" for name in names if name in variables)
-        raise LockstepError(
-            f"{launcher} started this process, but {process} and {processes} do not number it: got {got or 'neither'}",
-            ENVIRONMENT,
-        ) from None
-    return World(launcher, *numbers, local_processes, rendezvous)
+        process, processes = int(variables[names.process]), int(variables[names.processes])
+        if names.local in variables:
+            local = int(variables[names.local])
+            # A launcher that does not say how many processes this host has may have started all of them here.
+            local_processes = int(variables.get(names.local_processes, processes))
+        else:
+            # One process on each host, as in Kubernetes, unless the count says that hosts have several.
+            local_processes = int(variables.get(names.local_processes, 1))
+            local = process % local_processes
+        if not (0 <= process < processes and 0 <= local < local_processes <= processes):
+            raise ValueError
+    except (KeyError, ValueError, ZeroDivisionError):
+        raise _contradiction(launcher, variables, names) from None
+    return World(launcher, process, processes, local, local_processes, rendezvous)
+
+
+def _contradiction(launcher: str, variables: Mapping[str, str], names: _Names) -> LockstepError:
+    """Return the error for variables that are missing, are not numbers, or contradict each other."""
+    got = ", ".join(f"{name}={variables[name]!r}" for name in names if name in variables)
+    return LockstepError(
+        f"{launcher} started this process, but the variables do not number it: got {got or 'none'}. {names.process} is "
+        f"below {names.processes}; {names.local}, if it is set, is below the number of this host's processes "
+        f"({names.local_processes}), which is at most {names.processes}. To run a separate program instead, unset them",
+        ENVIRONMENT,
+    )
+
+
+def _meeting(text: str) -> Path | tuple[str, int]:
+    """Return the file, or the address and port, where the worker processes of our launcher find each other."""
+    if text.startswith("/"):
+        return Path(text)
+    address, _, port = text.rpartition(":")
+    return address, int(port)
 
 
 def _master(variables: Mapping[str, str], launcher: str) -> tuple[str, int]:
     """Return MASTER_ADDR and MASTER_PORT."""
     address, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT", "")
-    if not address or not port.isdigit():
+    if not address or not (port.isdecimal() and 0 < int(port) <= _MOST_PORT):
         raise LockstepError(
             f"{launcher} started several processes, which connect at MASTER_ADDR and MASTER_PORT: got "
             f"{address!r} and {port!r}. Set both to the first host's name and a free port in every process. To run "
@@ -109,18 +152,42 @@ def _master(variables: Mapping[str, str], launcher: str) -> tuple[str, int]:
     return address, int(port)
 
 
+def _slurm_tasks_here(variables: Mapping[str, str]) -> str:
+    """Return how many tasks of the step this host has: "3" on the third host of SLURM_STEP_TASKS_PER_NODE "2(x2),3".
+
+    Without that variable: SLURM_NTASKS_PER_NODE, which is the most that a host has; without both, all tasks.
+    """
+    tasks = variables[_SLURM.processes]
+    per_host = variables.get(_SLURM.local_processes)
+    if per_host is None:
+        most = variables.get("SLURM_NTASKS_PER_NODE", tasks)
+        return tasks if most.isdecimal() and tasks.isdecimal() and int(most) > int(tasks) else most
+    counts: list[str] = []
+    for tasks_of_host, hosts in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_host):
+        counts += [tasks_of_host] * int(hosts or 1)
+    host = variables.get("SLURM_NODEID", "0" if len(counts) == 1 else "")
+    if not host.isdecimal() or int(host) >= len(counts) or str(sum(map(int, counts))) != tasks:
+        raise LockstepError(
+            f"Slurm started this process, but the variables of the step contradict each other: got "
+            f"SLURM_STEP_TASKS_PER_NODE={per_host!r}, SLURM_STEP_NUM_TASKS={tasks!r} and SLURM_NODEID={host!r}. Start "
+            f"it with srun, which sets them",
+            ENVIRONMENT,
+        )
+    return counts[int(host)]
+
+
 def _slurm_master(variables: Mapping[str, str]) -> tuple[str, int]:
     """Return MASTER_ADDR and MASTER_PORT; by default the step's first host, and a port derived from job and step."""
     hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_NODELIST", "")
     address = variables.get("MASTER_ADDR") or _first_host(hosts)
     port = variables.get("MASTER_PORT", "")
-    if not port.isdigit():
+    if not port:
         job, step = (int(variables.get(name, "0") or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         port = str(_FIRST_PORT + (job * 16 + step) % _PORTS)
     return _master({"MASTER_ADDR": address, "MASTER_PORT": port}, "Slurm")
 
 
 def _first_host(hosts: str) -> str:
-    """Return the first of Slurm's list of hosts: "a3" of "a[3-7,9],b1"."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", hosts)
-    return "".join(part or "" for part in match.groups()) if match else ""
+    """Return the first of Slurm's list of hosts: "a3" of "a[3-7,9],b1", "r1n04" of "r[1-2]n[04-08]"."""
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", hosts)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else ""

@@ -34,6 +34,31 @@ def open_store(rendezvous: Path | tuple[str, int], process: int, processes: int)
     return next(dist.rendezvous("env://", process, processes, timeout=JOIN_TIMEOUT))[0]  # type: ignore[attr-defined]
 
 
+def agreed_address(process: int, processes: int) -> tuple[str, int] | None:
+    """Return an address and a free port of process 0's host, the same in all processes of this program's process group.
+
+    None if this program has no process group. All programs of the outer launch call this together, number `process` of
+    `processes`. They use a group of their own: a program's group may be NCCL's, which would need a GPU.
+    Raises: LockstepError if the group's numbers are others.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if (dist.get_rank(), dist.get_world_size()) != (process, processes):
+        raise LockstepError(
+            f"this program is process {process} of {processes} by the variables of its launcher, and process "
+            f"{dist.get_rank()} of {dist.get_world_size()} in its process group: both must be the same",
+            ENVIRONMENT,
+        )
+    found: list[tuple[str, int] | None] = [None]
+    if process == 0:
+        with socket.create_server(("", 0)) as listener:
+            found = [(os.environ.get("MASTER_ADDR") or socket.gethostname(), listener.getsockname()[1])]
+    group = dist.new_group(backend="gloo")
+    dist.broadcast_object_list(found, src=0, group=group)
+    dist.destroy_process_group(group)
+    return found[0]
+
+
 def of_this_attempt(store: Store, process: int, processes: int) -> Store:
     """Return a part of `store` that only these processes use, and no processes of an earlier attempt.
 

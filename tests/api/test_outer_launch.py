@@ -1,0 +1,109 @@
+"""lockstep.train in programs that an outer launcher starts several times: they train one run together."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.test_promise import port
+from tests.conftest import _outside
+
+from lockstep.errors import LockstepError
+
+STEPS = 12
+EXAMPLE = Path(__file__).parents[2] / "examples/clusters/ray_train.py"
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+TRAIN = """
+import lockstep, os
+run = lockstep.train("digits", steps={steps}, name="{name}", runs=os.environ["RUNS"], quiet=True)
+print(None if run is None else (run.complete, run.result()["processes"], run.result()["weights_sha256"]))
+"""
+
+
+@pytest.fixture
+def alone(trained_once):
+    """The sha256 of the run on one process."""
+    _, record = trained_once("--steps", STEPS, "--processes", 1)
+    return record["weights_sha256"]
+
+
+def programs(folder, code, **environment):
+    """What two programs of a user printed, as an outer launcher starts them: (exit code, stdout, stderr) of each."""
+    (folder / "go.py").write_text(code)
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    started = []
+    for number in ("0", "1"):
+        numbers = {"RANK": number, "LOCAL_RANK": number, "RUNS": str(folder / f"runs-{number}")}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, folder / "go.py"],
+                cwd=folder,
+                env={**_outside(), "XDG_CACHE_HOME": str(folder / "cache"), **master, **numbers, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    printed = [process.communicate(timeout=240) for process in started]
+    return [(process.returncode, *output) for process, output in zip(started, printed, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [GROUP, ""], ids=["with a process group", "without one"])
+def test_every_program_starts_one_process_of_one_run(tmp_path, alone, group):
+    """The group holds MASTER_PORT, as in Ray Train. A second run follows the first one at once."""
+    code = group + TRAIN.format(steps=STEPS, name="one") + TRAIN.format(steps=STEPS, name="two")
+    code += "dist.barrier()\ndist.destroy_process_group()\n" if group else ""
+    (first, out, err), (second, other_out, other_err) = programs(tmp_path, code)
+    assert (first, second) == (0, 0), err + other_err
+    assert out.splitlines() == [str((True, 2, alone))] * 2
+    assert other_out.splitlines() == ["None"] * 2
+    assert sorted(path.name for path in (tmp_path / "runs-0").iterdir()) == ["one", "two"]
+    assert not (tmp_path / "runs-1").exists()
+
+
+@pytest.mark.slow
+def test_an_error_of_one_program_ends_both(tmp_path):
+    """Each raises an error: the first cause, or that the other one was lost."""
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "from lockstep.models.digits import build as digits\n"
+        "def build(shape, classes):\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        raise RuntimeError('no such weights')\n"
+        "    return digits(shape, classes)\n"
+    )
+    code = "import lockstep\nlockstep.train('digits', model='mine:build', settings={'weight_decay': {}}, steps=2)\n"
+    (first, _, err), (second, _, other_err) = programs(tmp_path, code)
+    assert (first, second) == (1, 1)
+    assert "LockstepError" in err
+    assert "RuntimeError: no such weights" in other_err
+
+
+def test_more_processes_than_programs_are_refused(monkeypatch):
+    import lockstep
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LockstepError, match="--processes 3, but RANK and WORLD_SIZE started 2"):
+        lockstep.train("digits", processes=3, quiet=True)
+    with pytest.raises(LockstepError, match=r"lockstep\.evaluate starts its own processes"):
+        lockstep.evaluate("runs/x")
+
+
+@pytest.mark.slow
+def test_ray_train(tmp_path, alone):
+    """The example, on a real Ray of this host, with two workers."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'lockstep[ray]'")
+    command = [EXAMPLE, "digits", "--steps", STEPS, "--workers", 2, "--name", "x", "--runs", tmp_path / "runs"]
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "default"}
+    for _ in range(2):  # The second time the run is complete.
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert f"weights_sha256 {alone}" in done.stdout
+    assert json.loads((tmp_path / "runs/x/result.json").read_text())["processes"] == 2

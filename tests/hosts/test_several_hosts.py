@@ -1,0 +1,152 @@
+"""Several hosts train one run: the weights of one process, whatever started the processes, without shared files.
+
+Hosts are network namespaces (tests/namespaces.py). torchrun is the real one. srun, mpirun and Kubernetes are not
+installed: the tests start the processes themselves, with the variables that these launchers set.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.test_promise import NEWER_CPU, OLDER
+from tests.conftest import _outside
+from tests.namespaces import INTERFACE
+
+from lockstep.errors import ENVIRONMENT
+
+STEPS = 12
+SCRIPT = Path(__file__).parents[2] / "examples/clusters/ssh_torchrun.sh"
+TRAIN = ("train", "digits", "--steps", STEPS, "--name", "x", "--json")
+PORT = 29500
+SECONDS = 240  # for programs that share two cores with other tests
+
+
+@pytest.fixture
+def alone(trained_once):
+    """The sha256 of the run on one process."""
+    _, record = trained_once("--steps", STEPS, "--processes", 1)
+    return record["weights_sha256"]
+
+
+def outputs(processes):
+    """What programs printed: (stdout, stderr) of each, after all have ended."""
+    return [process.communicate(timeout=SECONDS) for process in processes]
+
+
+def plain(process):
+    return {"RANK": str(process), "WORLD_SIZE": "4", "LOCAL_RANK": str(process % 2), "LOCAL_WORLD_SIZE": "2"}
+
+
+def kubernetes(process):
+    """One process in each pod, so the operator sets no number on the host."""
+    return {"RANK": str(process), "WORLD_SIZE": "2", "PET_NNODES": "2"}
+
+
+def slurm(process):
+    return {
+        "SLURM_PROCID": str(process), "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": str(process % 2),
+        "SLURM_NODEID": str(process // 2), "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "h[0-1]",
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+    }  # fmt: skip
+
+
+def open_mpi(process):
+    numbers = {"RANK": process, "SIZE": 4, "LOCAL_RANK": process % 2, "LOCAL_SIZE": 2}
+    return {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+
+
+LAUNCHERS = [
+    pytest.param(plain, 4, id="RANK and WORLD_SIZE"),
+    pytest.param(kubernetes, 2, id="Kubernetes"),
+    pytest.param(slurm, 4, id="Slurm"),
+    pytest.param(open_mpi, 4, id="Open MPI"),
+]
+
+
+def launched(hosts, tmp_path, variables, processes, *arguments, **of_host_1):
+    """Start the processes as a launcher would: their programs, the first half of them on host 0."""
+    master = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT)}
+    programs = []
+    for process in range(processes):
+        host = process * 2 // processes
+        environment = variables(process) | master | (of_host_1 if host else {})
+        programs.append(hosts.lockstep(host, *arguments, cwd=tmp_path / f"h{host}", **environment))
+    return programs
+
+
+def require_one_result(tmp_path, programs, printed, processes, alone):
+    """Raise unless the first program printed the result, and only host 0 has a run."""
+    assert [program.returncode for program in programs] == [0] * len(programs), printed
+    result = json.loads(printed[0][0].splitlines()[-1])
+    assert result["processes"] == processes
+    assert result["weights_sha256"] == alone
+    assert [path.name for path in (tmp_path / "h0/runs").iterdir()] == ["x"]
+    assert not (tmp_path / "h1/runs").exists()
+
+
+def test_torchrun_on_two_hosts(torchrun, tmp_path, alone):
+    programs = [torchrun(host, *TRAIN, cwd=tmp_path / f"h{host}") for host in (0, 1)]
+    printed = outputs(programs)
+    require_one_result(tmp_path, programs, printed, 4, alone)
+    assert printed[1][0] == ""
+
+
+@pytest.mark.parametrize(("variables", "processes"), LAUNCHERS)
+def test_other_launchers_on_two_hosts(hosts, tmp_path, alone, variables, processes):
+    programs = launched(hosts, tmp_path, variables, processes, *TRAIN)
+    printed = outputs(programs)
+    require_one_result(tmp_path, programs, printed, processes, alone)
+    assert [out for out, _ in printed[1:]] == [""] * (processes - 1)
+
+
+@NEWER_CPU
+@pytest.mark.parametrize(("variables", "processes"), LAUNCHERS)
+def test_a_host_that_computes_other_bits_is_refused_and_named(hosts, tmp_path, variables, processes):
+    """Host 1 computes as an older CPU does. The run has no folder yet."""
+    programs = launched(hosts, tmp_path, variables, processes, *TRAIN, **OLDER)
+    printed = outputs(programs)
+    assert [program.returncode for program in programs] == [ENVIRONMENT] * processes, printed
+    for _, err in printed:
+        assert "process 0 (host h0) and process" in err
+        assert "(host h1) do not have the same arithmetic" in err
+        assert "Traceback" not in err
+    assert not (tmp_path / "h0/runs").exists()
+
+
+def test_host_1_needs_no_run_folder_to_resume(hosts, tmp_path, alone):
+    """The first part is trained on host 0 alone, so only host 0 has the run."""
+    whole = ("--steps", STEPS, "--name", "x")
+    first = hosts.lockstep(0, "train", "digits", *whole, "--processes", 2, "--save-every", 4, cwd=tmp_path / "h0")
+    assert first.wait(timeout=SECONDS) == 0
+    (tmp_path / "h0/runs/x/result.json").unlink()
+    for step in (8, 12):
+        for path in (tmp_path / f"h0/runs/x/checkpoints/step-{step:09d}").iterdir():
+            path.unlink()
+        path.parent.rmdir()
+    programs = launched(hosts, tmp_path, plain, 4, *TRAIN)
+    printed = outputs(programs)
+    require_one_result(tmp_path, programs, printed, 4, alone)
+    assert "after step 4" in printed[0][1]
+
+
+def test_the_script_for_ssh_and_torchrun(hosts, tmp_path, alone):
+    """A stand-in for ssh runs the command for a host in the host's namespace."""
+    (tmp_path / "ssh").write_text(
+        f"#!/bin/bash\n[ $2 = {hosts.addresses[0]} ] && name={hosts.names[0]} || name={hosts.names[1]}\n"
+        'exec ip netns exec $name bash -c "$3"\n'
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    settings = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "FOLDER": str(tmp_path / "lockstep"), "PYTHON": sys.executable,
+        "RECIPE": "digits", "NAME": "x", "PROCESSES": "2", "INTERFACE": INTERFACE, "OPTIONS": f"--steps {STEPS} --json",
+    }  # fmt: skip
+    done = subprocess.run(
+        [SCRIPT, *hosts.addresses], cwd=tmp_path, env={**_outside(), **settings}, capture_output=True, text=True,
+        timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert (result["processes"], result["weights_sha256"]) == (4, alone)
