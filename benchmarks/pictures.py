@@ -40,6 +40,7 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
     (("api", "the Python functions, and how words become a recipe, a folder and a job"),),
+    (("doctor", "lockstep doctor: checks this machine, and names remedies"),),
     (("processes", "starts worker processes, or joins an outer launcher; signals"),),
     (("bench", "lockstep bench: measures steps, explains what limits them, predicts"),),
     (("inference", "a classifier from a run or a file: predicts images as evaluation does"),),

@@ -33,12 +33,14 @@ _DOWNLOADED = [name for name in RECIPES if name != "digits"]
 _SHORT = {
     "train": ["--steps", "4", "--processes", "1"],
     "eval": ["--processes", "1"],
+    "verify": ["--processes", "1"],
     "bench": ["--steps", "2", "--warmup", "0", "--processes", "1", "--synthetic"],
 }
 _WITH_VALUE_LEFT_OUT = {
     "train": ("--epochs", "--steps", "--processes", "--device", "--data", "--lr"),
     "bench": ("--processes", "--steps", "--warmup", "--device", "--data"),
     "eval": ("--data", "--device", "--processes"),
+    "verify": ("--from", "--steps", "--data", "--device", "--processes"),
 }
 
 

@@ -1,11 +1,13 @@
-"""Complete runs in the process of the test."""
+"""Complete runs in the process of the test, and changes to their folders."""
 
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from lockstep.config.jobs import TrainJob
 from lockstep.config.placement import Placement
@@ -33,3 +35,14 @@ def change_manifest(checkpoint: Path, change: Callable[[dict], object]) -> None:
     facts = read_manifest(checkpoint)
     change(facts)
     (checkpoint / MANIFEST).write_bytes(encoded(facts))
+
+
+def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:
+    """Flip the lowest bit of an element, and make the manifest match, so that only a replay can notice."""
+    folder = run / f"checkpoints/step-{step:09d}"
+    tensors = load_file(folder / "state.safetensors")
+    tensors[name].view(-1).view(torch.int32)[element] ^= 1
+    save_file(tensors, folder / "state.safetensors")
+    content = (folder / "state.safetensors").read_bytes()
+    files = {"state.safetensors": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+    change_manifest(folder, lambda facts: facts.update(files=files))

@@ -1,5 +1,6 @@
 """What this host has, and what this process uses of it. Needs no torch at import time, which takes a second."""
 
+import contextlib
 import math
 import os
 import re
@@ -119,6 +120,10 @@ def peak_memory_bytes(device: "torch.device") -> int:
 
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    with contextlib.suppress(OSError, ValueError):
+        # On Linux, ru_maxrss of a program also counts the memory of the program that started it.
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

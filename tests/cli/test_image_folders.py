@@ -37,10 +37,12 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, tmp_p
     # Another folder with other classes would shift the labels.
     write(tmp_path / "other", {"bright": range(5), "dim": range(5, 10)})
     done = program("eval", "runs/my-photos-1", "--data", "other")
-    assert done.returncode == DATA and "Traceback" not in done.stderr
+    assert done.returncode == DATA
+    assert "Traceback" not in done.stderr
     note, error = done.stderr.splitlines()
     assert note.startswith("test is 2 of the 10 images in")
-    assert error.startswith("lockstep: ") and "classes are not those of runs/my-photos-1 (-dark, +dim)" in error
+    assert error.startswith("lockstep: ")
+    assert "classes are not those of runs/my-photos-1 (-dark, +dim)" in error
     bright_and_dark(tmp_path / "more", 40)
     done = program("eval", "runs/my-photos-1", "--data", "more")
     assert done.returncode == 0

@@ -20,10 +20,11 @@ def undisturbed(trained_once):
     return record["weights_sha256"]
 
 
-def begin(started, processes, steps=STEPS):
+def begin(started, processes, *options, steps=STEPS, **environment):
     """A run that has trained a few steps, and its launcher's children."""
     process = started(
         "train", "--steps", steps, "--processes", processes, "--name", "x", "--log-every", 1, "--save-every", 5,
+        *options, **environment,
     )  # fmt: skip
     for line in process.stdout:
         if ": step 7," in line:
@@ -58,6 +59,12 @@ def resume(program, processes):
     done = program("train", "runs/x", "--resume", "--processes", processes, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["weights_sha256"]
+
+
+def workers_among(children):
+    """The worker processes, in order of number."""
+    workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
+    return sorted(workers, key=lambda worker: int(worker.environ()["RANK"]))
 
 
 def gone(children):
@@ -133,7 +140,7 @@ def test_processes_that_do_not_agree_are_refused(program, tmp_path):
 @pytest.mark.slow
 def test_sigterm_to_one_process_stops_all(started, tmp_path):
     process, children = begin(started, 3, steps=5000)
-    workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
+    workers = workers_among(children)
     assert len(workers) == 3
     workers[2].terminate()
     out, _ = end(process)
@@ -143,15 +150,15 @@ def test_sigterm_to_one_process_stops_all(started, tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_9_of_one_process_ends_all_and_nothing_is_lost(started, program, undisturbed):
-    process, children = begin(started, 3)
-    workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
+def test_kill_9_of_one_process_without_restarts_ends_all_and_nothing_is_lost(started, program, undisturbed):
+    process, children = begin(started, 3, "--max-restarts", 0)
+    workers = workers_among(children)
     start = time.monotonic()
     workers[1].kill()
     _, err = end(process)
     assert time.monotonic() - start < 20
     assert process.returncode == 4
-    assert err.startswith("lockstep: process 1 of 3 (towers 1 to 1) was killed by SIGKILL")
+    assert err.startswith("lockstep: process 1 of 3 (tower 1) was killed by SIGKILL in step ")
     assert "lockstep train runs/x --resume" in err
     assert len(err.strip().splitlines()) == 1
     assert gone(children)

@@ -24,10 +24,11 @@ def vector(tower: int) -> torch.Tensor:
 
 def world() -> dict:
     """This process among the others, as `connect` takes it."""
+    from lockstep.reduce.rendezvous import open_store
+
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return {
-        "process": int(os.environ["RANK"]), "processes": int(os.environ["WORLD_SIZE"]), "rendezvous": address,
-    }  # fmt: skip
+    process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return {"process": process, "processes": processes, "store": open_store(address, process, processes)}
 
 
 def child(folder: str) -> None:

@@ -9,10 +9,11 @@ from typing import get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.config.jobs import BenchJob, EvalJob, Job, TrainJob
+from lockstep.config.jobs import BenchJob, EvalJob, Job, TrainJob, VerifyJob
 from lockstep.config.placement import Placement
 from lockstep.processes import worker
 from lockstep.recipes import RECIPES, named
+from lockstep.reduce.heartbeat import Beat
 
 PLACEMENT = Placement(
     device="cuda:0,2", processes=2, data=Path("data"), profile=(1, 3), eval_every=5, reduction="central"
@@ -22,6 +23,7 @@ JOBS = [
     TrainJob(**SHARED, path=Path("runs/a"), resume=True, strict=True, notes=("first", "größe"), started=1.25),
     EvalJob(**SHARED, path=Path("runs/a"), checkpoint="best", save_model=Path("m.safetensors"), weights="raw"),
     EvalJob(**SHARED, path=Path("runs/a"), checkpoint=1000, watch=True, interval=0.5, examples=7),
+    VerifyJob(**SHARED, path=Path("runs/a"), record=Path("r.json"), start=0, steps=7),
     BenchJob(**SHARED, record=Path("r.json"), steps=3, modes=("synthetic", "independent")),
 ]
 
@@ -43,7 +45,7 @@ def test_every_recipe_is_equal_after_json_in_a_job(name):
 
 def test_each_class_of_job_is_tested_and_has_its_own_command():
     assert {type(job) for job in JOBS} == set(get_args(Job))
-    assert {job.model_fields["command"].default for job in get_args(Job)} == {"train", "eval", "bench"}
+    assert {job.model_fields["command"].default for job in get_args(Job)} == {"train", "eval", "verify", "bench"}
 
 
 def test_a_job_with_the_settings_of_another_command_is_rejected():
@@ -58,7 +60,7 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, job):
     done = []
     (tmp_path / "job.json").write_text(job.model_dump_json())
     monkeypatch.setattr(worker, "run_job", lambda *arguments: done.append(arguments) or 7)
-    monkeypatch.setattr(worker.threading.Thread, "start", lambda self: None)  # no watch over a launcher
+    monkeypatch.setattr(worker.watch, "under_launcher", lambda *_: None)
     monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
@@ -66,6 +68,7 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, job):
     with pytest.raises(SystemExit) as ended:
         worker.main()
     assert ended.value.code == 7
-    ((read, world),) = done
+    ((read, world, heartbeat),) = done
     assert type(read) is type(job)
     assert (read, world.processes) == (job, 1)
+    assert heartbeat.beat == Beat()

@@ -7,9 +7,11 @@ import shutil
 import threading
 
 import pytest
+import torch
 
 from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
 from lockstep.recipes import named
+from lockstep.run import checkpoint
 from lockstep.run.folder import Run, refuse_existing
 
 RECIPE = named("digits")
@@ -34,7 +36,9 @@ def stopped(tmp_path):
 
 
 def contents(folder):
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    """Return every file but the lock, whose token names the last program that held it."""
+    paths = [path for path in folder.rglob("*") if path.name != ".lock"]
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def refused(path, code=USAGE, message="exists, and a run is never overwritten"):
@@ -119,6 +123,18 @@ def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch)
     with pytest.raises(LockstepError, match="never overwritten"):
         Run.create(stopped, RECIPE, note=pytest.fail)
     assert contents(stopped) == before
+
+
+def test_a_program_that_lost_the_folder_may_not_write_a_checkpoint(tmp_path):
+    """On a network file system, a lock may not keep out other hosts: here another host writes its own token."""
+    run = Run.create(tmp_path / "a", RECIPE)
+    run.require_lock()
+    checkpoint.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.require_lock)
+    (run.path / ".lock").write_text("the token of another host")
+    with pytest.raises(LockstepError, match="another program has continued"):
+        checkpoint.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000001"]
+    run.unlock()
 
 
 def test_only_one_of_many_programs_starts_the_run_again(stopped):

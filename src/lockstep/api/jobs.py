@@ -15,7 +15,7 @@ from lockstep.api.resolve import (
     subject_of,
     with_initial_weights,
 )
-from lockstep.config.jobs import EvalJob, TrainJob
+from lockstep.config.jobs import EvalJob, TrainJob, VerifyJob
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
@@ -105,6 +105,30 @@ def eval_job(
         recipe=recipe, placement=placement, path=run.path, split=split or recipe.evaluated_split,
         checkpoint=chosen_checkpoint(checkpoint), **others,
     )  # fmt: skip
+
+
+def verify_job(
+    run: Run, placement: Placement, *, code: Mapping[str, str | None], init: Path | None, note: Note, **others: Any
+) -> VerifyJob:
+    """Return the job that replays `run`, with the arguments of `eval_job`; `init` is the file that the run starts from.
+
+    Raises: LockstepError.
+    """
+    recipe = run.recipe()
+    check_code(run.path, recipe, code)
+    run.check_recipe()
+    if not recipe.exact:
+        raise LockstepError(
+            f"{run.path} has exact = false in its recipe, so a second computation has other bits: only exact runs can "
+            f"be verified"
+        )
+    weights = find_weights(init) if init else None
+    if weights and weights.sha256 != recipe.init_sha256:
+        raise LockstepError(f"{run.path} was not started from {weights.path}: leave out --init to verify it")
+    placement = placement.replace(
+        data=data_of(run.path, placement.data, note), init=weights.path if weights else None
+    )  # fmt: skip
+    return VerifyJob(recipe=recipe, placement=placement, path=run.path, **others)
 
 
 def chosen_checkpoint(which: str | int | None) -> int | Literal["best"] | None:

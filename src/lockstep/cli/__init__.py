@@ -8,12 +8,15 @@ import typer
 
 from lockstep.cli.bench import bench
 from lockstep.cli.data import app as data
+from lockstep.cli.diff import diff
+from lockstep.cli.doctor import doctor
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.hints import HintingCommand, HintingGroup
 from lockstep.cli.predict import predict
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.runs import runs
 from lockstep.cli.train import train
+from lockstep.cli.verify import verify
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 from lockstep.files import reserve_standard_streams
 
@@ -36,6 +39,9 @@ Examples:
   lockstep runs                         list runs with accuracy, time and state
   lockstep train cifar10 --name mine    train on CIFAR-10, downloaded once
   lockstep train runs/mine --resume     continue after Ctrl-C
+  lockstep verify runs/mine             compute its last steps again, and compare every bit
+  lockstep diff runs/mine runs/other    show how two runs differ, and from which step on
+  lockstep doctor                       check this machine: devices, exactness, disk, network
   lockstep recipes                      list recipes with measured results
   lockstep data list                    list datasets
   lockstep --install-completion         complete commands with the Tab key
@@ -43,9 +49,10 @@ Examples:
 \b
 Exit codes:
   0  done                               4    environment or processes
-  1  crash, or non-finite loss          129  stopped by SIGHUP, state saved
-  2  wrong usage or recipe              130  stopped by Ctrl-C, state saved
-  3  missing or damaged data            143  stopped by SIGTERM, state saved""",
+  1  crash, or non-finite loss; or      129  stopped by SIGHUP, state saved
+     verify found other bits            130  stopped by Ctrl-C, state saved
+  2  wrong usage or recipe              143  stopped by SIGTERM, state saved
+  3  missing or damaged data""",
 )
 
 app.command(cls=HintingCommand, short_help="Train a classifier, or continue a run.")(train)
@@ -54,6 +61,9 @@ app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a r
 )
 app.command(cls=HintingCommand, short_help="Classify images with a trained run or a model file.")(predict)
 app.command(cls=HintingCommand, short_help="List the runs with accuracy, time, state and size.")(runs)
+app.command(cls=HintingCommand, short_help="Replay steps of a run, and compare every bit with its record.")(verify)
+app.command(cls=HintingCommand, short_help="Show how two runs differ, and from which step on.")(diff)
+app.command(cls=HintingCommand, short_help="Check this machine, with a remedy for each problem.")(doctor)
 app.command(cls=HintingCommand, short_help="Measure training speed on 1 to N processes, and what limits it.")(bench)
 app.command(cls=HintingCommand, short_help="List the recipes with their measured results.")(recipes)
 app.command(cls=HintingCommand, short_help="Print a recipe as a TOML file that `train` reads.")(show)

@@ -86,6 +86,13 @@ def train(
         str | None,
         typer.Option(metavar="steps=FIRST:END", help="Record the operators of these steps, as in steps=10:13."),
     ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often all processes are started again after one has failed.")
+    ] = 3,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds after which a process that stands still counts as failed."),
+    ] = 60.0,
     quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
@@ -125,6 +132,7 @@ def train(
             "log_every": log_every, "save_every": save_every, "save_every_s": save_every_s, "eval_every": eval_every,
             "digest_every": digest_every, "keep": keep,
             "summary_every": summary_every, "log_placement": log_placement, "log_loss": log_loss, "profile": profile,
+            "max_restarts": max_restarts, "timeout_s": timeout,
         },
     )  # fmt: skip
     world = World.from_environment()

@@ -27,6 +27,7 @@ class TrainJob(Settings):
         line_width: columns of a line that is redrawn on stdout, for a caller that relays stdout to a notebook or a
             terminal; None lets stdout decide.
         path_file: file into which process 0 writes the path of the run's folder as soon as it exists, or None.
+        restarts: how often the processes were started again after a failure, since the program started.
     """
 
     command: Literal["train"] = "train"
@@ -42,6 +43,7 @@ class TrainJob(Settings):
     started: float
     line_width: int | None = None
     path_file: Path | None = None
+    restarts: int = 0
 
 
 class EvalJob(Settings):
@@ -96,4 +98,24 @@ class BenchJob(Settings):
     quiet: bool = False
 
 
-Job = TrainJob | EvalJob | BenchJob
+class VerifyJob(Settings):
+    """Replay steps of a run, and compare them with what its folder states.
+
+    Attributes:
+        path: the run's folder, which is only read.
+        record: file for the record, which process 0 writes as JSON.
+        start, steps: from which step to replay, and how many; None: see `lockstep verify --help`.
+        quiet: as in TrainJob.
+    """
+
+    command: Literal["verify"] = "verify"
+    recipe: Recipe
+    placement: Placement
+    path: Path
+    record: Path
+    start: int | None = Field(None, ge=0)
+    steps: int | None = Field(None, ge=1)
+    quiet: bool = False
+
+
+Job = TrainJob | EvalJob | BenchJob | VerifyJob

@@ -54,6 +54,9 @@ class Placement(Settings):
             multi-GPU tutorial printed it.
         log_placement: True prints each process's device, and how towers are added, at the start.
         profile: the steps [first, end) whose operators are recorded, or None.
+        max_restarts: how often our launcher starts the processes of a run again after one of them has failed.
+        timeout_s: seconds after which a process that stands still counts as failed. The first step, reading and saving
+            may take longer.
     """
 
     device: Annotated[str, BeforeValidator(_device)] = "auto"
@@ -72,6 +75,8 @@ class Placement(Settings):
     log_loss: Literal["mean", "last"] = "mean"
     log_placement: bool = False
     profile: Annotated[tuple[int, int] | None, BeforeValidator(_profile)] = None
+    max_restarts: int = Field(3, ge=0)
+    timeout_s: float = Field(60.0, ge=1)
 
     @model_validator(mode="after")
     def _known(self) -> "Placement":

@@ -21,8 +21,9 @@ from lockstep import numerics
 from lockstep.config.jobs import Job, TrainJob
 from lockstep.config.placement import check
 from lockstep.errors import CRASH, LockstepError
-from lockstep.processes.launch import POLL_S, count, prepare_data, silence_stderr, was_stopped
+from lockstep.processes.launch import POLL_S, count, prepare_data, silence_stderr
 from lockstep.processes.signals import SignalForwarder
+from lockstep.processes.supervisor import Supervisor
 from lockstep.processes.workers import Workers
 from lockstep.processes.world import RENDEZVOUS, World
 
@@ -42,25 +43,24 @@ def compute(job: Job, out: IO[str], err: IO[str]) -> bool:
     check(job.recipe, job.placement)
     with silence_stderr(job.quiet):
         prepare_data(job.recipe, job.placement)
-    processes = count(job.recipe, job.placement)
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
-        workers = Workers(job, processes, Path(name))
-        signals = SignalForwarder(workers)
-        with _ended_by(signals), Relay(out, err) as relay:
-            try:
-                workers.start(_variables(job, out), _import_folders(), *relay.descriptors)
-                relay.started()
-                failed = _wait(workers, relay, signals)
-            finally:
-                workers.end()
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as name, Relay(out, err) as relay:
+
+        def start(workers: Workers) -> None:
+            workers.start(_variables(job, out), _import_folders(), *relay.descriptors)
+
+        supervisor = Supervisor(
+            job, count(job.recipe, job.placement), Path(name), start, pause=lambda: relay.write(POLL_S)
+        )
+        signals = supervisor.signals
+        with _ended_by(signals):
+            code = supervisor.run()
         if signals.killed:
             raise KeyboardInterrupt
-        if not failed:
+        if code == 0:
             return True
-        if was_stopped(failed) and (signals.received is not None or isinstance(job, TrainJob)):
+        if signals.received is not None or isinstance(job, TrainJob):
             return False
-        codes = ", ".join(map(str, failed.values()))
-        raise workers.first_cause(failed) or LockstepError(f"a worker process ended with exit code {codes}", CRASH)
+        raise LockstepError(f"a worker process ended with exit code {code}", CRASH)
 
 
 def require_alone() -> None:
@@ -75,17 +75,6 @@ def require_alone() -> None:
             f"{world.launcher} started this program {world.processes} times, and Lockstep's Python functions start "
             f"their own processes: start it once, or use the program lockstep there"
         )
-
-
-def _wait(workers: Workers, relay: "Relay", signals: SignalForwarder) -> dict[int, int]:
-    """Return the exit codes of the workers that failed, as soon as one fails or all have ended."""
-    while True:
-        try:
-            if (failed := workers.failed()) is not None:
-                return failed
-            relay.write(POLL_S)
-        except KeyboardInterrupt:
-            signals.stop(signal.SIGINT, None)
 
 
 @contextlib.contextmanager
@@ -136,14 +125,6 @@ class Relay:
         ]
         for thread in self._threads:
             thread.start()
-        self._open = True
-
-    def started(self) -> None:
-        """Close the ends of the worker processes in this one, so that the pipes end with them."""
-        if self._open:
-            for descriptor in self.descriptors:
-                os.close(descriptor)
-        self._open = False
 
     def write(self, wait_s: float) -> None:
         """Write what the worker processes have printed; if that is nothing, wait for it at most `wait_s` seconds."""
@@ -165,7 +146,8 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.started()
+        for descriptor in self.descriptors:  # Later workers inherit them too, so they are open until all have ended.
+            os.close(descriptor)
         for thread in self._threads:
             thread.join(_LAST_WORDS_S)  # A process that a worker left behind may hold the pipe.
         self.write(0.0)

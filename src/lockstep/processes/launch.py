@@ -1,7 +1,8 @@
 """From a placement to processes: one for each GPU, or on CPU one for each share of the towers.
 
 A run on one process is computed in this program. For several, this program starts one `lockstep.processes.worker` for
-each, with the job in a file, and waits for them. Without a GPU driver it does not import torch, which takes a second.
+each, with the job in a file, and supervises them (supervisor.py). Without a GPU driver it does not import torch, which
+takes a second.
 Under an outer launch (torchrun, srun, mpirun) each process reads the launcher's variables and joins the others.
 """
 
@@ -20,8 +21,9 @@ from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.download.fetch import ensure
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
-from lockstep.processes.signals import Handler, SignalForwarder, handled_by, leave
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.processes.signals import Handler, handled_by, leave
+from lockstep.processes.supervisor import Supervisor
 from lockstep.processes.worker import run_job
 from lockstep.processes.workers import Workers
 from lockstep.processes.world import World
@@ -116,35 +118,8 @@ def capacity(recipe: Recipe, placement: Placement) -> int:
 def _run_workers(job: Job, processes: int) -> int:
     """Run `job` on `processes` worker processes of this host, wait for them, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
-        workers = Workers(job, processes, Path(name))
-        signals = SignalForwarder(workers)
+        supervisor = Supervisor(job, processes, Path(name), start=Workers.start, pause=lambda: time.sleep(POLL_S))
+        signals = supervisor.signals
         suspending: dict[int, Handler] = {signal.SIGTSTP: signals.suspend, signal.SIGCONT: signals.resume}
         with handled_by(signals.stop, suspending):
-            try:
-                workers.start()
-                signals.repeat()
-                while (failed := workers.failed()) is None:
-                    time.sleep(POLL_S)
-            finally:
-                workers.end()
-            return _exit_code(workers, failed, signals)
-
-
-def _exit_code(workers: Workers, failed: dict[int, int], signals: SignalForwarder) -> int:
-    """Return the exit code, from those of the workers that `failed` first. Raises: LockstepError with the cause."""
-    if signals.killed:
-        return SIGNAL_BASE + signal.SIGINT
-    if not failed:
-        return 0
-    if was_stopped(failed):
-        return int(SIGNAL_BASE + (signals.received or signal.SIGTERM))
-    if (cause := workers.first_cause(failed)) is not None:
-        raise cause
-    return CRASH
-
-
-def was_stopped(failed: dict[int, int]) -> bool:
-    """Return whether the exit codes in `failed` are those of workers that a signal stopped."""
-    stopped = {SIGNAL_BASE + number for number in STOP_SIGNALS}
-    # -SIGTERM: before the worker handled signals, or in an evaluation
-    return set(failed.values()) <= stopped | {-signal.SIGTERM}
+            return supervisor.run()

@@ -48,39 +48,48 @@ class SignalForwarder:
     Ctrl-Z, which a terminal sends to the launcher alone, suspends the workers too, until all continue.
 
     Attributes:
+        workers: the worker processes, or None before there are any. A restart replaces them.
         received: the first signal to stop that the launcher received, or None.
         killed: True if a second Ctrl-C killed the workers.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    def __init__(self, workers: Workers | None = None) -> None:
+        self.workers = workers
         self.received: int | None = None
         self.killed = False
         self._when = 0.0
 
+    def since(self) -> float:
+        """Return the seconds since the first signal to stop, 0 if none was received."""
+        return 0.0 if self.received is None else time.monotonic() - self._when
+
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal to stop."""
         now = time.monotonic()
-        if not self._workers.started:
+        if self.workers is None or not self.workers.started:
             sys.exit(SIGNAL_BASE + number)
         if self.received is None:
             self.received, self._when = number, now
         self.killed = self.killed or (number == signal.SIGINT and now - self._when > _REPEAT_S)
-        self._workers.send(signal.SIGKILL if self.killed else signal.SIGTERM)
+        self._send(signal.SIGKILL if self.killed else signal.SIGTERM)
 
     def repeat(self) -> None:
         """Send the signal to stop again, for a worker that was starting when the launcher received it."""
         if self.received is not None:
-            self._workers.send(signal.SIGTERM)
+            self._send(signal.SIGTERM)
 
     def suspend(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTSTP: suspend the workers, then this process."""
-        self._workers.send(signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def resume(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGCONT: continue the workers."""
-        self._workers.send(signal.SIGCONT)
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: int) -> None:
+        if self.workers is not None:
+            self.workers.send(number)
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -3,64 +3,68 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
 from lockstep import files, hardware, numerics
-from lockstep.config.jobs import EvalJob, Job, TrainJob
+from lockstep.config.jobs import EvalJob, Job, TrainJob, VerifyJob
 from lockstep.config.placement import Placement, check
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
+from lockstep.processes import attempts, watch
 from lockstep.processes.signals import StopRequests, end_at_once, handled_by, leave
 from lockstep.processes.world import World
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 
 if TYPE_CHECKING:
     import torch
 
     from lockstep.reduce import Reduction
 
-_WATCH_PARENT_S = 0.2  # seconds between two checks that the launcher is alive
 
-
-def run_job(job: Job, world: World) -> int:
+def run_job(job: Job, world: World, heartbeat: Heartbeat | None = None) -> int:
     """Do this process's part of `job` and return the exit code. Raises: LockstepError.
 
     A signal stops training after a step, in every process. An evaluation has nothing to save, so it ends at once. A
-    bench exits and removes its temporary folder.
+    bench or a verification exits and removes its temporary folder. `heartbeat` shows the launcher what this process
+    does.
     """
-    stop_requests = StopRequests()
-    with handled_by({"train": stop_requests.handle, "bench": leave, "eval": end_at_once}[job.command]):
-        if world.processes == 1:
-            return _run_job(job, world, stop_requests)
+    stop_requests, heartbeat = StopRequests(), heartbeat or Heartbeat()
+    with handled_by({"train": stop_requests.handle, "eval": end_at_once}.get(job.command, leave)):
+        if not world.joined:
+            return _run_job(job, world, stop_requests, heartbeat)
         from lockstep.reduce.process import is_lost_peer
 
         try:
-            return _run_job(job, world, stop_requests)
+            return _run_job(job, world, stop_requests, heartbeat)
         except Exception as error:
+            attempts.record_failure(world, error)
             if is_lost_peer(error):
                 raise PeerLostError(f"lost the other processes: {error}") from error
             raise
 
 
-def _run_job(job: Job, world: World, stop_requests: StopRequests) -> int:
+def _run_job(job: Job, world: World, stop_requests: StopRequests, heartbeat: Heartbeat) -> int:
     numerics.configure(job.recipe.threads_per_tower, job.recipe.exact)
     device = _device(job.placement, world)
-    reduction = _reduction(job, device, world)
+    reduction, job, begun = _join(job, device, world, heartbeat)
     stopped_by = None
+    if not isinstance(job, TrainJob):
+        heartbeat.at(Phase.READING)  # Only the steps of training have a limit.
     if isinstance(job, TrainJob):
         from lockstep.run.fit import fit
 
         outcome = fit(
             job, reduction, device, stop_requested=stop_requests, local_processes=world.local_processes,
-            reading=_reading(job.quiet),
+            heartbeat=heartbeat, begun=begun, reading=_reading(job.quiet),
         )  # fmt: skip
         stopped_by = outcome.stopped_by
         if job.json_output and outcome.result is not None:
@@ -69,6 +73,12 @@ def _run_job(job: Job, world: World, stop_requests: StopRequests) -> int:
         from lockstep.run.evaluation import evaluate_run
 
         evaluate_run(job, reduction, device, reading=_reading(job.quiet))
+    elif isinstance(job, VerifyJob):
+        from lockstep.run.replay import verify
+
+        verification = verify(job, reduction, device, reading=_reading(job.quiet))
+        if reduction.process == 0:
+            job.record.write_text(json.dumps(verification))
     else:
         from lockstep.bench.measure import bench
 
@@ -113,20 +123,46 @@ def _device(placement: Placement, world: World) -> "torch.device":
     return torch.device("cuda", numbers[world.local])
 
 
-def _reduction(job: Job, device: "torch.device", world: World) -> "Reduction":
-    """Return the reduction of this process, connected to the other processes."""
-    if world.processes == 1:
-        from lockstep.reduce.local import Local
+class Joined(NamedTuple):
+    """This process's connection to the others.
 
-        return Local(job.recipe.towers, job.placement.reduction, device)
+    reduction: adds vectors. job: what to do, which may continue an earlier attempt. begun: to call with the run's
+    folder.
+    """
+
+    reduction: "Reduction"
+    job: Job
+    begun: Callable[[Path], None]
+
+
+def _join(job: Job, device: "torch.device", world: World, heartbeat: Heartbeat) -> Joined:
+    """Connect this process to the others."""
+    from lockstep.reduce.local import Local
+
+    def begun(path: Path) -> None:
+        if isinstance(job, TrainJob) and job.path_file is not None:
+            job.path_file.write_text(str(path))
+
+    local = Local(job.recipe.towers, job.placement.reduction, device)
+    if world.rendezvous is None or (world.processes == 1 and not world.outer):
+        return Joined(local, job, begun)
     check(job.recipe, job.placement.replace(processes=world.processes))
     from lockstep.reduce.process import connect
+    from lockstep.reduce.rendezvous import Board, open_store
 
-    assert world.rendezvous is not None
-    return connect(
+    host_watch = attempts.watch(job, world, heartbeat) if world.outer else None
+    store = open_store(world.rendezvous, world.process, world.processes)
+    if world.outer:
+        job, begun = attempts.continued(job, world, store), partial(attempts.begun, store)
+    if world.processes == 1:
+        return Joined(local, job, begun)
+    reduction = connect(
         job.placement.reduction, job.recipe.towers, device,
-        process=world.process, processes=world.processes, rendezvous=world.rendezvous,
+        process=world.process, processes=world.processes, store=store, heartbeat=heartbeat,
     )  # fmt: skip
+    if host_watch is not None:
+        host_watch.join(Board(reduction.store, world.process, world.processes, job.placement.timeout_s))
+    return Joined(reduction, job, begun)
 
 
 def main() -> None:
@@ -139,39 +175,32 @@ def main() -> None:
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     sys.path += [path for path in sys.argv[3:] if path not in sys.path]
     job: Job = TypeAdapter(Job).validate_json((folder / "job.json").read_text())
-    threading.Thread(target=_exit_with_launcher, args=(parent, folder), daemon=True).start()
     world = World.from_environment()
+    heartbeat = Heartbeat(folder / f"heartbeat-{world.process}")
+    watch.under_launcher(heartbeat, parent, folder.parent)
     # Ignore SIGTERM outside `run_job`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with _failure_file(folder, world.process):
-        code = run_job(job, world)
+    with _failure_file(folder, world.process, heartbeat):
+        code = run_job(job, world, heartbeat)
     sys.stdout.flush()
     os._exit(code)
 
 
-def _exit_with_launcher(parent: int, folder: Path) -> None:
-    """End this process when its launcher has ended, and remove the launcher's temporary `folder`.
-
-    So a killed launcher leaves no processes that hold GPUs and files.
-    """
-    while os.getppid() == parent:
-        time.sleep(_WATCH_PARENT_S)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(ENVIRONMENT)
-
-
 @contextlib.contextmanager
-def _failure_file(folder: Path, process: int) -> Iterator[None]:
+def _failure_file(folder: Path, process: int, heartbeat: Heartbeat) -> Iterator[None]:
     """Write an error within the context into `folder` for the launcher, which prints the first cause; then exit."""
     try:
         yield
     except Exception as error:
+        if heartbeat.must_save:  # The launcher has ended the others. The watching thread saves, and ends this process.
+            threading.Event().wait()
         known = isinstance(error, LockstepError)
         code = error.code if isinstance(error, LockstepError) else CRASH
         failure = {
             "process": process,
             "time": time.time(),
             "secondary": isinstance(error, PeerLostError),
+            "known": known,
             "code": code,
             "message": str(error) if known else f"process {process} crashed:\n{traceback.format_exc()}",
         }

@@ -2,20 +2,34 @@
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from lockstep.config.jobs import Job, TrainJob
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.config.jobs import Job
+from lockstep.errors import CRASH, ENVIRONMENT
 from lockstep.processes.world import RENDEZVOUS
-from lockstep.reduce import owned
+from lockstep.reduce import heartbeat, owned
+from lockstep.reduce.heartbeat import Beat
 
 _GRACE_S = 30.0  # seconds that the other workers have to end, after one has failed
+
+
+class Failure(NamedTuple):
+    """Why the processes of a job ended.
+
+    message: the first cause. code: the exit code for it. step: the step in which it happened, -1 before the first one.
+    restartable: True if it may not happen again, False for an error that the user must fix.
+    """
+
+    message: str
+    code: int
+    step: int
+    restartable: bool
 
 
 class Workers:
@@ -101,29 +115,63 @@ class Workers:
                 worker.kill()
                 worker.wait()
 
-    def first_cause(self, failed: Mapping[int, int]) -> LockstepError | None:
-        """Return the first cause of a failure as an error, or None if it is not known.
+    def beats(self) -> dict[int, Beat]:
+        """Return the last heartbeat of each worker that still runs, by number."""
+        return {
+            number: heartbeat.read(self._heartbeat(number))
+            for number, worker in enumerate(self._programs)
+            if worker.poll() is None
+        }
 
-        The first cause is in the failure file of a worker that failed by itself; else it is a worker that a signal
-        killed; else it is in the failure file of a worker that lost the others. `failed` is as from `failed()`.
+    def kill(self, number: int) -> None:
+        """Kill one worker, which also ends one that is stopped."""
+        self._programs[number].kill()
+        self._programs[number].wait()
+
+    def await_end(self, number: int, seconds: float) -> int:
+        """Return the exit code of one worker, which is killed if it does not end within `seconds`."""
+        worker = self._programs[number]
+        try:
+            return worker.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill(number)
+            return worker.returncode
+
+    def ask_to_save(self, number: int) -> None:
+        """Ask one worker to save the state alone and to end."""
+        heartbeat.ask_to_save(self._heartbeat(number))
+
+    def _heartbeat(self, number: int) -> Path:
+        return self.folder / f"heartbeat-{number}"
+
+    def describe(self, number: int) -> str:
+        """Return a worker's number and towers, in words."""
+        towers = owned(self.job.recipe.towers, self.processes, number)
+        which = f"tower {towers.start}" if len(towers) == 1 else f"towers {towers.start} to {towers.stop - 1}"
+        return f"process {number} of {self.processes} ({which})"
+
+    def failure(self, failed: Mapping[int, int]) -> Failure:
+        """Return the first cause of a failure; `failed` is as from `failed()`.
+
+        It is in the failure file of a worker that failed by itself; else it is a worker that a signal killed; else it
+        is in the failure file of a worker that lost the others.
         """
-        failures = [json.loads(path.read_text()) for path in self.folder.glob("process-*.json")]
-        failures.sort(key=lambda failure: (failure["secondary"], failure["time"]))
-        if failures and not failures[0]["secondary"]:
-            return LockstepError(failures[0]["message"], failures[0]["code"])
-        recipe, how_to_continue = self.job.recipe, ""
-        if isinstance(self.job, TrainJob):
-            code = [word for setting, value in recipe.own_code.items() for word in (f"--{setting}", value)]
-            command = shlex.join(["lockstep", "train", str(self.job.path), "--resume", *code])
-            how_to_continue = f" Continue with: {command}"
+        files = [json.loads(path.read_text()) for path in self.folder.glob("process-*.json")]
+        files.sort(key=lambda file: (file["secondary"], file["time"]))
+        if files and not files[0]["secondary"]:
+            number = files[0]["process"]
+            step = heartbeat.read(self._heartbeat(number)).step
+            return Failure(files[0]["message"], files[0]["code"], step, restartable=not files[0]["known"])
         killed = [number for number, code in failed.items() if code < 0]
         if killed:
-            number = killed[0]
-            name = signal.Signals(-failed[number]).name
-            hint = " Often this means that the system ran out of memory." if name == "SIGKILL" else ""
-            towers = owned(recipe.towers, self.processes, number)
-            which = f"process {number} of {self.processes} (towers {towers.start} to {towers.stop - 1})"
-            return LockstepError(f"{which} was killed by {name}.{hint}{how_to_continue}", ENVIRONMENT)
-        if failures:
-            return LockstepError(f"{failures[0]['message']}.{how_to_continue}", ENVIRONMENT)
-        return None
+            beat = heartbeat.read(self._heartbeat(killed[0]))
+            name = signal.Signals(-failed[killed[0]]).name
+            hint = ". Often this means that the system ran out of memory" if name == "SIGKILL" else ""
+            text = f"{self.describe(killed[0])} was killed by {name} {beat.where}{hint}"
+            return Failure(text, ENVIRONMENT, beat.step, restartable=True)
+        if files:
+            step = heartbeat.read(self._heartbeat(files[0]["process"])).step
+            return Failure(files[0]["message"], ENVIRONMENT, step, restartable=True)
+        number, code = next(iter(failed.items()))
+        step = heartbeat.read(self._heartbeat(number)).step
+        return Failure(f"{self.describe(number)} ended with exit code {code}", CRASH, step, restartable=False)

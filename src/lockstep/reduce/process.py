@@ -1,30 +1,29 @@
-"""Reductions across processes. The only module that imports torch.distributed.
+"""Reductions across processes. Only this module and rendezvous.py import torch.distributed.
 
 The exact reductions use torch.distributed only to move bytes. The additions are done here, two vectors at a time, in
 the order of the canonical tree. So no choice of the library (ring or tree, buckets, channels) can change a bit.
 """
 
-import os
-import socket
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lockstep import reduce
-from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.errors import PeerLostError
+from lockstep.reduce.heartbeat import Heartbeat, Phase
+from lockstep.reduce.rendezvous import Store, of_this_attempt, require_one_device_type
 from lockstep.reduce.tree import add_leaves, add_nodes, cover
 
-_TIMEOUT = timedelta(minutes=10)  # the longest time that processes wait for one that is busy, for example with saving
+# Processes wait for one that is busy as long as it takes. Heartbeats tell a busy process from one that stands still.
+_TIMEOUT = timedelta(days=1)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_Store = Any  # a key-value store of torch.distributed, whose stubs do not define it
 
 
 def connect(
@@ -34,48 +33,22 @@ def connect(
     *,
     process: int,
     processes: int,
-    rendezvous: Path | tuple[str, int],
+    store: Store,
+    heartbeat: Heartbeat | None = None,
 ) -> "Processes":
     """Connect this process, number `process` of `processes`, to the others for the reduction `kind`.
 
-    `rendezvous` is where the processes find each other: a file, or process 0's address and port.
+    `store` is what `rendezvous.open_store` returned. `heartbeat` is told when this process waits for the others.
     Raises: LockstepError if the processes compute on devices of different types, PeerLostError if one does not come.
     """
-    store = _store(rendezvous, process, processes)
-    _require_one_device_type(store, process, processes, device)
+    store = _reports_lost_peers(of_this_attempt)(store, process, processes)
+    require_one_device_type(store, process, processes, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     gpu = device if device.type == "cuda" else None
     _reports_lost_peers(dist.init_process_group)(
         backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=process, world_size=processes
     )
-    return Processes(towers, kind, device)
-
-
-def _store(rendezvous: Path | tuple[str, int], process: int, processes: int) -> _Store:
-    """Return the key-value store in which the processes find each other."""
-    if isinstance(rendezvous, Path):
-        store = dist.FileStore(str(rendezvous), processes)  # type: ignore[attr-defined]
-        store.set_timeout(_TIMEOUT)
-        return store
-    address, port = rendezvous
-    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))  # srun does not set them
-    return next(dist.rendezvous("env://", process, processes, timeout=_TIMEOUT))[0]  # type: ignore[attr-defined]
-
-
-def _require_one_device_type(store: _Store, process: int, processes: int, device: torch.device) -> None:
-    """Raise a LockstepError unless all processes compute on one type of device.
-
-    This comes before they connect: NCCL and Gloo processes would wait for each other until both time out.
-    """
-    store.set(f"device/{process}", f"{device.type} on host {socket.gethostname()}")
-    devices = [store.get(f"device/{other}").decode() for other in range(processes)]
-    for other, text in enumerate(devices):
-        if text.split()[0] != devices[0].split()[0]:
-            raise LockstepError(
-                f"process 0 computes on {devices[0]} and process {other} on {text}: all need the same type of device. "
-                f"Give --device cpu or --device cuda to all",
-                ENVIRONMENT,
-            )
+    return Processes(towers, kind, device, store, heartbeat)
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -83,7 +56,7 @@ def is_lost_peer(error: Exception) -> bool:
 
     The exchanges of a GPU are asynchronous: NCCL's error is raised where the program next waits for the device.
     """
-    return isinstance(error, dist.DistBackendError)
+    return isinstance(error, dist.DistError)
 
 
 def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
@@ -93,7 +66,7 @@ def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return call(*args, **kwargs)
-        except dist.DistBackendError as error:
+        except dist.DistError as error:
             raise PeerLostError(f"lost the other processes: {error}") from error
         except RuntimeError as error:
             if "gloo" not in str(error).lower() and "connection" not in str(error).lower():
@@ -101,6 +74,20 @@ def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
             raise PeerLostError(f"lost the other processes: {error}") from error
 
     return checked
+
+
+def _exchanges(
+    method: Callable[Concatenate["Processes", P], R],
+) -> Callable[Concatenate["Processes", P], R]:
+    """Wrap a method that waits for the other processes: it reports so, and raises PeerLostError if one is lost."""
+    checked = _reports_lost_peers(method)
+
+    @wraps(method)
+    def waiting(self: "Processes", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.heartbeat.during(Phase.WAITING):
+            return checked(self, *args, **kwargs)
+
+    return waiting
 
 
 class Processes:
@@ -118,10 +105,17 @@ class Processes:
 
     Slices are sent and received directly from and into the vectors. Gloo's all_to_all and all_gather need packed copies
     and a ring, and take twice the time.
+
+    Attributes (besides those of `Reduction`):
+        store: the processes' key-value store.
+        heartbeat: this process's heartbeat.
     """
 
-    def __init__(self, towers: int, kind: str, device: torch.device) -> None:
+    def __init__(
+        self, towers: int, kind: str, device: torch.device, store: Store = None, heartbeat: Heartbeat | None = None
+    ) -> None:
         self.process, self.processes = dist.get_rank(), dist.get_world_size()
+        self.store, self.heartbeat = store, heartbeat or Heartbeat()
         self.exact = kind != "allreduce"
         self.owned = reduce.owned(towers, self.processes, self.process)
         self._towers, self._device = towers, device
@@ -144,7 +138,7 @@ class Processes:
         own = [add_leaves(node, leaves) for node in self._nodes[self.process]]
         return self._total(own).to(self._device)
 
-    @_reports_lost_peers
+    @_exchanges
     def gather(self, table: Tensor) -> Tensor:
         """Return the tables of all processes, stacked."""
         table = table.to(self._device).contiguous()
@@ -152,7 +146,7 @@ class Processes:
         dist.all_gather_single(out.view(-1), table.view(-1))
         return out
 
-    @_reports_lost_peers
+    @_exchanges
     def broadcast(self, data: bytes | None) -> bytes:
         """Return process 0's `data` in every process."""
         length = torch.tensor([len(data or b"")], device=self._device)
@@ -165,13 +159,13 @@ class Processes:
         dist.broadcast(payload, src=0)
         return payload.cpu().numpy().tobytes()
 
-    @_reports_lost_peers
+    @_exchanges
     def close(self) -> None:
         """Wait for the other processes, then leave. A process that leaves early can make the others fail."""
         dist.barrier()
         dist.destroy_process_group()
 
-    @_reports_lost_peers
+    @_exchanges
     def _tree(self, own: list[Tensor]) -> Tensor:
         length = own[0].numel()
         slices = [
@@ -194,7 +188,7 @@ class Processes:
         )
         return total
 
-    @_reports_lost_peers
+    @_exchanges
     def _central(self, own: list[Tensor]) -> Tensor:
         length = own[0].numel()
         total = self._buffer("total", (length,))
@@ -210,7 +204,7 @@ class Processes:
         dist.broadcast(total, src=0, group=self._group)
         return total
 
-    @_reports_lost_peers
+    @_exchanges
     def _allreduce(self, own: list[Tensor]) -> Tensor:
         total = own[0]
         for value in own[1:]:

@@ -39,12 +39,15 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
 
-def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+def save(
+    folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], fence: Callable[[], None] = lambda: None
+) -> Path:
     """Write a checkpoint of `tensors` (with a scalar `step`) into `folder`, and `facts` into its manifest.
 
     The checkpoint is written under another name, flushed to the disk and renamed. An existing checkpoint of the step
-    stays if it is valid, as its bits are the same.
-    Raises: OSError; nothing is left behind then.
+    stays if it is valid, as its bits are the same. `fence` is called before the checkpoint gets its name, and raises an
+    error if this program may no longer write the run.
+    Raises: OSError, or the error of `fence`; nothing is left behind then.
     """
     step = int(tensors["step"])
     final = folder / folder_name(step)
@@ -59,10 +62,13 @@ def save(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Pat
         (temporary / MANIFEST).write_bytes(encoded({"step": step, **facts, "files": files}))
         for path in (temporary / STATE, temporary / MANIFEST, temporary):
             flush(path)
+        fence()
         temporary.rename(final)
         flush(folder)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, LockstepError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, LockstepError):
+            raise
         raise _system_error(error) from error
     return final
 

@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,7 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
         "cpu": hardware.cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         **({"gpu": _gpu(device)} if device.type == "cuda" else {}),
-        "environment": {
-            key: os.environ.get(key)
-            for key in sorted({*numerics.environment(1), *filter(_VARIABLES.fullmatch, os.environ)})
-        },
+        "environment": {key: os.environ.get(key) for key in sorted({*numerics.environment(1), *deciding(os.environ)})},
         "versions": {
             "lockstep": version("lockstep"),
             "python": platform.python_version(),
@@ -52,6 +49,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     old, new = dotted(before), dotted(after)
     names = [name for name in {**new, **old} if name.startswith("environment.") or (name in old and name in new)]
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
+
+
+def deciding(variables: Iterable[str]) -> list[str]:
+    """Return those of the environment `variables` that choose instructions, threads or settings of a library."""
+    return [name for name in variables if _VARIABLES.fullmatch(name)]
 
 
 def _library_version(pattern: str) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from signal import Signals
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from lockstep.config.jobs import TrainJob
 from lockstep.errors import LockstepError
 from lockstep.reduce import Reduction
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 from lockstep.run.profile import check_profile
+from lockstep.run.save_alone import save_alone
 from lockstep.run.session import Session
 from lockstep.run.startup import placement_lines
 from lockstep.run.writer import open_writer
@@ -43,16 +46,19 @@ def fit(
     *,
     stop_requested: Callable[[], Signals | None] = lambda: None,
     local_processes: int = 1,
+    heartbeat: Heartbeat | None = None,
+    begun: Callable[[Path], None] = lambda path: None,
     reading: AbstractContextManager[None] = nullcontext(),  # noqa: B008  does nothing, so it can be shared
 ) -> Outcome:
     """Train the run of `job`.
 
     `stop_requested` returns the signal that this process was sent, if any. `local_processes` is how many of the run's
-    processes are on this host. `reading` is entered while the dataset is read, which may take long.
+    processes are on this host. `heartbeat` is told what this process does. `reading` is entered while the dataset is
+    read, which may take long. `begun` is called with the run's folder, in process 0.
     Raises: LockstepError. After a loss that is not finite, the last good state is saved first.
     """
-    recipe, placement = job.recipe, job.placement
-    with reading:
+    recipe, placement, heartbeat = job.recipe, job.placement, heartbeat or Heartbeat()
+    with reading, heartbeat.during(Phase.READING):
         session = Session(recipe, placement, reduction, device)
     state, train_set = session.state, session.split("train")
     course, early_stop = recipe.over(len(train_set)), session.early_stop
@@ -60,10 +66,12 @@ def fit(
     # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
     probe = session.probe(train_set)
     emulation = session.emulation_note(train_set)
-    with open_writer(job, session, probe, [*job.notes, *session.notes, *([emulation] if emulation else [])]) as writer:
+    notes = [*job.notes, *session.notes, *([emulation] if emulation else [])]
+    with open_writer(job, session, probe, notes, begun) as writer:
         session.resume(writer.checkpoint)
         check_profile(placement, state.step, course.steps)
         test_set = session.split(recipe.evaluated_split)
+        heartbeat.save_alone = partial(save_alone, session, writer, job.path_file)
         log = Log(course, placement, writer.listeners, processes=reduction.processes, device=device)
         tower = Tower(course, session.network)
         lines = placement_lines(session, tower.layout.length) if placement.log_placement else []
@@ -75,10 +83,17 @@ def fit(
                 raise OverflowedError(state.step)
             session.require_equal_states()
 
+        def evaluate_now() -> dict[str, Evaluation]:
+            def progress(share: float) -> None:
+                heartbeat.at(Phase.EVALUATING)
+                log.evaluating(state.step, recipe.evaluated_split, share)
+
+            with heartbeat.during(Phase.EVALUATING):
+                return session.evaluate_all(test_set, progress)
+
         def evaluate() -> dict[str, Evaluation]:
             with log.untimed():
-                progress = partial(log.evaluating, state.step, recipe.evaluated_split)
-                results = session.evaluate_all(test_set, progress)
+                results = evaluate_now()
                 log.evaluation(state.step, recipe.evaluated_split, results)
                 early_stop.record(state.step, next(iter(results.values())).correct)
                 writer.record_accuracy(results)
@@ -103,6 +118,7 @@ def fit(
                 log,
                 poll_requests=lambda: Requests(stop_requested(), writer.save_due()),
                 digest_every=placement.digest_every,
+                heartbeat=heartbeat,
             )
             for requested in () if early_stop.ended else updates:
                 writer.after_step(state.step)
@@ -111,11 +127,13 @@ def fit(
                 if requested.save or evaluation_due or placement.saves_after(state.step):
                     with log.untimed():
                         require_sound_state()
-                        writer.save()
+                        with heartbeat.during(Phase.SAVING):
+                            writer.save()
                         if evaluation_due:
                             evaluations = evaluate()
                         if last:
-                            writer.require_saved()
+                            with heartbeat.during(Phase.SAVING):
+                                writer.require_saved()
                 if early_stop.ended:
                     break
                 writer.before_step(state.step)
@@ -128,6 +146,7 @@ def fit(
             raise LockstepError(f"{error}. {saved}", error.code) from None
         finally:
             writer.end_training()
+            heartbeat.at(Phase.SAVING)
 
         if requested.stop is not None:
             writer.save_and_report_stop()
@@ -137,7 +156,6 @@ def fit(
             session.restore(writer.best_checkpoint())
             evaluations = {}
         if not evaluations:  # The run was resumed after its last step, or an earlier step was the best.
-            progress = partial(log.evaluating, state.step, recipe.evaluated_split)
-            evaluations = session.evaluate_all(test_set, progress)
+            evaluations = evaluate_now()
         session.require_agreement()
         return Outcome(result=writer.finish(evaluations, session.peak_memory_bytes(), trained))

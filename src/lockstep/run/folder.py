@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -53,6 +54,7 @@ class Run:
         self.log = path / "log.txt"
         self.model = path / "model.safetensors"
         self._lock: IO[str] | None = None
+        self._token = ""
 
     @staticmethod
     def create(
@@ -246,6 +248,10 @@ class Run:
             if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
                 time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._token = uuid.uuid4().hex
+            self._lock.write(self._token)
+            self._lock.truncate()
+            self._lock.flush()
         except BlockingIOError:
             self.unlock()
             raise LockstepError(
@@ -253,6 +259,22 @@ class Run:
             ) from None
         except OSError as error:
             raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
+
+    def require_lock(self) -> None:
+        """Raise a LockstepError if another program has locked the run since this one did.
+
+        On the hosts of a network file system, a lock may not keep out the other hosts. A process that was cut off from
+        its run then finds the token of the program that has taken over.
+        """
+        try:
+            token = (self.path / ".lock").read_text()
+        except OSError:
+            token = ""
+        if token != self._token:
+            raise LockstepError(
+                f"another program has continued {self.path}, so this one must not write there any more: it ends",
+                ENVIRONMENT,
+            )
 
     def is_held(self) -> bool:
         """Return whether a program is training here now. In a copy of a run without a lock file, none is."""

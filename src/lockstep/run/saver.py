@@ -20,11 +20,11 @@ class Saver:
     The thread first copies the state, into memory that later checkpoints use again, while the towers compute the next
     step; only an update waits for the copy (`State.update_lock`). Then the thread writes the copy, and deletes all but
     `keep` checkpoints. If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most
-    `every_s` seconds of training.
+    `every_s` seconds of training. `fence` raises a LockstepError if another program has taken over the run.
     """
 
-    def __init__(self, folder: Path, *, keep: int, every_s: float) -> None:
-        self._folder, self._keep, self._every_s = folder, keep, every_s
+    def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._keep, self._every_s, self._fence = folder, keep, every_s, fence
         self._copies: dict[str, Tensor] = {}
         self._verified: set[Path] = set()
         self._thread: threading.Thread | None = None
@@ -63,7 +63,7 @@ class Saver:
                 copies = self._copy(named)
             finally:
                 state.update_lock.release()
-            self._with_room(lambda: self._verified.add(checkpoint.save(self._folder, copies, facts)))
+            self._with_room(lambda: self._verified.add(checkpoint.save(self._folder, copies, facts, self._fence)))
             self._state_time, self._write_s = began, time.monotonic() - began
             checkpoint.prune(self._folder, self._keep, self._verified)
 

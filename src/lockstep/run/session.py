@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -95,6 +96,18 @@ class Session:
     def data_sha256(self) -> dict[str, str]:
         """Return the SHA-256 of each split that training uses. A resumed run must find the same."""
         return {name: self.splits[name].sha256 for name in ("train", self.recipe.evaluated_split)}
+
+    def checkpoint_facts(self) -> dict[str, Any]:
+        """Return what the manifest of a checkpoint states about the run."""
+        train_set = self.splits["train"]
+        return {
+            "recipe_digest": self.recipe.digest(),
+            "data_sha256": self.data_sha256,
+            "model_source": self.model_source,
+            "classes": train_set.classes,
+            "image_shape": list(train_set.images.shape[1:]),
+            **self.early_stop.facts(),
+        }
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it, on the device. Raises: LockstepError if it does not exist.

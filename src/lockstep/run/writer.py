@@ -3,8 +3,9 @@
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from lockstep.config.jobs import TrainJob
@@ -35,16 +36,20 @@ _DECIDING = ("probe", "model_source", "decoder")
 
 
 @contextmanager
-def open_writer(job: TrainJob, session: Session, probe: Probe, notes: Sequence[str]) -> Iterator["Writer"]:
+def open_writer(
+    job: TrainJob, session: Session, probe: Probe, notes: Sequence[str], begun: Callable[[Path], None]
+) -> Iterator["Writer"]:
     """Open this process's writer: a `RunWriter` in process 0, else a `Writer`, which writes nothing.
 
-    `probe` is the session's arithmetic probe; `notes` are messages for the user at the start.
+    `probe` is the session's arithmetic probe; `notes` are messages for the user at the start. `begun` is called with
+    the run's folder, in process 0.
     Raises: LockstepError if the run's folder may not be used, or a file in it cannot be written.
     """
     if session.reduction.process != 0:
         yield Writer()
         return
     with closing(RunWriter(job, session, probe)) as writer:
+        begun(writer.run.path)
         try:
             writer.notes += notes
             if job.resume:
@@ -61,8 +66,10 @@ class Writer:
     Attributes:
         checkpoint: the checkpoint that a resumed run continues from, or None.
         listeners: the receivers of the run's events.
+        run: the run's folder, or None if this process does not write.
     """
 
+    run: Run | None = None
     checkpoint: Checkpoint | None = None
     listeners: Sequence[Listener] = ()
 
@@ -83,6 +90,9 @@ class Writer:
 
     def save(self) -> None:
         """Start to save a checkpoint. Training continues meanwhile."""
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
@@ -117,10 +127,11 @@ class RunWriter(Writer):
     """Process 0's writer: it holds the lock of the run's folder, and writes every file in it.
 
     Attributes:
-        run: the folder.
         notes: messages for the user after the start-up block.
         saver: writes the checkpoints.
     """
+
+    run: Run
 
     def __init__(self, job: TrainJob, session: Session, probe: Probe) -> None:
         """Make the run's folder, or lock the existing one. Raises: LockstepError."""
@@ -138,8 +149,6 @@ class RunWriter(Writer):
                 raise
         else:
             self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
-        if job.path_file is not None:
-            job.path_file.write_text(str(self.run.path))
         self._environment = {
             "processes": session.reduction.processes,
             "data": str(placement.data) if placement.data else None,
@@ -149,7 +158,9 @@ class RunWriter(Writer):
             "decoder": session.decoder,
             **session.fingerprint,
         }
-        self.saver = Saver(self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s)
+        self.saver = Saver(
+            self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.run.require_lock
+        )
         self._profile: Profile | None = None
         self._skipped_steps = 0
         if placement.profile:
@@ -275,7 +286,10 @@ class RunWriter(Writer):
             session, log.course, train_set, test_set, self.run.path, local_processes, self._probe.tower_s
         )
         lines += placement_lines
-        if step:
+        if self._job.restarts:  # The start-up block is above, in the same output.
+            times = f"{self._job.restarts} of at most {session.placement.max_restarts}"
+            lines = [("restarted", f"{times}; continues after step {step}"), *placement_lines]
+        elif step:
             lines.append(("resumes", f"after step {step}"))
         log.start(lines)
         for text in self.notes:
@@ -310,19 +324,15 @@ class RunWriter(Writer):
 
     def save(self) -> None:
         """Start to save a checkpoint, after the previous one is written. Training continues meanwhile."""
-        session = self._session
         self.saver.wait()
         if (problem := self._save_problem()) is not None:
             self._note(problem)
-        facts: dict[str, Any] = {
-            "recipe_digest": session.recipe.digest(),
-            "data_sha256": session.data_sha256,
-            "model_source": session.model_source,
-            "classes": session.splits["train"].classes,
-            "image_shape": list(session.splits["train"].images.shape[1:]),
-            **session.early_stop.facts(),
-        }
-        self.saver.save(session.state, facts)
+        session = self._session
+        self.saver.save(session.state, session.checkpoint_facts())
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        self.saver.wait()
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
@@ -388,6 +398,7 @@ class RunWriter(Writer):
         `trained` is the number of updates. With `patience` the state has the best weights, which may be earlier ones.
         """
         session, recipe, log = self._session, self._session.recipe, self._log
+        self.run.require_lock()
         save_model(self.run.model, session)
         best = next(iter(evaluations.values()))
         one_view = {"accuracy_one_view": best.summary()["accuracy_one_view"]} if recipe.test_views != "one" else {}

@@ -68,10 +68,10 @@ def evaluate(
     """Classify `dataset`, in the views that `recipe.test_views` names. The result is equal in every process.
 
     The processes share chunks of `recipe.eval_batch` examples. The last chunk is padded with repeats that do not
-    count, because the bits of a kernel's result may depend on the batch size. Process 0 calls `progress` before each
-    of its chunks, and when all processes are done.
+    count, because the bits of a kernel's result may depend on the batch size. Every process calls `progress` before
+    each of its chunks, and when all processes are done.
     """
-    tell = progress if progress and reduction.process == 0 else lambda share: None
+    tell = progress or (lambda share: None)
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()

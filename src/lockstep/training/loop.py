@@ -8,6 +8,7 @@ from lockstep.config.recipe import Course
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.reduce import Reduction, first_towers
+from lockstep.reduce.heartbeat import Heartbeat, Phase
 from lockstep.training import digest
 from lockstep.training.log import Log
 from lockstep.training.state import State, StatesDifferError
@@ -25,15 +26,17 @@ def train(
     *,
     poll_requests: Callable[[], Requests] = Requests,
     digest_every: int = 0,
+    heartbeat: Heartbeat | None = None,
 ) -> Iterator[Requests]:
     """Train `state`, in place, to the last step of `course`. Yield after every update.
 
     Each item is the combined requests of all processes, equal in each. The iterator ends after a request to stop.
     `poll_requests` returns what this process requests now. Every `digest_every` steps (0: never), the processes
-    compare digests of their states.
+    compare digests of their states. `heartbeat` is told which tower is computed.
     Raises: NonFiniteError or StatesDifferError, in every process at the same step; `state` is then as before the step.
     """
-    recipe = course.recipe
+    recipe, heartbeat = course.recipe, heartbeat or Heartbeat()
+    phase = Phase.STARTING  # The first step of a session takes longer than the others.
     upcoming = course.plan(state.step) if state.step < course.steps else None
     for step in range(state.step, course.steps):
         log.begin(step)
@@ -43,8 +46,14 @@ def train(
             dataset.expect(upcoming, reduction.owned)
         log.lap("data")
         state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
-        vectors = _vectors(tower, state, dataset, plan, step, reduction.owned, poll_requests, state_digest, log)
+        vectors = _vectors(
+            tower, state, dataset, plan, step, reduction.owned, poll_requests, state_digest, log,
+            before=lambda index: heartbeat.at(phase, step, index),  # noqa: B023  called within this step only
+        )  # fmt: skip
         total = reduction(vectors)
+        if not recipe.compile:  # A compiled network may be compiled again, for another image size.
+            phase = Phase.COMPUTING
+        heartbeat.at(phase)
         log.lap("communication")
         gradients, statistics, metrics = tower.layout.unpack(total)
         requested, non_finite = metrics.read()
@@ -78,9 +87,14 @@ def _vectors(
     poll_requests: Callable[[], Requests],
     state_digest: str,
     log: Log,
+    before: Callable[[int], None],
 ) -> Iterator[Tensor]:
-    """Yield the vector of each of this process's `towers`; the reduction adds it before the next one is computed."""
+    """Yield the vector of each of this process's `towers`; the reduction adds it before the next one is computed.
+
+    `before` is called with each tower before it is computed.
+    """
     for index in towers:
+        before(index)
         log.lap("communication")  # the reduction of the previous vector
         shard = dataset.shard(plan, index)
         log.lap("data")

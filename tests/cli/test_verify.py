@@ -1,0 +1,102 @@
+"""lockstep verify and lockstep diff, through the real program: a run is replayed, and what was changed is named."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.runs import change_checkpoint
+
+OPTIONS = ("digits", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
+
+
+@pytest.fixture
+def run(tmp_path, trained_once) -> Path:
+    """Return a copy of a run with checkpoints and digests every 10 steps."""
+    shutil.copytree(trained_once(*OPTIONS)[0], tmp_path / "runs/a")
+    return tmp_path / "runs/a"
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_is_verified_on_any_number_of_processes_and_not_written_to(run, program, processes):
+    before = contents(run)
+    names = {path.name for path in run.rglob("*")}
+    for path in (run, *run.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    done = program("verify", "runs/a", "--from", 10, "--steps", 20, "--processes", processes, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert record["same"] is True
+    assert (record["from_step"], record["to_step"], record["processes"]) == (10, 30, processes)
+    # Digests after 10 and 20 steps, checkpoints after 20 and 30, losses of the steps 10, 20 and 29.
+    assert record["compared"] == {"digests": 2, "checkpoints": 2, "weights_sha256": 1, "losses": 3}
+    assert [session["probe_equal"] for session in record["machine"]] == [True]
+    assert contents(run) == before
+    assert {path.name for path in run.rglob("*")} == names
+
+
+def test_the_default_is_from_the_newest_checkpoint_but_one(run, program):
+    done = program("verify", "runs/a", "--processes", 1)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "steps 20 to 30 replayed: the same bits",
+        "  compared  1 digest, 1 checkpoint, 2 losses, the SHA-256 of the result",
+    ]
+
+
+def test_one_flipped_bit_of_a_checkpoint_is_named(run, program):
+    change_checkpoint(run, 30, "parameter/conv2.weight", 5)
+    done = program("verify", "runs/a", "--processes", 1)
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "steps 20 to 30 replayed: not the same bits"
+    assert lines[1] == "  first     the checkpoint after 30 steps differs; the state after 20 steps is equal"
+    assert "  tensors   1 of 43 differ after 30 steps" in lines
+    assert any("parameter/conv2.weight: 1 of 18,432 elements, by at most 1 ulp" in line for line in lines)
+    assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)
+
+
+def test_diff_prints_what_differs_in_words(run, program, tmp_path, trained_once):
+    shutil.copytree(trained_once(*OPTIONS, "--set", "clip=0.5")[0], tmp_path / "runs/clipped")
+    done = program("diff", "runs/a", "runs/clipped")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "runs            runs/a -> runs/clipped: not the same bits"
+    assert "recipe          clip: None -> 0.5" in lines
+    assert "code            the same" in lines
+    assert "digests         differ after 10 steps; equal after 0 steps (3 compared)" in lines
+    assert any(line.endswith(" of 43 differ after 10 steps") for line in lines)
+    assert any(line.startswith("weights_sha256  ") and " -> " in line for line in lines)
+
+
+def test_code_of_a_run_is_executed_only_if_the_command_names_it(run, refused_here, tmp_path):
+    recipe = json.loads((run / "recipe.json").read_text())
+    (run / "recipe.json").write_text(json.dumps(recipe | {"model": "mine:build"}))
+    shutil.rmtree(run / "checkpoints")
+    done = refused_here("verify", "runs/a")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "add --model mine:build" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["verify", "runs/none"], 2, "runs/none is not a folder"),
+        (["diff", "runs/a", "runs/none"], 2, "runs/none is not a folder"),
+        (["verify", "runs/a", "--init", "w.pt"], 3, "no such file"),
+        (["verify", "runs/a", "--processes", "5"], 2, "5 processes for 4 towers"),
+        (["verify", "runs/a", "--from", "-1"], 2, "--from"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_one_clear_message(run, refused_here, args, code, words):
+    done = refused_here(*args)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert os.path.lexists(run)
