@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 CHECKS = ["torch", "devices", "threads", "cpu quota", "shared memory", "network", "disk", "clock", "data"]
 CHECKS += ["image caches", "arithmetic", "exact sum"]
 
@@ -17,6 +19,7 @@ def test_this_machine_has_no_failure(program, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_failure_has_a_remedy_and_an_exit_code(program):
     done = program("doctor", GLOO_SOCKET_IFNAME="nowhere9", ONEDNN_MAX_CPU_ISA="AVX2")
     assert (done.returncode, done.stderr) == (4, "")

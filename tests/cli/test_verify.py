@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_is_verified_on_any_number_of_processes_and_not_written_to(run, program, processes):
     before = contents(run)
     names = {path.name for path in run.rglob("*")}
@@ -72,6 +73,22 @@ def test_diff_prints_what_differs_in_words(run, program, tmp_path, trained_once)
     assert "digests         differ after 10 steps; equal after 0 steps (3 compared)" in lines
     assert any(line.endswith(" of 43 differ after 10 steps") for line in lines)
     assert any(line.startswith("weights_sha256  ") and " -> " in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_run_in_training_is_verified(program, started, tmp_path):
+    """Training saves and deletes checkpoints all the time."""
+    every = ("--save-every", 20, "--digest-every", 10, "--keep", 2)
+    training = started("train", "digits", "--epochs", 2000, "--name", "a", "--processes", 1, *every)
+    until = time.monotonic() + 120
+    while len(list(tmp_path.glob("runs/a/checkpoints/step-*"))) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    done = program("verify", "runs/a", "--processes", 1, "--json")
+    assert training.poll() is None  # It still trains, and has not noticed.
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["same"] is True
+    assert record["compared"]["checkpoints"] + record["compared"]["digests"] > 0
 
 
 def test_code_of_a_run_is_executed_only_if_the_command_names_it(run, refused_here, tmp_path):

@@ -112,15 +112,15 @@ def test_sigterm_while_a_process_is_stopped_saves_in_time(started, program, tmp_
     time.sleep(1)  # so that the others wait for it
     begun = time.monotonic()
     process.terminate()
-    out, err = end(process)
+    _, err = end(process)
     assert time.monotonic() - begun < 30
     assert process.returncode == 143
     assert f"process {victim} of 3" in err
     assert "the state after the last update was saved without it" in err
     assert "lockstep train runs/x --resume" in err
     assert gone(children)
-    last = int(re.findall(r": step (\d+),", out)[-1])
-    assert (tmp_path / RUN / f"checkpoints/step-{last + 1:09d}/manifest.json").exists()
+    steps = [int(path.name.removeprefix("step-")) for path in (tmp_path / RUN / "checkpoints").iterdir()]
+    assert max(steps) >= 8  # 7 was printed, and 5 and 10 are due by the number of steps
     assert resume(program, 2) == undisturbed
 
 
@@ -182,7 +182,7 @@ def test_torchrun_finds_the_first_cause_in_its_error_file(tmp_path):
     )
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs", "--redirects", "3",
-        "--master-port", "0", "-m", "lockstep", "train", "--model", "mine:build", "--name", "x",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "lockstep", "train", "--model", "mine:build", "--name", "x",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -72,6 +72,17 @@ def test_a_sign_of_zero_and_the_bits_of_a_nan_count():
     found = differences({"x": torch.zeros(2), "y": nan[:1]}, {"x": -torch.zeros(2), "y": nan[1:]})
     assert [(one.differing, one.max_ulp, one.max_abs) for one in found] == [(2, 0, 0.0), (1, None, None)]
     assert differences({"y": nan[:1]}, {"y": nan[:1].clone()}) == []
+    (found,) = differences({"x": torch.tensor([math.inf])}, {"x": torch.tensor([1.0])})
+    assert (found.max_ulp, found.max_abs) == (0x7F800000 - 0x3F800000, None)  # JSON has no infinity.
+
+
+def test_other_types_of_numbers():
+    first = {"b": torch.tensor([True]), "c": torch.tensor([1j]), "f": torch.tensor([1.0]).to(torch.float8_e4m3fn)}
+    assert differences(first, {name: tensor.clone() for name, tensor in first.items()}) == []
+    second = {"b": torch.tensor([False]), "c": torch.tensor([2j]), "f": torch.tensor([1.125]).to(torch.float8_e4m3fn)}
+    found = differences(first, second)
+    assert [(one.differing, one.max_ulp) for one in found] == [(1, None), (1, None), (1, 1)]
+    assert found[1].problem == "complex numbers are not compared"
 
 
 def test_tensors_of_two_models_are_problems():

@@ -54,6 +54,7 @@ def test_runs_of_two_seeds_differ_from_the_start(runs, trained_once):
     assert record["results"][0]["weights_sha256"] != record["results"][1]["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_later_difference_is_found_at_the_next_common_checkpoint(runs, trained_once):
     other, _ = trained_once(*OPTIONS, "--processes", 1, "--set", "clip=0.5")
     record = compared(runs[0], other)

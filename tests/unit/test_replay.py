@@ -223,6 +223,7 @@ def test_a_run_that_is_not_exact_is_refused(tmp_path):
         verify_job(Run(tmp_path / "a"), Placement(), code={}, init=None, note=print, record=tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_a_run_in_float16_that_skips_steps_is_verified(trained_once):
     run, _ = trained_once(*OPTIONS, *HALF)
     assert "skipped" in (run / "log.txt").read_text()
@@ -231,6 +232,7 @@ def test_a_run_in_float16_that_skips_steps_is_verified(trained_once):
     assert record["compared"]["checkpoints"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_has_its_best_weights_compared(trained_once):
     options = ("--set", "held_out=200", "--set", "patience=1", "--set", "lr=1e-9", "--epochs", 3)
     run, result = trained_once("digits", "--digest-every", 5, "--save-every", 4, "--processes", 1, *options)
@@ -242,6 +244,7 @@ def test_a_run_that_ended_early_has_its_best_weights_compared(trained_once):
     assert record_of(run)["same"]
 
 
+@pytest.mark.slow
 def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_once):
     tuned, _ = trained_once(*OPTIONS, "--init", run / "model.safetensors")
     assert record_of(tuned)["same"]

@@ -86,9 +86,9 @@ def _results(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tu
         "weights_sha256": str,
     }  # fmt: skip
     for name, text in names.items():
-        pair = [text(one[name]) if name in one else "not complete" for one in (first, second)]
+        pair = [text(one[name]) if name in one else "not known" for one in (first, second)]
         yield name, [pair[0] if pair[0] == pair[1] else f"{pair[0]} -> {pair[1]}"]
 
 
-def _accuracy(accuracy: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{weights} {value:.2%}" for weights, value in accuracy.items() if value is not None)
+def _accuracy(accuracy: Mapping[str, float]) -> str:
+    return ", ".join(f"{weights} {value:.2%}" for weights, value in accuracy.items())

@@ -141,7 +141,7 @@ def difference_lines(differing: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{tensor['name']}: {tensor['problem']}"
             continue
         ulp = "" if tensor["max_ulp"] is None else f", {_ulps(tensor['max_ulp'])}"
-        size = ", where one is not a number" if tensor["max_abs"] is None else f" ({tensor['max_abs']:.3g})"
+        size = ", and one of them is not finite" if tensor["max_abs"] is None else f" ({tensor['max_abs']:.3g})"
         yield f"{tensor['name']}: {tensor['differing']:,} of {tensor['elements']:,} elements{ulp}{size}"
     if (more := len(differing) - _SHOWN) > 0:
         yield f"and {more} more: --json lists all"

@@ -23,7 +23,7 @@ from lockstep.run.environment import fingerprint
 from lockstep.run.session import Session
 from lockstep.training.digest import digest
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 _KNOWN = Path(__file__).with_name("known_machines.json")
 # The table holds the probe of exactly this recipe: a change makes it useless.
 _RECIPE = Recipe(

@@ -1,6 +1,6 @@
 """The differences between two runs, from their folders alone. No network is built, no data and no code are loaded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def difference(first: Path, second: Path, note: Callable[[str], None]) -> dict[s
     recorded = Recorded(first, note), Recorded(second, note)
     states = _digests(*recorded)
     tensors = _tensors(*recorded)
-    results = [{name: one.result[name] for name in _SIDE_BY_SIDE if name in one.result} for one in recorded]
+    results = [_result(one.result) for one in recorded]
     shas = [one.weights_sha256 for one in recorded]
     equal = [
         *([states["first_different_step"] is None] if states["common"] else []),
@@ -44,6 +44,17 @@ def difference(first: Path, second: Path, note: Callable[[str], None]) -> dict[s
         "tensors": tensors,
         "results": results,
     }
+
+
+def _result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of result.json that are shown. The file may be anybody's, so the accuracies are checked."""
+    shown = {name: result[name] for name in _SIDE_BY_SIDE if name in result}
+    accuracies = shown.get("accuracy")
+    if isinstance(accuracies, dict):
+        shown["accuracy"] = {name: value for name, value in accuracies.items() if isinstance(value, float)}
+    else:
+        shown.pop("accuracy", None)
+    return shown
 
 
 def _data(first: Recorded, second: Recorded) -> dict[str, Any]:
