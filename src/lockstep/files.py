@@ -30,8 +30,8 @@ def read_bytes(path: Path, most: int) -> bytes:
     Raises: OSError; ValueError if the file is larger.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:  # A device has more than its size says.
         raise ValueError(f"it is larger than {most:,} bytes")
     return content
 

@@ -163,7 +163,10 @@ def test_a_checkpoint_of_another_run_is_refused(resumed, tmp_path):
     assert "step-000000005 was trained by another recipe than recipe.json states" in err
 
 
-@pytest.mark.parametrize("name", ["recipe.json", "environment.json", "metrics.jsonl", "log.txt", ".lock"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("environment.json", "metrics.jsonl", "log.txt")]
+
+
+@pytest.mark.parametrize("name", ["recipe.json", *SLOW, ".lock"])
 def test_a_changed_bit_in_any_other_file(resumed, name):
     for share in (0, 0.13, 0.5, 0.93) if name != ".lock" else ():
         for bit in (0, 4, 7):

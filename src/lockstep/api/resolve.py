@@ -1,5 +1,6 @@
 """Resolve the words of a command: which recipe, which run folder, which data folder, which precision."""
 
+import contextlib
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
@@ -205,6 +206,10 @@ def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, wor
     images = subject.data if subject.recipe.dataset == IMAGE_FOLDER else None
     if name is not None:
         path = runs / _plain(name)
+        if resume and world.process == 0:
+            # A program that was killed when it had just made the folder has left it empty. rmdir removes no other.
+            with contextlib.suppress(OSError):
+                path.rmdir()
         # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
         # may always pass --resume, so it starts a run that does not exist.
         begun = world.outer and (path / "recipe.json").is_file()

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Policy
-from lockstep.errors import unknown
+from lockstep.errors import LockstepError, unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose, dotted
@@ -230,8 +230,12 @@ class Recipe(Settings):
         """Return the recipe as a TOML file that `lockstep train` accepts. Settings that are None are left out.
 
         The text is safe to print: characters that do not print occur only in strings, and are written as escapes.
+        Raises: LockstepError if `model_options` has null in a list, which TOML cannot express.
         """
-        text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        try:
+            text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        except TypeError as error:  # model_options may hold any JSON value, also null within a list
+            raise LockstepError(f"the recipe {self.name} cannot be written as TOML ({error}): use --json") from None
         return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
 
 

@@ -395,11 +395,9 @@ def _exists(path: Path) -> LockstepError:
 
 
 def _has_no_step(path: Path) -> bool:
-    """Return whether the folder at `path` is empty, or a run that has only what a run makes before its first step."""
-    if path.is_symlink() or not path.is_dir():
+    """Return whether the folder at `path` is a run that contains only what a run makes before its first step."""
+    if path.is_symlink() or not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
         return False
-    if not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
-        return not any(path.iterdir())
     for member in path.rglob("*"):
         name = member.relative_to(path).as_posix()
         allowed = _FIRST_FOLDERS if member.is_dir() else _FIRST_FILES

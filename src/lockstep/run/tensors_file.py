@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep.files import parse_json
 
 SHA256 = "contents_sha256"  # of the facts in a model file: that of its tensors and its other facts
-_NEEDED_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed global")  # in torch's message
+_NEEDED_CLASS = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")  # in torch's messages
 _RESERVES_MEMORY = re.compile(rb"c(builtins|__builtin__)\nbytearray\n")  # A pickle of ten bytes can ask for a terabyte.
 
 

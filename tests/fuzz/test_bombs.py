@@ -1,0 +1,153 @@
+"""Small files that claim to be large: every loader refuses them, in little time and memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Each is run in a program of its own, whose peak memory is measured: (the file that is made, the loader that reads it).
+PREPARE = """
+import gzip, io, json, os, resource, struct, sys, zipfile
+from pathlib import Path
+import numpy as np, torch
+from lockstep.config.overrides import make, read_file
+from lockstep.data import cifar, mnist
+from lockstep.data.decode import decode_image
+from lockstep.data.folder.index import _examine
+from lockstep.errors import LockstepError
+from lockstep.recipes import named
+from lockstep.run import checkpoint
+from lockstep.run.folder import Run, metadata
+from lockstep.run.initial_weights import load_initial_weights
+from lockstep.run.weights_file import find_weights
+from lockstep.training.network import build_model
+
+def init(name):
+    recipe = named("digits")
+    path = Path(name)
+    load_initial_weights(build_model(recipe, (1, 8, 8), 10), "digits", path, find_weights(path).sha256)
+
+def sparse(name, size):
+    with open(name, "wb") as file:
+        file.truncate(size)
+
+def tensors(header, length=None, rest=b""):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + rest
+
+def archive(*members, method=zipfile.ZIP_DEFLATED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as zip:
+        for name, data in members:
+            zip.writestr(name, data)
+    return file.getvalue()
+
+def checkpoint_folder():
+    Path("checkpoints/step-000000001").mkdir(parents=True)
+    return Path("checkpoints/step-000000001")
+
+zeros = gzip.compress(bytes(1 << 24))
+"""
+BOMBS = {
+    "a gzip file of 4 GB": """
+Path("i.gz").write_bytes(gzip.compress(struct.pack(">4I", 2051, 20, 28, 28)) + zeros * 256)
+Path("l.gz").write_bytes(gzip.compress(struct.pack(">2I", 2049, 20) + bytes(20)))
+call = lambda: mnist.read(Path("i.gz"), Path("l.gz"), count=20)
+""",
+    "a header of 2^32 images": """
+Path("i").write_bytes(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)); Path("l").write_bytes(b"")
+call = lambda: mnist.read(Path("i"), Path("l"), count=20)
+""",
+    "a list of names of 4 GB": """
+for name, size in (("train.bin", 153_700_000), ("test.bin", 30_740_000), ("fine_label_names.txt", 1 << 32)):
+    sparse(name, size)
+call = lambda: cifar.load_cifar100(Path("."))
+""",
+    "a recipe of 4 GB": "sparse('r.toml', 1 << 32); call = lambda: read_file(Path('r.toml'))",
+    "a recipe that nests": "Path('r.toml').write_text('a=' + '[' * 900_000); call = lambda: read_file(Path('r.toml'))",
+    "a JSON file of 4 GB": "sparse('recipe.json', 1 << 32); call = lambda: Run(Path('.')).recipe()",
+    "a JSON file that nests": "Path('recipe.json').write_text('[' * 10**7); call = lambda: Run(Path('.')).recipe()",
+    "a number of a million digits": """
+Path('recipe.json').write_text('{"steps": ' + '9' * 1_000_000 + '}'); call = lambda: Run(Path('.')).recipe()
+""",
+    "a manifest that is a pipe": """
+folder = checkpoint_folder(); os.mkfifo(folder / "manifest.json"); call = lambda: checkpoint.read(folder)
+""",
+    "a manifest that is an endless device": """
+folder = checkpoint_folder(); (folder / "manifest.json").symlink_to("/dev/zero"); call = lambda: checkpoint.read(folder)
+""",
+    "a model file with a header of 2^60 bytes": """
+Path("m.safetensors").write_bytes(tensors({}, 1 << 60)); call = lambda: metadata(Path("m.safetensors"))
+""",
+    "a model file with a header of 4 GB": """
+sparse("m.safetensors", 1 << 32)
+with open("m.safetensors", "r+b") as file: file.write(struct.pack("<Q", (1 << 32) - 8))
+call = lambda: metadata(Path("m.safetensors"))
+""",
+    "tensors of 2^60 values": """
+Path("w.safetensors").write_bytes(tensors({"a": {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}))
+call = lambda: init("w.safetensors")
+""",
+    "tensors whose size overflows": """
+Path("w.safetensors").write_bytes(tensors({"a": {"dtype": "F32", "shape": [1 << 32] * 4, "data_offsets": [0, 0]}}))
+call = lambda: init("w.safetensors")
+""",
+    "a compressed archive of torch": """
+Path("w.pt").write_bytes(archive(("a/data.pkl", b"\\x80\\x02}."), ("a/version", b"3")))
+with zipfile.ZipFile("w.pt", "a", zipfile.ZIP_DEFLATED) as zip, zip.open("a/data/0", "w", force_zip64=True) as member:
+    for _ in range(128):
+        member.write(bytes(1 << 24))
+call = lambda: init("w.pt")
+""",
+    "a pickle that reserves memory": """
+code = b"\\x80\\x02cbuiltins\\nbytearray\\n" + b"\\x8a\\x05" + (1 << 34).to_bytes(5, "little") + b"\\x85R."
+Path("w.pt").write_bytes(archive(("a/data.pkl", code), ("a/version", b"3"), method=zipfile.ZIP_STORED))
+call = lambda: init("w.pt")
+""",
+    "a tensor that repeats one value": """
+torch.save({"logits.weight": torch.zeros(1).expand(1 << 40)}, "w.pt"); call = lambda: init("w.pt")
+""",
+    "a PNG of 60,000 x 60,000 pixels": """
+from PIL import Image
+file = io.BytesIO(); Image.new("L", (8, 8)).save(file, "PNG"); data = bytearray(file.getvalue())
+data[16:24] = struct.pack(">2I", 60_000, 60_000)
+import zlib; data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
+call = lambda: decode_image(bytes(data), 32)
+""",
+    "a BMP of 2^31 x 2^31 pixels": """
+call = lambda: decode_image(b"BM" + struct.pack("<IHHI", 100, 0, 0, 54) + struct.pack(
+    "<IiiHHIIiiII", 40, 2**31 - 1, 2**31 - 1, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(100), 32)
+""",
+    "an image of 4 GB": "sparse('a.png', 1 << 32); call = lambda: decode_image(Path('a.png'), 32)",
+    "an image of 4 GB in a folder": """
+sparse('a.png', 1 << 32)
+facts = _examine('a.png')
+def call(): raise LockstepError(facts.cause)
+""",
+}
+MEASURE = """
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    call()
+except LockstepError as error:
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    print(len(str(error)), grown)
+    sys.exit()
+sys.exit("it was read")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_file_takes_little_memory(tmp_path, bomb):
+    code = PREPARE + BOMBS[bomb] + MEASURE
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": f"{root}/src"}
+    )
+    assert done.returncode == 0, done.stderr
+    length, grown_mib = map(int, done.stdout.split())
+    assert 0 < length < 2000
+    assert grown_mib < 200

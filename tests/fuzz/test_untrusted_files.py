@@ -1,0 +1,507 @@
+"""Mutated files of every kind, given to every loader: only a LockstepError may come out, and no code is executed."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tests.runs import fit_here
+
+from lockstep.config.overrides import make, read_file
+from lockstep.config.placement import Placement
+from lockstep.data import cifar, mnist
+from lockstep.data.decode import decode_image, inspect_image
+from lockstep.data.download import manifest as downloads
+from lockstep.data.download.unpack import unpack
+from lockstep.data.folder import index
+from lockstep.data.folder.scan import scan
+from lockstep.data.folder.survey import survey
+from lockstep.data.images import open_images
+from lockstep.data.images.mapped import MappedImages
+from lockstep.errors import LockstepError, printable
+from lockstep.inference.classifier import load as load_classifier
+from lockstep.inference.origin import recipe_of
+from lockstep.recipes import named
+from lockstep.report.evaluation_log import EvaluationLog
+from lockstep.run import checkpoint
+from lockstep.run.folder import Run
+from lockstep.run.initial_weights import load_initial_weights
+from lockstep.run.listing import runs_in
+from lockstep.run.manifest import MANIFEST, encoded
+from lockstep.run.weights_file import find_weights
+from lockstep.training.network import build_model, persistent_buffers
+from lockstep.training.state import State
+
+RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 1})
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
+bounded = settings(
+    max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+
+def only_lockstep_errors(call, *arguments):
+    """Return what the call returns, or None after a LockstepError whose message can be printed."""
+    try:
+        return call(*arguments)
+    except LockstepError as error:
+        printable(str(error)).encode()
+        return None
+
+
+# Each edit of a file: (position as a share of its length, what is done there, bytes).
+EDITS = st.lists(
+    st.tuples(
+        st.floats(0, 1),
+        st.sampled_from(["change", "insert", "cut", "repeat", "end"]),
+        st.one_of(st.binary(min_size=1, max_size=8), st.sampled_from([b"\xff" * 8, bytes(8), b"9" * 40, b"[" * 3000])),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def edited(data, edits):
+    for share, what, new in edits:
+        at = int(share * len(data))
+        if what == "change":
+            data = data[:at] + new + data[at + len(new) :]
+        elif what == "insert":
+            data = data[:at] + new + data[at:]
+        elif what == "cut":
+            data = data[:at] + data[at + len(new) * 8 :]
+        elif what == "repeat":
+            data = data[:at] + data[max(0, at - 64) : at] * 3 + data[at:]
+        else:
+            data = data[:at]
+    return data
+
+
+STRANGE = st.one_of(
+    st.sampled_from(
+        [
+            None,
+            True,
+            -1,
+            0,
+            10**30,
+            -(10**400),
+            1e308,
+            float("inf"),
+            float("nan"),
+            "",
+            "\ud800",
+            "a\x1b[2J\0b",
+            "../x",
+            "os:system",
+            [],
+            {},
+            [None],
+            {"kind": []},
+            {"kind": "sgd", "x": 1},
+            "x" * 10_000,
+            [[]] * 100,
+        ]
+    ),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+)
+
+
+def places(value, path=()):
+    """The paths of all parts of a JSON value, the whole first."""
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*path, key))
+
+
+def with_strange_parts(value, changes):
+    """A copy of a JSON value, of which some parts are replaced or left out (for the text "\\ud800")."""
+    for number, strange in changes:
+        value = json.loads(json.dumps(value))
+        paths = list(places(value))
+        path = paths[number % len(paths)]
+        if not path:
+            value = strange
+            continue
+        inner = value
+        for key in path[:-1]:
+            inner = inner[key]
+        if strange == "" and isinstance(inner, dict):
+            del inner[path[-1]]
+        else:
+            inner[path[-1]] = strange
+    return value
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 10_000), STRANGE), min_size=1, max_size=3)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A complete run of one step."""
+    path = tmp_path_factory.mktemp("fuzz") / "runs/a"
+    path.parent.mkdir()
+    fit_here(RECIPE, path, Placement(summary_every=0, eval_every=1))
+    return path
+
+
+@pytest.fixture(scope="module")
+def copy(run, tmp_path_factory):
+    """A copy of the run for changes. Each test restores what it changes."""
+    path = tmp_path_factory.mktemp("copy") / "runs/a"
+    shutil.copytree(run, path)
+    return path
+
+
+def look_at(path):
+    """Read all that a run tells, as the commands do."""
+    run = Run(path)
+    for read in (
+        run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
+        lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: runs_in(path.parent),
+        lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
+        lambda: checkpoint.latest(run.checkpoints, lambda text: None), lambda: checkpoint.best_step(run.checkpoints),
+    ):  # fmt: skip
+        only_lockstep_errors(read)
+
+
+FILES = [
+    "recipe.json", "environment.json", "result.json", "metrics.jsonl", "model.safetensors",
+    "checkpoints/step-000000001/manifest.json", "checkpoints/step-000000001/state.safetensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+@bounded
+@given(edits=EDITS)
+def test_bytes_of_a_run(run, copy, name, edits):
+    (copy / name).write_bytes(edited((run / name).read_bytes(), edits))
+    try:
+        look_at(copy)
+        if name == "model.safetensors":
+            only_lockstep_errors(load_classifier, copy)
+            only_lockstep_errors(load_classifier, copy / name)
+    finally:
+        shutil.copy(run / name, copy / name)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
+@bounded
+@given(changes=CHANGES)
+def test_values_in_a_run(run, copy, name, changes):
+    (copy / name).write_text(json.dumps(with_strange_parts(json.loads((run / name).read_text()), changes)))
+    try:
+        look_at(copy)
+    finally:
+        shutil.copy(run / name, copy / name)
+
+
+@pytest.mark.slow
+@bounded
+@given(changes=CHANGES)
+def test_a_manifest_that_is_sealed_with_strange_values(run, copy, changes):
+    """Somebody who makes a checkpoint can compute the SHA-256 of anything."""
+    path = copy / "checkpoints/step-000000001"
+    facts = with_strange_parts(json.loads((path / MANIFEST).read_text()), changes)
+    if not isinstance(facts, dict) or not isinstance(facts.get("files"), dict):
+        return
+    (path / MANIFEST).write_bytes(encoded(facts))
+    try:
+        look_at(copy)
+        only_lockstep_errors(load_classifier, copy, 1)
+        checkpoint.prune(copy / "checkpoints", 1)
+        only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0))
+    finally:
+        shutil.rmtree(copy)
+        shutil.copytree(run, copy)
+
+
+TENSORS = st.sampled_from(
+    [
+        torch.tensor(3), torch.tensor([1, 2]), torch.zeros(0), torch.zeros(32), torch.zeros(2, 2).double(),
+        torch.tensor(float("nan")), torch.tensor([float("inf"), -1.0], dtype=torch.float64), torch.zeros(3).bool(),
+        torch.zeros(10).bfloat16(), torch.tensor(2**62), torch.zeros(2, dtype=torch.complex64),
+    ]
+)  # fmt: skip
+
+
+def state():
+    recipe = RECIPE.replace(precision="float16", non_finite="skip")
+    model = build_model(recipe, (1, 8, 8), 10)
+    return State(recipe, dict(model.named_parameters()), persistent_buffers(model), torch.device("cpu"))
+
+
+@bounded
+@given(
+    st.lists(st.tuples(st.integers(0, 100), TENSORS, st.sampled_from(["put", "drop", "add"])), min_size=1, max_size=3)
+)
+def test_strange_tensors_in_a_checkpoint(changes):
+    whole = state()
+    tensors = whole.tensors()
+    for number, tensor, what in changes:
+        name = sorted(tensors)[number % len(tensors)]
+        if what == "drop":
+            del tensors[name]
+        else:
+            tensors[name if what == "put" else f"optimizer/slot/{name.partition('/')[2]}"] = tensor
+    only_lockstep_errors(whole.load, tensors)
+
+
+@bounded
+@given(edits=EDITS)
+def test_recipe_files(tmp_path, edits):
+    (tmp_path / "r.toml").write_bytes(edited(named("cifar10").toml().encode(), edits))
+    fields = only_lockstep_errors(read_file, tmp_path / "r.toml")
+    if fields is not None:
+        only_lockstep_errors(make, fields)
+        only_lockstep_errors(make, named("digits").model_dump(mode="json"), fields)
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10", "folder"])
+@settings(bounded, max_examples=4 * EXAMPLES)
+@given(changes=CHANGES)
+def test_values_in_a_recipe(name, changes):
+    fields = with_strange_parts(named(name).model_dump(mode="json"), changes)
+    if isinstance(fields, dict):
+        recipe = only_lockstep_errors(make, fields)
+        if recipe is not None:
+            recipe.digest()
+            only_lockstep_errors(recipe.toml)
+
+
+def picture(kind):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert("P" if kind == "GIF" else "RGB").save(file, kind)
+    return file.getvalue()
+
+
+PICTURES = {kind: picture(kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")}
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+@settings(bounded, max_examples=4 * EXAMPLES)
+@given(edits=EDITS)
+def test_images(kind, edits):
+    data = edited(PICTURES[kind], edits)
+    only_lockstep_errors(inspect_image, data)
+    pixels = only_lockstep_errors(decode_image, data, 32)
+    assert pixels is None or pixels.shape == (32, 32, 3)
+
+
+@bounded
+@given(edits=EDITS, compressed=st.booleans())
+def test_mnist_files(tmp_path, edits, compressed):
+    end = ".gz" if compressed else ""
+    pair = {
+        f"images{end}": struct.pack(">4I", 2051, 20, 28, 28) + bytes(20 * 784),
+        f"labels{end}": struct.pack(">2I", 2049, 20) + bytes(20),
+    }
+    for name, content in pair.items():
+        (tmp_path / name).write_bytes(edited(gzip.compress(content, mtime=0) if compressed else content, edits))
+    only_lockstep_errors(lambda: mnist.read(*(tmp_path / name for name in pair), count=20))
+
+
+@bounded
+@given(edits=EDITS)
+def test_cifar_files(tmp_path, edits):
+    (tmp_path / "batch.bin").write_bytes(edited(bytes(5 * 3073), edits))
+    only_lockstep_errors(
+        lambda: cifar.read([tmp_path / "batch.bin"], records=5, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+    )
+
+
+def test_a_pickle_in_the_place_of_a_cifar_batch_is_not_loaded(tmp_path):
+    (tmp_path / "data_batch_1").write_bytes(
+        pickle.dumps({b"data": np.zeros((10, 3072), np.uint8), b"labels": [0] * 10})
+    )
+    with pytest.raises(LockstepError, match="not in CIFAR binary format"):
+        cifar.read([tmp_path / "data_batch_1"], records=10, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+
+
+def weights(kind):
+    model = build_model(RECIPE, (1, 8, 8), 10)
+    file = io.BytesIO()
+    if kind == "safetensors":
+        from safetensors.torch import save
+
+        return save(model.state_dict())
+    torch.save(model.state_dict(), file, _use_new_zipfile_serialization=kind == "zip")
+    return file.getvalue()
+
+
+WEIGHTS = {kind: weights(kind) for kind in ("safetensors", "zip", "legacy")}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@bounded
+@given(edits=EDITS, early=st.booleans())
+def test_weights_of_init(tmp_path, kind, edits, early):
+    """Half of the edits are in the first bytes, where the names and shapes are."""
+    path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pt")
+    if early:
+        edits = [(share / 50, what, new) for share, what, new in edits]
+    path.write_bytes(edited(WEIGHTS[kind], edits))
+
+    def load():
+        found = find_weights(path)
+        load_initial_weights(build_model(RECIPE, (1, 8, 8), 10), "digits", path, found.sha256, "0123456789")
+
+    only_lockstep_errors(load)
+
+
+class Executed:
+    """A pickle of it runs a command when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_no_code_in_a_pickle_is_executed(tmp_path, wrapped):
+    evil = Executed(tmp_path / "executed")
+    content = {**build_model(RECIPE, (1, 8, 8), 10).state_dict(), "evil": evil} if wrapped else evil
+    for new_format in (True, False):
+        torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=new_format)
+        with pytest.raises(LockstepError, match="would execute code"):
+            load_initial_weights(
+                build_model(RECIPE, (1, 8, 8), 10), "digits", tmp_path / "w.pt", find_weights(tmp_path / "w.pt").sha256
+            )
+    (tmp_path / "plain.bin").write_bytes(pickle.dumps(content))
+    with pytest.raises(LockstepError):
+        load_initial_weights(
+            build_model(RECIPE, (1, 8, 8), 10),
+            "digits",
+            tmp_path / "plain.bin",
+            find_weights(tmp_path / "plain.bin").sha256,
+        )
+    assert not (tmp_path / "executed").exists()
+
+
+def test_no_code_that_a_run_names_is_executed(run, copy, tmp_path, monkeypatch):
+    """A module in the current folder is not imported, whatever the run's files name."""
+    (tmp_path / "evil.py").write_text("open('executed', 'w')\ndef build(shape, classes): ...\nload = build\n")
+    monkeypatch.chdir(tmp_path)
+    facts = json.loads((run / "recipe.json").read_text())
+    for setting in ("model", "dataset"):
+        (copy / "recipe.json").write_text(json.dumps(facts | {setting: "evil:build"}))
+        look_at(copy)
+        with pytest.raises(LockstepError):
+            load_classifier(copy)
+    shutil.copy(run / "recipe.json", copy / "recipe.json")
+    assert not (tmp_path / "executed").exists()
+
+
+@bounded
+@given(edits=EDITS)
+def test_archives(tmp_path, edits):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for name in ("a/b.bin", "c.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = 1000
+            tar.addfile(member, io.BytesIO(bytes(range(250)) * 4))
+    raw = edited(gzip.decompress(file.getvalue()), edits)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    (tmp_path / "out").mkdir()
+    for content in (gzip.compress(raw), edited(file.getvalue(), edits)):
+        (tmp_path / "a.tar.gz").write_bytes(content)
+        only_lockstep_errors(unpack, tmp_path / "a.tar.gz", tmp_path / "out")
+        shutil.rmtree(tmp_path / "out")
+        (tmp_path / "out").mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "out"]
+
+
+class Grey:
+    count, shape = 5, (4, 4, 1)
+
+    def decode(self, row):
+        return np.full(self.shape, row, np.uint8)
+
+
+@pytest.mark.parametrize("name", ["pixels", "crc32", "manifest.json"])
+@bounded
+@given(edits=EDITS, changes=CHANGES)
+def test_a_cache_of_images(tmp_path, name, edits, changes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        folder = open_images(Grey(), "key", cache_limit=1.0).folder
+    good = (folder / name).read_bytes()
+    bad = [edited(good, edits)]
+    if name == "manifest.json":
+        bad.append(json.dumps(with_strange_parts(json.loads(good), changes)).encode())
+    for content in bad:
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+        only_lockstep_errors(lambda: MappedImages(folder)[0:5])
+    (folder / name).write_bytes(good)
+
+
+@bounded
+@given(edits=EDITS)
+def test_the_index_of_a_folder(tmp_path, edits):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        root = tmp_path / "photos"
+        for name in ("a", "b"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+            (root / name / "1.png").write_bytes(PICTURES["PNG"])
+        whole = index.index_of(scan(root))
+        cache = index.cache_file(root)
+        cache.write_bytes(edited(cache.read_bytes(), edits))
+        found = index.index_of(scan(root))
+        assert (found.paths, found.sha256.tolist()) == (whole.paths, whole.sha256.tolist())
+
+
+@bounded
+@given(names=st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=6), depth=st.integers(0, 3))
+def test_the_names_in_a_folder_of_images(tmp_path, names, depth):
+    root = os.fsencode(tmp_path / "photos")
+    shutil.rmtree(root, ignore_errors=True)
+    for number, name in enumerate(names):
+        name = name.replace(b"/", b"_").replace(b"\0", b"_")
+        folder = os.path.join(root, *[b"train", b"val", b"x"][:depth], name if name.strip(b".") else b"dots")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, name[:4] + b"%d.png" % number), "wb") as file:
+            file.write(PICTURES["PNG"] + bytes([number]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        only_lockstep_errors(lambda: survey(tmp_path / "photos", 0.2, skip_unreadable=True).require_sound())
+
+
+@bounded
+@given(edits=EDITS, changes=CHANGES)
+def test_the_manifest_of_a_download(tmp_path, edits, changes):
+    (tmp_path / "a.bin").write_bytes(b"a")
+    (tmp_path / downloads.NAME).unlink(missing_ok=True)
+    downloads.write(tmp_path, "mnist")
+    good = (tmp_path / downloads.NAME).read_bytes()
+    for content in (edited(good, edits), json.dumps(with_strange_parts(json.loads(good), changes)).encode()):
+        (tmp_path / downloads.NAME).write_bytes(content)
+        downloads.made_by_download(tmp_path, "mnist")
+        downloads.problem(tmp_path)
+        downloads.foreign_files(tmp_path, "mnist")
+
+
+@bounded
+@given(changes=CHANGES, edits=EDITS)
+def test_the_record_of_a_watcher(tmp_path, changes, edits):
+    row = {"kind": "evaluation", "step": 3, "split": "test", "weights": "ema", "examples": 10, "accuracy": 0.5}
+    for content in (json.dumps(with_strange_parts(row, changes)).encode(), edited(json.dumps(row).encode(), edits)):
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+        EvaluationLog(tmp_path, pytest.fail, split="test", weights="ema", examples=10, usual=True)

@@ -1,0 +1,245 @@
+"""A disk that is full, or becomes read-only, while a run trains: the run goes on, and no valid checkpoint is lost."""
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+from tests.unit.test_saver import Weights
+
+from lockstep.files import no_room
+from lockstep.report.metrics import MetricsFile
+from lockstep.run import checkpoint, saver
+from lockstep.run.saver import Saver
+
+STEPS = 60
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Return disk(KiB) -> the folder of an empty disk of this size."""
+    mounted = []
+
+    def mount(kib):
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", folder]
+        if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("only root can mount a small disk, and this machine may not allow it")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)
+
+
+def fill(folder):
+    """Leave no room on the disk of `folder`. Return the file that fills it."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 10, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+    return filler
+
+
+def steps(folder):
+    return sorted(checkpoint.steps(folder))
+
+
+def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
+    """Three checkpoints fit, and five are to be kept: the fourth deletes the oldest ones, and is saved."""
+    folder = disk(3 * 500) / "checkpoints"
+    state, saves = Weights(), Saver(folder, keep=5, every_s=0)
+    state.weight = torch.zeros(100_000)
+    for _ in range(3):
+        state.update()
+        saves.save(state, {})
+        saves.wait()
+        assert saves.take_error() is None
+    assert steps(folder) == [1, 2, 3]
+    state.update()
+    saves.save(state, {})
+    saves.wait()
+    assert saves.take_error() is None
+    assert steps(folder) == [3, 4]
+    assert checkpoint.latest(folder, pytest.fail).manifest["step"] == 4
+
+
+def test_without_room_for_two_the_valid_one_stays(disk):
+    folder = disk(500) / "checkpoints"
+    state, saves = Weights(), Saver(folder, keep=5, every_s=0)
+    state.weight = torch.zeros(100_000)
+    for _ in range(3):
+        state.update()
+        saves.save(state, {})
+        saves.wait()
+    assert no_room(saves.take_error())
+    assert steps(folder) == [1]
+    assert [path.name for path in folder.iterdir()] == ["step-000000001"]  # no unfinished one
+    assert checkpoint.latest(folder, pytest.fail).manifest["step"] == 1
+
+
+def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):
+    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    for accuracy in (0.9, 0.5, 0.6):
+        state.update()
+        saves.save(state, {})
+        saves.add_facts(state.step, {"accuracy": accuracy})
+    saves.wait()
+    save, calls = checkpoint.save, iter([OSError(28, "No space left on device")])
+
+    def full_once(*arguments):
+        for error in calls:
+            raise error
+        return save(*arguments)
+
+    monkeypatch.setattr(saver.checkpoint, "save", full_once)
+    state.update()
+    saves.save(state, {})
+    saves.wait()
+    assert saves.take_error() is None
+    assert steps(tmp_path) == [1, 3, 4]
+
+
+def test_lost_rows_are_noted_once_and_the_next_row_is_whole(disk):
+    folder = disk(64)
+    notes = []
+    metrics = MetricsFile(folder / "metrics.jsonl", 1, notes.append)
+    metrics.digest(0, "a")
+    filler = fill(folder)
+    for step in range(1, 2000):  # the last page of the file has room for some rows
+        metrics.digest(step, "a" * 18)
+    assert len(notes) == 1
+    assert "cannot write in" in notes[0]
+    assert "No space left on device" in notes[0]
+    filler.unlink()
+    metrics.digest(2000, "b")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["step"] == 0
+    assert json.loads(lines[-1]) == {"kind": "digest", "step": 2000, "digest": "b"}
+    metrics.digest(2001, "b")
+    assert len(notes) == 1
+
+
+def trained(started, disk, *options):
+    """Start a run on the disk, which is followed by a thread. Return the process and the lines that it prints."""
+    process = started(
+        "train", "digits", "--steps", STEPS, "--runs", disk, "--name", "x", "--processes", 1, "--log-every", 1,
+        "--save-every", 5, "--summary-every", 0, *options,
+    )  # fmt: skip
+    lines = []
+    threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True).start()
+    return process, lines
+
+
+def wait_for(lines, text, process):
+    until = time.monotonic() + 120
+    while not any(text in line for line in lines):
+        assert time.monotonic() < until, lines
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def undisturbed(trained_once):
+    return trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
+
+
+def slow_digits(folder):
+    """Write slow.py: digits with a pause in each pass, so that the test can act in the middle of the run."""
+    (folder / "slow.py").write_text(
+        "import time\n"
+        "from lockstep.models.digits import Digits\n"
+        "class Slow(Digits):\n"
+        "    def forward(self, images):\n"
+        "        time.sleep(0.02)\n"
+        "        return super().forward(images)\n"
+        "def build(shape, classes):\n"
+        "    return Slow(shape, classes)\n"
+    )
+    decay = [f"weight_decay.{name}.weight=5e-4" for name in ("conv1", "conv2", "conv3", "logits")]
+    settings = [word for text in ("weight_decay={}", *decay) for word in ("--set", text)]
+    return "--model", "slow:build", *settings
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
+    started, program, disk, undisturbed, tmp_path
+):
+    folder = disk(20_000)
+    process, lines = trained(started, folder, "--keep", 1, *slow_digits(tmp_path))
+    wait_for(lines, ": step 12,", process)
+    filler = fill(folder)
+    wait_for(lines, "could not save a checkpoint", process)
+    wait_for(lines, "cannot write in", process)
+    assert checkpoint.latest(folder / "x/checkpoints", pytest.fail) is not None
+    filler.unlink()
+    assert process.wait(timeout=120) == 0, process.stderr.read()
+    result = json.loads((folder / "x/result.json").read_text())
+    assert result["weights_sha256"] == undisturbed
+
+
+@pytest.mark.slow
+def test_a_run_makes_room_by_deleting_old_checkpoints(started, disk, undisturbed, tmp_path):
+    folder = disk(20_000)
+    process, lines = trained(started, folder, "--keep", 3, *slow_digits(tmp_path))
+    wait_for(lines, ": step 22,", process)
+    fill(folder)
+    assert process.wait(timeout=120) == 0, process.stderr.read()
+    assert not any("could not save" in line for line in lines)
+    assert json.loads((folder / "x/result.json").read_text())["weights_sha256"] == undisturbed
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_without_room_says_so_and_is_resumed_later(started, program, disk, undisturbed, tmp_path):
+    folder = disk(20_000)
+    code = slow_digits(tmp_path)
+    process, lines = trained(started, folder, "--keep", 1, *code)
+    wait_for(lines, ": step 12,", process)
+    filler = fill(folder)
+    assert process.wait(timeout=120) == 4
+    err = process.stderr.read()
+    assert err.startswith("lockstep: could not save a checkpoint in ")
+    assert "No space left on device" in err
+    assert len(err.strip().splitlines()) == 1
+    saved = checkpoint.latest(folder / "x/checkpoints", pytest.fail)
+    assert saved is not None
+    refused = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 1)
+    assert refused.returncode == 4
+    assert "Traceback" not in refused.stderr
+    filler.unlink()
+    done = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["weights_sha256"] == undisturbed
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_read_only(started, program, disk, undisturbed, tmp_path):
+    folder = disk(20_000)
+    process, lines = trained(started, folder, *slow_digits(tmp_path))
+    wait_for(lines, ": step 12,", process)
+    # A file that is open for writing keeps the disk writable, so the mount point changes, not the disk itself.
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        wait_for(lines, "could not save a checkpoint", process)
+        assert process.wait(timeout=120) == 4
+        err = process.stderr.read()
+        assert err.startswith("lockstep: could not save a checkpoint in ")
+        assert "Read-only file system" in err
+        assert checkpoint.latest(folder / "x/checkpoints", pytest.fail) is not None
+        refused = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 1)
+        assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
+        assert "Read-only file system" in refused.stderr
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    done = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["weights_sha256"] == undisturbed
