@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lockstep.config.jobs import Job, TrainJob
@@ -31,8 +31,8 @@ _SAVE_S = 15.0  # seconds for saving without the processes that stand still
 class Supervisor:
     """Runs `job` on `processes` worker processes of this host, with files in the empty `folder`.
 
-    `start` starts the workers that it is given. `pause` waits a moment, and may relay what they print. In an outer
-    launch, whose place of this program is `outer`, there is one worker here, and it watches the others itself.
+    `start` starts the workers that it is given. `pause` waits a moment, and may relay what they print. `outer` is this
+    program's place in an outer launch, if it is in one. It then has one worker, which watches the other programs' ones.
     """
 
     def __init__(
@@ -98,7 +98,6 @@ class Supervisor:
         A worker that stands still is killed. If the workers were asked to stop, another one then saves the state.
         """
         observer, next_look = Observer(), 0.0
-        timeout_s = self._job.placement.timeout
         while True:
             try:
                 if workers.failed() is not None:
@@ -108,25 +107,33 @@ class Supervisor:
                     continue
                 next_look = now + _LOOK_S
                 observer.look(beats := workers.beats(), now)
-                stopping = isinstance(self._job, TrainJob) and self.signals.received is not None
-                silent = observer.silent(timeout_s)
-                if self._outer:
-                    silent = [one for one in silent if not one.runs]  # One that runs may wait for another host.
-                if stopping and self.signals.since() > _STOP_S:
-                    # Who presses Ctrl-C waits for a slow step. A scheduler does not.
-                    slow_s = _SLOW_S if self.signals.received == signal.SIGTERM else timeout_s
-                    silent = silent or observer.silent(slow_s, _STOPPED_S)
-                # A process whose main thread makes no progress can still save.
-                answering = sorted(beats, key=lambda number: any(one.process == number for one in silent))
-                answering = [number for number in answering if number not in stopped_among(silent)]
-                if silent and stopping and answering:
-                    return self._save_without(workers, silent, answering[0]), None
-                if silent:
+                if silent := self._silent(observer):
+                    # A process whose main thread makes no progress can still save.
+                    stopped = {one.process for one in silent if not one.runs}
+                    answering = sorted(set(beats) - {one.process for one in silent}) or sorted(set(beats) - stopped)
+                    if self._stopping and answering:
+                        return self._save_without(workers, silent, answering[0]), None
                     for one in silent:
                         workers.kill(one.process)
                     return {silent[0].process: -signal.SIGKILL}, silent[0]
             except KeyboardInterrupt:  # in a program that calls Lockstep
                 self.signals.stop(signal.SIGINT, None)
+
+    @property
+    def _stopping(self) -> bool:
+        """Return whether training was asked to stop. In an outer launch, the worker itself sees to the end."""
+        return isinstance(self._job, TrainJob) and self.signals.received is not None and self._outer is None
+
+    def _silent(self, observer: Observer) -> list[Silent]:
+        """Return the workers that stand still for too long."""
+        timeout_s = self._job.placement.timeout
+        silent = observer.silent(timeout_s)
+        if self._stopping and not silent and self.signals.since() > _STOP_S:
+            # Who presses Ctrl-C waits for a slow step. A scheduler does not.
+            slow_s = _SLOW_S if self.signals.received == signal.SIGTERM else timeout_s
+            silent = observer.silent(slow_s, _STOPPED_S)
+        # In an outer launch, the one worker here may wait for another host.
+        return [one for one in silent if not one.runs] if self._outer else silent
 
     def _all_failed(self, workers: Workers) -> dict[int, int]:
         """Return the exit codes of the workers that failed. If these have lost another one, wait until it has ended."""
@@ -185,11 +192,6 @@ class Supervisor:
     def _tell(self, text: str) -> None:
         if not self._job.quiet:
             print(printable(f"lockstep: {text}"), file=sys.stderr, flush=True)
-
-
-def stopped_among(silent: Sequence[Silent]) -> set[int]:
-    """Return the numbers of those that do not run at all."""
-    return {one.process for one in silent if not one.runs}
 
 
 def _joined(message: str, more: str) -> str:
