@@ -130,6 +130,11 @@ def test_host_1_needs_no_run_folder_to_resume(hosts, tmp_path, alone):
     printed = outputs(programs)
     require_one_result(tmp_path, programs, printed, 4, alone)
     assert "after step 4" in printed[0][1]
+    # The same command again: host 1 does not see that the run is complete, and process 0 tells it.
+    programs = launched(hosts, tmp_path, plain, 4, *TRAIN)
+    printed = outputs(programs)
+    assert [program.returncode for program in programs] == [0] * 4, printed
+    assert "is complete: nothing to resume" in printed[0][1]
 
 
 def test_the_script_for_ssh_and_torchrun(hosts, tmp_path, alone):

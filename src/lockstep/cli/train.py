@@ -115,6 +115,7 @@ def train(
     from lockstep.api.jobs import CompleteRun, train_job
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
+    from lockstep.processes.attempts import report_complete
     from lockstep.processes.launch import launch
     from lockstep.processes.world import World
     from lockstep.settings import validated
@@ -143,6 +144,7 @@ def train(
     if isinstance(job, CompleteRun):
         if world.process == 0:
             _print_complete(job.path, job.result, quiet=quiet, json_output=json_output)
+        report_complete(world)
         return
     raise typer.Exit(launch(job, world))
 

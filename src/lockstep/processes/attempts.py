@@ -1,13 +1,14 @@
 """Attempts: an outer launcher such as torchrun may start the processes of a run again, with the same command."""
 
 import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.config.jobs import Job, TrainJob
-from lockstep.errors import LockstepError, printable
+from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.processes.watch import HostWatch
 from lockstep.processes.world import World
 from lockstep.reduce.heartbeat import Heartbeat
@@ -50,6 +51,29 @@ def continued(job: Job, world: World, store: "Store") -> Job:
         return job.replace(path=path, resume=True, numbered=False)
     note = f"an earlier attempt trained in {path}, which is not on this host: starting at step 0, with the same bits"
     return job.replace(notes=(*job.notes, note))
+
+
+def report_complete(world: World) -> None:
+    """Tell the other processes that the run is complete: those whose hosts do not have its folder wait for this one.
+
+    Raises: LockstepError if process 0 does not have the complete run.
+    """
+    if not world.outer or world.processes == 1:
+        return
+    from lockstep.reduce.rendezvous import CompleteError, of_this_attempt, open_store
+
+    assert world.rendezvous is not None
+    store = open_store(world.rendezvous, world.process, world.processes)
+    try:
+        of_this_attempt(store, world.process, world.processes, complete=world.process == 0)
+    except CompleteError:
+        return
+    if world.process != 0:
+        raise LockstepError(
+            f"the run is complete on host {socket.gethostname()}, but process 0 trains it: it does not have this "
+            f"folder. Give all hosts one folder as --runs, or remove the copy here",
+            ENVIRONMENT,
+        )
 
 
 def begun(store: "Store", path: Path) -> None:

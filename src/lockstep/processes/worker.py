@@ -42,9 +42,12 @@ def run_job(job: Job, world: World, heartbeat: Heartbeat | None = None) -> int:
         if not world.joined:
             return _run_job(job, world, stop_requests, heartbeat)
         from lockstep.reduce.process import is_lost_peer
+        from lockstep.reduce.rendezvous import CompleteError
 
         try:
             return _run_job(job, world, stop_requests, heartbeat)
+        except CompleteError:
+            return 0
         except Exception as error:
             attempts.record_failure(world, error)
             if is_lost_peer(error):

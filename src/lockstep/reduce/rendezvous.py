@@ -16,6 +16,7 @@ from lockstep.reduce.heartbeat import Beat
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for all processes to start
 _POLL_S = 0.02
+_COMPLETE = "complete"
 
 Store = Any  # a key-value store of torch.distributed, whose stubs do not define it
 
@@ -59,19 +60,26 @@ def agreed_address(process: int, processes: int) -> tuple[str, int] | None:
     return found[0]
 
 
-def of_this_attempt(store: Store, process: int, processes: int) -> Store:
+class CompleteError(Exception):
+    """The run is complete in process 0's folder, so there is nothing to do."""
+
+
+def of_this_attempt(store: Store, process: int, processes: int, *, complete: bool = False) -> Store:
     """Return a part of `store` that only these processes use, and no processes of an earlier attempt.
 
     Process 0 makes a new name and gives it to each of the others, by the name that they give themselves. It waits
-    until each has answered, because a name that it finds may be that of an earlier process.
-    Raises: LockstepError if a process does not come.
+    until each has answered, because a name that it finds may be that of an earlier process. If process 0 finds that the
+    run is `complete`, it tells the others so.
+    Raises: LockstepError if a process does not come, CompleteError in the others if the run is complete.
     """
-    own = uuid.uuid4().hex
+    own = f"{_COMPLETE}-{uuid.uuid4().hex}" if complete else uuid.uuid4().hex
     if process != 0:
         store.set(f"here/{process}", own)
         store.wait([f"attempt/{own}"], JOIN_TIMEOUT)
         attempt = store.get(f"attempt/{own}").decode()
         store.set(f"joined/{attempt}/{process}", "")
+        if attempt.startswith(_COMPLETE):
+            raise CompleteError
         return dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
     missing, until = set(range(1, processes)), time.monotonic() + JOIN_TIMEOUT.total_seconds()
     while missing:
