@@ -38,7 +38,7 @@ def test_process_0_overrides_every_method_with_the_same_parameters(name):
 def test_other_processes_open_no_folder(tmp_path):
     session = SimpleNamespace(reduction=SimpleNamespace(process=1))
     job = SimpleNamespace(path=tmp_path / "run", resume=False)
-    with open_writer(job, session, Probe("", None), []) as writer:
+    with open_writer(job, session, Probe("", None), [], lambda path: None) as writer:
         assert type(writer) is Writer
         assert writer.finish({}, [], 0) is None
     assert list(tmp_path.iterdir()) == []
