@@ -199,19 +199,18 @@ def test_a_failure_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_pat
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"LOCKSTEP_MEETING": "x"}, "Move the model into a file of its own"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "started this program 2 times"),
-    ],
-)
-def test_a_process_among_others_is_refused(monkeypatch, variables, message):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_a_worker_process_is_refused(monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_MEETING", "x")
     for function in (lockstep.train, lambda: lockstep.evaluate("x")):
-        with pytest.raises(LockstepError, match=message):
+        with pytest.raises(LockstepError, match="Move the model into a file of its own"):
             function()
+
+
+def test_an_evaluation_in_an_outer_launch_is_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LockstepError, match="started this program 2 times"):
+        lockstep.evaluate("x")
 
 
 def test_output_goes_to_the_callers_sys_stdout(tmp_path, monkeypatch, capsys):

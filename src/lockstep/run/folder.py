@@ -204,9 +204,12 @@ class Run:
             raise LockstepError(f"{newest} was trained by another recipe than recipe.json states")
 
     def require_sound(self) -> None:
-        """Raise a LockstepError if something else is where the run must write a folder or a file."""
+        """Raise a LockstepError if something else is where the run must write a folder or a file.
+
+        Summaries are not among them: a run that cannot write them says so and goes on.
+        """
         for path, expected in [
-            *[(folder, True) for folder in (self.checkpoints, self.summaries)],
+            (self.checkpoints, True),
             *[(file, False) for file in (self.metrics_path, self.log, self.path / "environment.json", self.model)],
         ]:
             if path.exists() and path.is_dir() != expected:
