@@ -79,10 +79,10 @@ def printed(cell):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, synthetic_data):
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, synthetic_data):
+    """In one language, as both have the same code."""
     data = os.environ.get("LOCKSTEP_DATA") or synthetic_data("mnist").parent
-    cells = executed(name, tmp_path, LOCKSTEP_DATA=str(data), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    cells = executed(NAMES[0], tmp_path, LOCKSTEP_DATA=str(data), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert "20,217,226" in printed(cells["layers"])
     largest, difference = map(float, re.findall(r"\S+$", printed(cells["gradients"]), re.M))
     assert 0 < difference < 1e-5 * largest
