@@ -204,8 +204,10 @@ class State:
     def _require_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise a LockstepError unless all `tensors` of a checkpoint have the shapes and types of this state's."""
         expected = self.named()
-        for name, tensor in tensors.items():
-            if name.startswith("optimizer/"):
+        slots = [name for name in tensors if name.startswith("optimizer/")]
+        for name in [name for name in expected if not name.startswith("optimizer/")] + slots:  # weights first
+            tensor = tensors[name]
+            if name in slots:
                 if (own := self.parameters.get(name.split("/", 2)[-1])) is None:
                     raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
                 own = own if tensor.ndim else own.new_empty(())  # Adam's number of updates is a slot of one value.
