@@ -28,6 +28,7 @@ from benchmarks.figures import (
     Figure,
     Unit,
     caption,
+    command,
     evaluations,
     link,
     load,
@@ -42,7 +43,11 @@ from lockstep.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT, README = ROOT / "docs/results.md", ROOT / "README.md"
+RELIABILITY = ROOT / "docs/reliability.md"
 BEGIN, END = "<!-- headlines: python -m benchmarks.tables writes them -->", "<!-- end of headlines -->"
+BEGIN_SURVIVAL, END_SURVIVAL = (
+    "<!-- survival: python -m benchmarks.tables writes it -->", "<!-- end of survival -->",
+)  # fmt: skip
 
 LONG, FOUR_TOWERS = "cifar10-tutorial-100000-bfloat16", "cifar10-tutorial-4-towers-30000-bfloat16"
 BY_PRECISION = {  # seeds 0 and 1
@@ -472,6 +477,32 @@ def with_headlines(readme: str) -> str:
     return before + headlines() + rest.split(END)[1]
 
 
+def survival() -> str:
+    """Return the result of the random faults, from its first marker to its second."""
+    record = load("survival")
+    number = sum(seconds["n"] for seconds in record["faults"].values())
+    survived = f"**{record['survived']} of {record['runs']} runs**"
+    lines = [
+        BEGIN_SURVIVAL,
+        f"{survived} had the SHA-256 of the undisturbed one, after {number} faults.",
+        "",
+        f"{command('survival')} on {machine('survival')} ({link('survival')}):",
+        "",
+        "| fault | n | recovery: median | range |",
+        "|---|---|---|---|",
+    ]
+    for kind, seconds in record["faults"].items():
+        span = f"{seconds['min']:.1f} to {seconds['max']:.1f} s"
+        lines.append(f"| {kind} | {seconds['n']} | {seconds['median']:.1f} s | {span} |")
+    return "\n".join([*lines, END_SURVIVAL])
+
+
+def with_survival(page: str) -> str:
+    """Return `page` with the result of today's record of random faults between its markers."""
+    before, rest = page.split(BEGIN_SURVIVAL)
+    return before + survival() + rest.split(END_SURVIVAL)[1]
+
+
 def measured(recipe: str) -> str:
     """Return the measurements in the docstring of `recipe`, on one line."""
     if recipe in ("cifar10", "digits"):
@@ -523,6 +554,7 @@ def mean_loss(record: str, step: int) -> float:
 def main() -> None:
     DOCUMENT.write_text(document())
     README.write_text(with_headlines(README.read_text()))
+    RELIABILITY.write_text(with_survival(RELIABILITY.read_text()))
     originals.PAGE.write_text(originals.with_table(originals.PAGE.read_text()))
     for recipe in RECIPES:
         print(f"{recipe}: {measured(recipe)}")

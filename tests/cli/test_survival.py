@@ -35,7 +35,7 @@ def begin(started, processes, *options, steps=STEPS, **environment):
 
 
 def end(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert "Traceback" not in err
     return out, err
 

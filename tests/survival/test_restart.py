@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.cli.test_survival import STEPS, begin, end, gone, resume, undisturbed, workers_among  # noqa: F401
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUN = "runs/x"
 
@@ -50,7 +50,7 @@ def test_kill_9_of_one_process_restarts_all(started, tmp_path, undisturbed, vict
     assert f"process {victim} of 3 (tower" in out
     assert "was killed by SIGKILL in step " in out
     assert "restart 1 of 3" in out
-    assert re.search(r"restarted +1 of at most 3; continues after step [5-9]", out)
+    assert re.search(r"restarted +1 of at most 3; continues after step [1-9]", out)
     assert gone(children)
     assert list((tmp_path / "temporary").iterdir()) == []
     assert "restart 1 of 3" in (tmp_path / RUN / "log.txt").read_text()
@@ -113,7 +113,7 @@ def test_sigterm_while_a_process_is_stopped_saves_in_time(started, program, tmp_
     begun = time.monotonic()
     process.terminate()
     _, err = end(process)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 90  # 10 to 15 s on a quiet machine
     assert process.returncode == 143
     assert f"process {victim} of 3" in err
     assert "the state after the last update was saved without it" in err
@@ -155,7 +155,7 @@ def test_torchrun_restarts_a_run_without_a_name_and_without_resume(tmp_path, und
     ranks(process)[1].kill()
     until_step(process, 20)
     ranks(process)[0].kill()
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     assert sha256(out) == undisturbed
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-1"]
@@ -185,7 +185,7 @@ def test_torchrun_finds_the_first_cause_in_its_error_file(tmp_path):
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
         "-m", "lockstep", "train", "--model", "mine:build", "--name", "x",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     errors = [json.loads(path.read_text()) for path in tmp_path.glob("logs/**/error.json")]
     assert any("no such weights" in json.dumps(error) for error in errors)
@@ -201,7 +201,7 @@ def test_a_process_that_stands_still_under_torchrun_is_named_by_the_others(tmp_p
         if "gives no sign" in line:
             break
     assert "process 1 on host" in line
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 90  # the timeout is 5 s
     victim.send_signal(signal.SIGKILL)
     process.kill()
     process.communicate()

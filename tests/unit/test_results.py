@@ -62,6 +62,11 @@ def test_the_headlines_of_readme_are_rendered_from_the_records():
     assert readme == tables.with_headlines(readme), "run: python -m benchmarks.tables"
 
 
+def test_the_result_of_random_faults_is_rendered_from_its_record():
+    page = tables.RELIABILITY.read_text()
+    assert page == tables.with_survival(page), "run: python -m benchmarks.tables"
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_docstring_of_a_recipe_states_its_records(recipe):
     stated = " ".join(inspect.getdoc(RECIPES[recipe]).split())
