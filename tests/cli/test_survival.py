@@ -55,6 +55,18 @@ def slow_model(folder, condition, action):
     )
 
 
+def model_that_crashes_in_process_1(folder):
+    """Write mine.py with a `build` that raises an error in process 1."""
+    (folder / "mine.py").write_text(
+        "import os\n"
+        "from lockstep.models.digits import build as digits\n"
+        "def build(shape, classes):\n"
+        "    if os.environ.get('RANK') == '1':\n"
+        "        raise RuntimeError('no such weights')\n"
+        "    return digits(shape, classes)\n"
+    )
+
+
 def resume(program, processes):
     done = program("train", "runs/x", "--resume", "--processes", processes, "--json")
     assert done.returncode == 0, done.stderr
@@ -194,14 +206,7 @@ def test_two_programs_cannot_train_in_one_folder(started, program):
 
 
 def test_a_crash_in_one_process_is_told_once_with_its_cause(program, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import os\n"
-        "from lockstep.models.digits import build as digits\n"
-        "def build(shape, classes):\n"
-        "    if os.environ.get('RANK') == '1':\n"
-        "        raise RuntimeError('no such weights')\n"
-        "    return digits(shape, classes)\n"
-    )
+    model_that_crashes_in_process_1(tmp_path)
     done = program("train", "--model", "mine:build", "--processes", 3)
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: no such weights") == 1

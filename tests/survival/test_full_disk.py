@@ -53,11 +53,17 @@ def steps(folder):
     return sorted(checkpoint.steps(folder))
 
 
+def large_state():
+    """A state of 400 kB."""
+    state = Weights()
+    state.weight = torch.zeros(100_000)
+    return state
+
+
 def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
     """Three checkpoints fit, and five are to be kept: the fourth deletes the oldest ones, and is saved."""
     folder = disk(3 * 500) / "checkpoints"
-    state, saves = Weights(), Saver(folder, keep=5, every_s=0)
-    state.weight = torch.zeros(100_000)
+    state, saves = large_state(), Saver(folder, keep=5, every_s=0)
     for _ in range(3):
         state.update()
         saves.save(state, {})
@@ -74,8 +80,7 @@ def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
 
 def test_without_room_for_two_the_valid_one_stays(disk):
     folder = disk(500) / "checkpoints"
-    state, saves = Weights(), Saver(folder, keep=5, every_s=0)
-    state.weight = torch.zeros(100_000)
+    state, saves = large_state(), Saver(folder, keep=5, every_s=0)
     for _ in range(3):
         state.update()
         saves.save(state, {})

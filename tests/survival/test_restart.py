@@ -10,7 +10,16 @@ import time
 
 import psutil
 import pytest
-from tests.cli.test_survival import STEPS, begin, end, gone, resume, undisturbed, workers_among  # noqa: F401
+from tests.cli.test_survival import (  # noqa: F401
+    STEPS,
+    begin,
+    end,
+    gone,
+    model_that_crashes_in_process_1,
+    resume,
+    undisturbed,
+    workers_among,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -172,14 +181,7 @@ def test_processes_do_not_outlive_a_killed_torchrun(tmp_path):
 
 
 def test_torchrun_finds_the_first_cause_in_its_error_file(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import os\n"
-        "from lockstep.models.digits import build as digits\n"
-        "def build(shape, classes):\n"
-        "    if os.environ.get('RANK') == '1':\n"
-        "        raise RuntimeError('no such weights')\n"
-        "    return digits(shape, classes)\n"
-    )
+    model_that_crashes_in_process_1(tmp_path)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs", "--redirects", "3",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, note_of
+from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, Model, note_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ def evaluate(
         ),
     ] = None,
     device: Device = "auto",
-    model: Annotated[
-        str | None,
-        typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
-    ] = None,
+    model: Model = None,
     dataset: Dataset = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a model or dataset whose source has changed since it was trained.")

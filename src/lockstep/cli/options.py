@@ -28,6 +28,10 @@ CacheLimit = Annotated[
         help="Disk space for caches of decoded images; 0: decode on the fly. Default: half of the free space.",
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="The run's own package.module:function, to allow that its code is executed."),
+]
 Dataset = Annotated[
     str | None,
     typer.Option("--dataset", help="The run's own package.module:function, to allow that its code is executed."),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Device
+from lockstep.cli.options import Device, Model
 from lockstep.errors import DATA, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ def predict(
         ),
     ] = None,
     device: Device = "auto",
-    model: Annotated[
-        str | None,
-        typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
-    ] = None,
+    model: Model = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each image.")] = False,
     csv_output: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
 ) -> None:

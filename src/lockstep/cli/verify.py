@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, Processes, note_of
+from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, Model, Processes, note_of
 from lockstep.errors import CRASH, printable
 
 _SHOWN = 12  # tensors that are listed; --json lists all
-_MOST_ULP = 1_000_000  # more units in the last place mean only that nothing is alike
+_MOST_ULP = 1_000_000  # A larger difference, in units in the last place (ulp), is not printed exactly.
 
 _ALIKE = "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
 _WHAT = {
@@ -47,10 +47,7 @@ def verify(
     cache_limit: CacheLimit = None,
     processes: Processes = None,
     device: Device = "auto",
-    model: Annotated[
-        str | None,
-        typer.Option(help="The run's own package.module:function, to allow that its code is executed."),
-    ] = None,
+    model: Model = None,
     dataset: Dataset = None,
     json_output: Json = False,
 ) -> None:

@@ -22,9 +22,9 @@ from lockstep import numerics
 from lockstep.config.jobs import Job, TrainJob
 from lockstep.config.placement import check
 from lockstep.errors import CRASH, LockstepError
-from lockstep.processes.launch import POLL_S, check_count, count, prepare_data, silence_stderr
+from lockstep.processes.launch import check_count, count, prepare_data, silence_stderr
 from lockstep.processes.signals import SignalForwarder
-from lockstep.processes.supervisor import Supervisor
+from lockstep.processes.supervisor import POLL_S, Supervisor
 from lockstep.processes.workers import Workers
 from lockstep.processes.world import RENDEZVOUS, World
 

@@ -23,12 +23,10 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.download.fetch import ensure
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.processes.signals import Handler, handled_by, leave
-from lockstep.processes.supervisor import Supervisor
+from lockstep.processes.supervisor import POLL_S, Supervisor
 from lockstep.processes.worker import run_job
 from lockstep.processes.workers import Workers
 from lockstep.processes.world import World
-
-POLL_S = 0.02  # seconds between two looks at the workers
 
 _REDIRECTING = threading.Lock()  # sys.stderr belongs to all threads
 

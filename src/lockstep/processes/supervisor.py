@@ -18,7 +18,7 @@ from lockstep.processes.workers import Failure, Workers
 from lockstep.processes.world import World
 from lockstep.reduce.heartbeat import Observer, Silent
 
-_POLL_S = 0.02
+POLL_S = 0.02  # seconds between two looks at the workers
 _LOOK_S = 0.2  # seconds between two looks at the heartbeats
 _KILL_AFTER_S = 1.0  # seconds that the others have to end after a process has died
 _FAILURES_AT_A_STEP = 3  # in a row; then the step itself is at fault
@@ -139,7 +139,7 @@ class Supervisor:
         """Return the exit codes of the workers that failed. If these have lost another one, wait until it has ended."""
         until = time.monotonic() + _LAST_CAUSE_S
         while workers.lost_others_only() and time.monotonic() < until:
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
         return workers.failed() or {}
 
     def _save_without(self, workers: Workers, silent: list[Silent], saver: int) -> dict[int, int]:

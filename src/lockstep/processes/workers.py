@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lockstep.config.jobs import Job
 from lockstep.errors import CRASH, ENVIRONMENT
 from lockstep.processes.world import World
-from lockstep.reduce import heartbeat, owned
+from lockstep.reduce import heartbeat, owned_in_words
 from lockstep.reduce.heartbeat import Beat
 
 _KILLED_S = 5.0  # seconds for a killed worker to end
@@ -149,9 +149,8 @@ class Workers:
 
     def describe(self, number: int) -> str:
         """Return a worker's number and towers, in words."""
-        towers = owned(self.job.recipe.towers, self.processes, number)
-        which = f"tower {towers.start}" if len(towers) == 1 else f"towers {towers.start} to {towers.stop - 1}"
-        return f"process {number} of {self.processes} ({which})"
+        towers = owned_in_words(self.job.recipe.towers, self.processes, number)
+        return f"process {number} of {self.processes} ({towers})"
 
     def _failure_files(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in self.folder.glob("process-*.json")]

@@ -53,6 +53,12 @@ def owned(towers: int, processes: int, process: int) -> range:
     return range(process * towers // processes, (process + 1) * towers // processes)
 
 
+def owned_in_words(towers: int, processes: int, process: int) -> str:
+    """Return the towers of one process, in words."""
+    share = owned(towers, processes, process)
+    return f"tower {share.start}" if len(share) == 1 else f"towers {share.start} to {share.stop - 1}"
+
+
 def first_towers(towers: int, processes: int) -> list[int]:
     """Return the first tower of each process. Its entry in a vector's metrics describes the process."""
     return [owned(towers, processes, process).start for process in range(processes)]

@@ -13,7 +13,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course, Recipe
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.reduce import REDUCTIONS, Reduction, owned
+from lockstep.reduce import REDUCTIONS, Reduction, owned, owned_in_words
 from lockstep.run.agreement import exchange
 from lockstep.run.session import Session
 
@@ -108,7 +108,7 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
     recipe, reduction, state = session.recipe, session.reduction, session.state
     texts = exchange(_describe_process(session.device), reduction)
     lines = [
-        (f"process {process}", f"{text}: {_towers_of(recipe, reduction.processes, process)}")
+        (f"process {process}", f"{text}: {owned_in_words(recipe.towers, reduction.processes, process)}")
         for process, text in enumerate(texts)
     ]
     held = {
@@ -141,12 +141,6 @@ def _describe_process(device: torch.device) -> str:
 def _data_name(session: Session) -> str:
     """Return the dataset's name, or the folder of images."""
     return str(session.placement.data) if session.recipe.dataset == IMAGE_FOLDER else session.recipe.dataset
-
-
-def _towers_of(recipe: Recipe, processes: int, process: int) -> str:
-    """Return the towers of a process, in words."""
-    share = owned(recipe.towers, processes, process)
-    return f"tower {share.start}" if len(share) == 1 else f"towers {share.start} to {share.stop - 1}"
 
 
 def idle_devices(
