@@ -38,11 +38,11 @@ def main() -> None:
 
     from lockstep.config.overrides import make
     from lockstep.config.placement import Placement
+    from lockstep.core.local import Local
+    from lockstep.core.tower import Tower
     from lockstep.data.plan import Plan
+    from lockstep.jobs.session import Session
     from lockstep.recipes import named
-    from lockstep.reduce.local import Local
-    from lockstep.run.session import Session
-    from lockstep.training.tower import Tower
 
     start = named(args.recipe)
     changes = {"precision": args.precision, "threads_per_tower": 1, "towers": 1, "batch": start.tower_batch}

@@ -39,21 +39,25 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 # The folders of src/lockstep, from the top: a folder imports only from rows below its own.
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
-    (("api", "the Python functions, and how words become a recipe, a folder and a job"),),
+    (("api", "the Python functions, and how words become a job"),),
     (("doctor", "lockstep doctor: checks this machine, and names remedies"),),
-    (("processes", "starts worker processes, or joins an outer launcher; signals"),),
-    (("bench", "lockstep bench: measures steps, explains what limits them, predicts"),),
-    (("inference", "a classifier from a run or a file: predicts images as evaluation does"),),
-    (("run", "a run's folder: sessions, checkpoints, resume, evaluation beside training"),),
+    (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
+    (
+        ("jobs", "train, evaluate, verify, bench: what processes compute"),
+        ("inference", "a classifier, in the caller's process"),
+    ),
+    (
+        ("runs", "the folder of a run on the disk"),
+        ("bench", "what limits a step, in words"),
+    ),
     (("report", "listeners: console, log file, metrics.jsonl, TensorBoard"),),
-    (("training", "the loop, the tower, the state and its one update; events"),),
+    (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),
     (("recipes", "functions that return a recipe"),),
     (("config", "recipe, placement, schedules, overrides"),),
     (
         ("data", "datasets, plan, augmentation"),
         ("models", "networks"),
         ("optim", "SGD, Adam(W), Muon, EMA"),
-        ("reduce", "the exact sum"),
     ),
     (("kernels", "fused convolutions, Winograd, pooling: plain functions"),),
     (("top-level modules", "errors, files, hardware, numerics, rng, settings"),),

@@ -17,16 +17,16 @@ from lockstep import numerics
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
+from lockstep.core.local import Local
+from lockstep.core.log import Log
+from lockstep.core.loop import train
+from lockstep.core.network import initial_model, persistent_buffers
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
 from lockstep.data.download.fetch import ensure
+from lockstep.jobs.session import Session
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.environment import fingerprint
-from lockstep.run.session import Session
-from lockstep.training.log import Log
-from lockstep.training.loop import train
-from lockstep.training.network import initial_model, persistent_buffers
-from lockstep.training.state import State
-from lockstep.training.tower import Tower
+from lockstep.runs.environment import fingerprint
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ import torch  # noqa: E402
 from lockstep.config.overrides import make  # noqa: E402
 from lockstep.config.placement import Placement  # noqa: E402
 from lockstep.config.precision import resolve  # noqa: E402
+from lockstep.core.local import Local  # noqa: E402
+from lockstep.core.log import Log  # noqa: E402
+from lockstep.core.loop import train  # noqa: E402
+from lockstep.core.tower import Tower  # noqa: E402
 from lockstep.data import synthetic  # noqa: E402
+from lockstep.jobs.session import Session  # noqa: E402
 from lockstep.recipes import RECIPES, named  # noqa: E402
-from lockstep.reduce.local import Local  # noqa: E402
-from lockstep.run.saver import Saver  # noqa: E402
-from lockstep.run.session import Session  # noqa: E402
-from lockstep.training.log import Log  # noqa: E402
-from lockstep.training.loop import train  # noqa: E402
-from lockstep.training.tower import Tower  # noqa: E402
+from lockstep.runs.saver import Saver  # noqa: E402
 
 CPU = torch.device("cpu")
 

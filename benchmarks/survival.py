@@ -85,7 +85,7 @@ class Program:
         """Return the worker processes; the program itself if it computes alone."""
         with contextlib.suppress(psutil.Error):
             own = psutil.Process(self.process.pid)
-            found = [child for child in own.children() if "lockstep.processes.worker" in child.cmdline()]
+            found = [child for child in own.children() if "lockstep.launch.worker" in child.cmdline()]
             return found or [own]
         return []
 

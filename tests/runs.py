@@ -9,12 +9,12 @@ from signal import Signals
 import torch
 from safetensors.torch import load_file, save_file
 
-from lockstep.config.jobs import TrainJob
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.reduce.local import Local
-from lockstep.run.fit import Outcome, fit
-from lockstep.run.manifest import MANIFEST, encoded, read_manifest
+from lockstep.core.local import Local
+from lockstep.jobs.specs import TrainJob
+from lockstep.jobs.train import Outcome, fit
+from lockstep.runs.manifest import MANIFEST, encoded, read_manifest
 
 
 def fit_here(

@@ -17,23 +17,22 @@ LAYERS = [
     {"cli"},
     {"api"},
     {"doctor"},
-    {"processes"},
-    {"bench"},
-    {"inference"},
-    {"run"},
+    {"launch"},
+    {"jobs", "inference"},
+    {"bench", "runs"},
     {"report"},
-    {"training"},
+    {"core"},
     {"recipes"},
     {"config"},
-    {"data", "models", "optim", "reduce"},
+    {"data", "models", "optim"},
     {"kernels"},
     {"errors", "files", "hardware", "numerics", "rng", "settings"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
 TOP_LEVEL_MODULES = 8  # A reader sees them all at once.
-DISTRIBUTED = {"reduce/process.py", "reduce/rendezvous.py"}
+DISTRIBUTED = {"core/process.py", "core/rendezvous.py"}
 # These must be importable before torch is: the recipe decides torch's thread count.
-TORCH_FREE = {"cli", "api", "processes", "recipes", "config"} | LAYERS[-1]
+TORCH_FREE = {"cli", "api", "launch", "recipes", "config"} | LAYERS[-1]
 NAMED = re.compile(r"lockstep(\.\w+)+")
 
 
@@ -101,11 +100,11 @@ def test_imports_point_down(path):
 
 
 def test_lazy_imports_and_named_modules_count(monkeypatch, tmp_path):
-    lazy, named = "def f():\n    from lockstep.run import fit", 'MODELS = {"x": "lockstep.models.x:build"}'
+    lazy, named = "def f():\n    from lockstep.jobs import train", 'MODELS = {"x": "lockstep.models.x:build"}'
     for number, code in enumerate(("import lockstep.cli", lazy, named)):
         (tmp_path / f"{number}.py").write_text(code)
     monkeypatch.setattr("tests.test_layers.ROOT", tmp_path)
-    assert [rooms_used(Path(f"{number}.py")) for number in range(3)] == [{"cli"}, {"run"}, {"models"}]
+    assert [rooms_used(Path(f"{number}.py")) for number in range(3)] == [{"cli"}, {"jobs"}, {"models"}]
 
 
 @pytest.mark.parametrize("path", modules(), ids=str)

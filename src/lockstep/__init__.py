@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from lockstep.api.train import train as train
     from lockstep.config.placement import Placement as Placement
     from lockstep.config.recipe import Recipe as Recipe
+    from lockstep.core.reduction import Reduction as Reduction
+    from lockstep.core.state import State as State
+    from lockstep.core.tower import Tower as Tower
     from lockstep.data.dataset import Dataset as Dataset
     from lockstep.data.plan import Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
     from lockstep.inference.classifier import Classifier as Classifier
     from lockstep.inference.classifier import Prediction as Prediction
     from lockstep.recipes import RECIPES as RECIPES
-    from lockstep.reduce import Reduction as Reduction
-    from lockstep.run.folder import Run as Run
-    from lockstep.training.state import State as State
-    from lockstep.training.tower import Tower as Tower
+    from lockstep.runs.folder import Run as Run
 
 # name -> its module. Modules are imported on first use, so that --help does not wait for torch.
 _PUBLIC = {
@@ -45,10 +45,10 @@ _PUBLIC = {
     "Prediction": "lockstep.inference.classifier",
     "RECIPES": "lockstep.recipes",
     "Recipe": "lockstep.config.recipe",
-    "Reduction": "lockstep.reduce",
-    "Run": "lockstep.run.folder",
-    "State": "lockstep.training.state",
-    "Tower": "lockstep.training.tower",
+    "Reduction": "lockstep.core.reduction",
+    "Run": "lockstep.runs.folder",
+    "State": "lockstep.core.state",
+    "Tower": "lockstep.core.tower",
     "evaluate": "lockstep.api.evaluate",
     "load": "lockstep.api.predict",
     "predict": "lockstep.api.predict",

@@ -16,7 +16,7 @@ import lockstep
 from lockstep.data.digits import load
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import named
-from lockstep.run.folder import Run
+from lockstep.runs.folder import Run
 
 STEPS = 30
 LONG = 100  # steps of a run that is interrupted before its end

@@ -8,18 +8,18 @@ import pytest
 import torch
 import typer
 
-from lockstep.bench.measure import MODES, StepTimes, bench
 from lockstep.cli import app
-from lockstep.config.jobs import BenchJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
+from lockstep.core.state import State
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
+from lockstep.jobs.bench import MODES, StepTimes, bench
+from lockstep.jobs.specs import BenchJob
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
 from lockstep.settings import load_object
-from lockstep.training.state import State
 
 QUICK = ("--steps", 4, "--warmup", 2)
 

@@ -10,7 +10,7 @@ from tests.runs import change_manifest
 from tests.unit.test_checkpoint import flip
 
 from lockstep.data.catalog import SOURCES
-from lockstep.run import checkpoint
+from lockstep.runs import checkpoint
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 

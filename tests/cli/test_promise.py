@@ -17,8 +17,8 @@ from tests.conftest import start
 from tests.runs import change_manifest
 
 from lockstep import hardware
-from lockstep.run import checkpoint
-from lockstep.run.manifest import read_manifest
+from lockstep.runs import checkpoint
+from lockstep.runs.manifest import read_manifest
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 STOPPED = ("--steps", 12, "--save-every", 4, "--processes", 1)
@@ -161,7 +161,7 @@ def test_an_environment_of_an_older_release_is_no_error(program, stopped):
 
 CORRUPTS = """
 import sys, torch
-from lockstep.training.state import State
+from lockstep.core.state import State
 update = State.apply
 def flipped(self, *arguments):
     update(self, *arguments)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from lockstep.run.folder import Run
-from lockstep.run.listing import runs_in
+from lockstep.runs.folder import Run
+from lockstep.runs.listing import runs_in
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)
 

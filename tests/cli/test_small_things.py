@@ -11,7 +11,7 @@ import pytest
 from tests.cli.test_mistakes import DATA, USAGE, contents, refused
 from tests.cli.test_survival import slow_model
 
-from lockstep.run import checkpoint
+from lockstep.runs import checkpoint
 
 ROOT = Path(__file__).parents[2]
 NEVER_BEGAN = "runs/a was stopped before its first step: starting again"

@@ -75,7 +75,7 @@ def resume(program, processes):
 
 def workers_among(children):
     """The worker processes, in order of number."""
-    workers = [child for child in children if "lockstep.processes.worker" in " ".join(child.cmdline())]
+    workers = [child for child in children if "lockstep.launch.worker" in " ".join(child.cmdline())]
     return sorted(workers, key=lambda worker: int(worker.environ()["RANK"]))
 
 

@@ -17,18 +17,18 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
+from lockstep.core.local import Local
+from lockstep.core.network import Network, initial_model, persistent_buffers
+from lockstep.core.reduction import owned
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
 from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.dataset import Dataset
 from lockstep.data.mixing import Mixing, mix
 from lockstep.data.transforms import Keys
 from lockstep.optim import OPTIMIZERS
 from lockstep.recipes import named
-from lockstep.reduce import owned
-from lockstep.reduce.local import Local
 from lockstep.settings import validated
-from lockstep.training.network import Network, initial_model, persistent_buffers
-from lockstep.training.state import State
-from lockstep.training.tower import Tower
 
 CPU = torch.device("cpu")
 SIDE, STEPS, TOWERS, BATCH = 16, 5, 3, 18

@@ -11,8 +11,8 @@ import torch
 from tests.contract.test_reductions import free_port
 
 from lockstep.bench.analysis import Link, exchange_s
-from lockstep.reduce import REDUCTIONS
-from lockstep.reduce.local import Local
+from lockstep.config.placement import REDUCTIONS
+from lockstep.core.local import Local
 
 LENGTH = 1000  # divisible by 2 and 4, so that all slices are equal
 ROUNDS = 2
@@ -24,7 +24,7 @@ def vector(tower: int) -> torch.Tensor:
 
 def world() -> dict:
     """This process among the others, as `connect` takes it."""
-    from lockstep.reduce.rendezvous import open_store
+    from lockstep.core.rendezvous import open_store
 
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -35,7 +35,7 @@ def child(folder: str) -> None:
     """Run in each process: reduce in every way, and write each message as [name, values, peer], and the sum."""
     import torch.distributed as dist
 
-    from lockstep.reduce.process import Processes, connect
+    from lockstep.core.process import Processes, connect
 
     messages = []
     exchange, add, send = dist.batch_isend_irecv, dist.all_reduce, dist.broadcast

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.reduce import REDUCTIONS
-from lockstep.reduce.local import Local
+from lockstep.config.placement import REDUCTIONS
+from lockstep.core.local import Local
 
 LENGTH = 1003  # not divisible by 2, 3 or 4
 
@@ -29,7 +29,7 @@ def bits(total: torch.Tensor) -> str:
 
 def world() -> dict:
     """This process among the others, as `connect` takes it."""
-    from lockstep.reduce.rendezvous import open_store
+    from lockstep.core.rendezvous import open_store
 
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -40,7 +40,7 @@ def child(folder: str) -> None:
     """Run in each process: reduce, gather and broadcast, then write the results."""
     import torch.distributed as dist
 
-    from lockstep.reduce.process import Processes, connect
+    from lockstep.core.process import Processes, connect
 
     cpu = torch.device("cpu")
     first = connect("tree", 8, cpu, **world())
@@ -143,7 +143,7 @@ def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(m
 
 def test_central_cpu_of_gpus_exchanges_over_gloo(monkeypatch):
     """A stand-in for torch.distributed records the group of each message, so no GPU is needed."""
-    from lockstep.reduce import process
+    from lockstep.core import process
 
     made, carried = [], []
     fake = {

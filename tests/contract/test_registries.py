@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.config.placement import REDUCTIONS
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS, POLICIES
@@ -16,7 +17,6 @@ from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import by_lr_factor, by_weight_decay
 from lockstep.recipes import RECIPES
-from lockstep.reduce import REDUCTIONS
 from lockstep.settings import load_object, validated
 
 SHAPES = {

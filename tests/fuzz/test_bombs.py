@@ -17,11 +17,11 @@ from lockstep.data.decode import decode_image
 from lockstep.data.folder.index import _examine
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
-from lockstep.run import checkpoint
-from lockstep.run.folder import Run, metadata
-from lockstep.run.initial_weights import load_initial_weights
-from lockstep.run.weights_file import find_weights
-from lockstep.training.network import build_model
+from lockstep.runs import checkpoint
+from lockstep.runs.folder import Run, metadata
+from lockstep.jobs.initial_weights import load_initial_weights
+from lockstep.runs.weights_file import find_weights
+from lockstep.core.network import build_model
 
 def init(name):
     recipe = named("digits")

@@ -19,6 +19,8 @@ from tests.runs import fit_here
 
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
+from lockstep.core.network import build_model, persistent_buffers
+from lockstep.core.state import State
 from lockstep.data import cifar, mnist
 from lockstep.data.decode import decode_image, inspect_image
 from lockstep.data.download import manifest as downloads
@@ -31,16 +33,14 @@ from lockstep.data.images.mapped import MappedImages
 from lockstep.errors import LockstepError, printable
 from lockstep.inference.classifier import load as load_classifier
 from lockstep.inference.origin import recipe_of
+from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.recipes import named
 from lockstep.report.evaluation_log import EvaluationLog
-from lockstep.run import checkpoint
-from lockstep.run.folder import Run
-from lockstep.run.initial_weights import load_initial_weights
-from lockstep.run.listing import runs_in
-from lockstep.run.manifest import MANIFEST, encoded
-from lockstep.run.weights_file import find_weights
-from lockstep.training.network import build_model, persistent_buffers
-from lockstep.training.state import State
+from lockstep.runs import checkpoint
+from lockstep.runs.folder import Run
+from lockstep.runs.listing import runs_in
+from lockstep.runs.manifest import MANIFEST, encoded
+from lockstep.runs.weights_file import find_weights
 
 RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 1})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))

@@ -21,7 +21,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.recipes import named
-from lockstep.run.folder import Run
+from lockstep.runs.folder import Run
 
 STEPS = 24
 

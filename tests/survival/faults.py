@@ -26,10 +26,6 @@ def main() -> None:
     import sklearn.datasets  # noqa: F401  The forks share what is imported here.
     import torch  # noqa: F401
 
-    import lockstep.cli
-    import lockstep.processes.worker
-    import lockstep.run.fit  # noqa: F401
-
     undisturbed = forked(folder / "undisturbed", None)
     print(json.dumps(undisturbed), flush=True)
     for k in itertools.count(1):
@@ -84,7 +80,7 @@ def run(argv: list[str]) -> int:
 
 def install(kill_at: int, report: Path) -> None:
     """Kill this process when it begins operation number `kill_at` in the folder of runs."""
-    from lockstep.run import checkpoint, model_file
+    from lockstep.runs import checkpoint, model_file
 
     numbers = itertools.count(1)
 
@@ -127,7 +123,7 @@ def install(kill_at: int, report: Path) -> None:
 
 def valid(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in the run in `folder`. Raises: LockstepError if one of them is damaged."""
-    from lockstep.run import checkpoint
+    from lockstep.runs import checkpoint
 
     checkpoints = folder / "runs/x/checkpoints"
     return [checkpoint.read_step(checkpoints, step).manifest["step"] for step in checkpoint.steps(checkpoints)]

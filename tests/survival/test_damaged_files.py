@@ -17,7 +17,7 @@ from tests.runs import fit_here
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.recipes import named
-from lockstep.run.folder import Run
+from lockstep.runs.folder import Run
 
 STEPS = 6
 RECIPE = make(named("digits").model_dump(mode="json"), {"steps": STEPS})

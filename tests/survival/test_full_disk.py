@@ -13,8 +13,8 @@ from tests.unit.test_saver import Weights
 
 from lockstep.files import no_room
 from lockstep.report.metrics import MetricsFile
-from lockstep.run import checkpoint, saver
-from lockstep.run.saver import Saver
+from lockstep.runs import checkpoint, saver
+from lockstep.runs.saver import Saver
 
 STEPS = 60
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
 from lockstep.errors import LockstepError
+from lockstep.jobs.session import Session
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.environment import changes, fingerprint
-from lockstep.run.session import Session
+from lockstep.runs.environment import changes, fingerprint
 
 CPU = torch.device("cpu")
 
@@ -118,7 +118,7 @@ def test_one_bit_of_arithmetic_changes_the_probe(monkeypatch, change):
         nudge = 1.0 + torch.finfo(torch.float32).eps
         monkeypatch.setattr(nn.functional, "linear", lambda *arguments: plain(*arguments) * nudge)
     else:
-        from lockstep.training.state import State
+        from lockstep.core.state import State
 
         apply = State.apply
 

@@ -19,8 +19,8 @@ from lockstep.bench.analysis import (
 )
 from lockstep.bench.chart import chart
 from lockstep.bench.table import closing, head, row
+from lockstep.config.placement import REDUCTIONS
 from lockstep.models.layers import LocalResponseNorm
-from lockstep.reduce import REDUCTIONS
 from lockstep.report.svg import ticks
 
 CPU = torch.device("cpu")

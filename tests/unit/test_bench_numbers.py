@@ -10,15 +10,15 @@ from tests.unit.test_bench import record
 from tests.unit.test_times import Clock
 
 from lockstep.bench.analysis import with_ratios
-from lockstep.bench.measure import TimedSteps, _speed, bench
 from lockstep.bench.table import row
-from lockstep.config.jobs import BenchJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.clock import PARTS
+from lockstep.core.local import Local
+from lockstep.core.tower import Tower
+from lockstep.jobs.bench import TimedSteps, _speed, bench
+from lockstep.jobs.specs import BenchJob
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.training.clock import PARTS
-from lockstep.training.tower import Tower
 
 
 class OfTwo:

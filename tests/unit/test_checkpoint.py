@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.run import checkpoint
+from lockstep.runs import checkpoint
 
 
 def save(folder, step, **facts):

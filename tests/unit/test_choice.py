@@ -7,12 +7,12 @@ from tests.runs import change_manifest
 from tests.unit.test_checkpoint import flip
 from tests.unit.test_watch import RECIPE, Training
 
-from lockstep.config.jobs import EvalJob
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.processes.worker import run_job
-from lockstep.processes.world import World
-from lockstep.run import checkpoint
+from lockstep.jobs.specs import EvalJob
+from lockstep.launch.worker import run_job
+from lockstep.launch.world import World
+from lockstep.runs import checkpoint
 
 
 @pytest.fixture

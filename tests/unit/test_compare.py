@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.compare import differences, max_ulp
+from lockstep.runs.compare import differences, max_ulp
 
 TYPES = torch.float32, torch.bfloat16, torch.float16, torch.float64
 

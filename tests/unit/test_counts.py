@@ -11,11 +11,11 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.evaluate import evaluate
+from lockstep.core.local import Local
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.training.evaluate import evaluate
 
 CPU = torch.device("cpu")
 MNIST = named("mnist").model_dump(mode="json")

@@ -6,18 +6,18 @@ import torch
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
+from lockstep.core import loop
+from lockstep.core.local import Local
+from lockstep.core.log import Log
+from lockstep.core.tower import Tower
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
 from lockstep.data.images import DecodedImages, Images, MappedImages, open_images
 from lockstep.errors import LockstepError
+from lockstep.jobs import session
+from lockstep.jobs.session import Session
+from lockstep.jobs.startup import placement_lines
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run import session
-from lockstep.run.session import Session
-from lockstep.run.startup import placement_lines
-from lockstep.training import loop
-from lockstep.training.log import Log
-from lockstep.training.tower import Tower
 
 KINDS = ["mapped", "decoded"]
 
@@ -126,7 +126,7 @@ def test_a_run_has_the_same_bits(train, changes):
 
 def test_every_image_is_decoded_once_for_each_use(train, monkeypatch):
     """No step decodes an image that another step uses, although each step expects the images of the next one."""
-    monkeypatch.setattr("lockstep.run.arithmetic._TIMED_S", 0.0)  # else the images that are timed depend on the time
+    monkeypatch.setattr("lockstep.jobs.probe._TIMED_S", 0.0)  # else the images that are timed depend on the time
     short, long = (train("decoded", steps=steps)[1] for steps in (4, 8))
     course = named("digits").replace(epochs=None, steps=8).over(300)
     used = [row for step in range(4, 8) for tower in course.plan(step).examples for row in set(tower.tolist())]

@@ -36,7 +36,7 @@ def test_the_same_decoder_is_no_difference(stopped):
 
 
 def test_another_decoder_is_noted_and_refused_if_strict(stopped, monkeypatch, capsys):
-    monkeypatch.setattr("lockstep.run.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"})
+    monkeypatch.setattr("lockstep.jobs.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"})
     with pytest.raises(LockstepError, match="the image decoder has changed") as error:
         stopped(strict=True)
     assert error.value.code == ENVIRONMENT

@@ -8,7 +8,7 @@ from tests.runs import change_checkpoint
 from tests.unit.test_checkpoint import flip
 
 from lockstep.errors import LockstepError
-from lockstep.run.diff import difference
+from lockstep.runs.diff import difference
 
 OPTIONS = ("digits", "--steps", 30, "--digest-every", 10, "--save-every", 10)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.training.digest import VALUES, digest, short, values
+from lockstep.core.digest import VALUES, digest, short, values
 
 SIZES = [0, 1, 1023, 2048, 2049, 100_003]
 

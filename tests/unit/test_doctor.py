@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.core.digest import digest
+from lockstep.core.local import Local
 from lockstep.data.catalog import SOURCES
 from lockstep.data.download import manifest
 from lockstep.data.images import mapped
 from lockstep.doctor import exactness, machine, storage
 from lockstep.doctor.partner import TOWERS, vectors
-from lockstep.reduce.local import Local
-from lockstep.training.digest import digest
 
 LO, ETH = {"lo": ["127.0.0.1", "::1"]}, {"eth0": ["10.0.0.1"]}
 

@@ -12,10 +12,10 @@ from lockstep.config.placement import Placement
 from lockstep.data import DATASETS
 from lockstep.data import digits as digits_data
 from lockstep.errors import DATA, LockstepError
+from lockstep.jobs.early_stop import EarlyStop, needed_step
 from lockstep.recipes import named
-from lockstep.run.early_stop import EarlyStop, needed_step
-from lockstep.run.folder import Run
-from lockstep.run.manifest import read_manifest
+from lockstep.runs.folder import Run
+from lockstep.runs.manifest import read_manifest
 
 
 def linear(shape, classes):

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
+from lockstep.core.evaluate import Evaluation
 from lockstep.errors import LockstepError, printable
 from lockstep.recipes import named
 from lockstep.report.console import Live, Plain
 from lockstep.report.evaluation import CheckpointEvaluation, table_lines
 from lockstep.settings import validated
-from lockstep.training.evaluate import Evaluation
 
 CLEAR = "\x1b[2J"  # clears the screen
 DIGITS = named("digits").model_dump(mode="json")

@@ -8,13 +8,13 @@ import torch
 from sklearn.metrics import confusion_matrix
 
 from lockstep.config.overrides import make
+from lockstep.core.evaluate import evaluate
+from lockstep.core.local import Local
+from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.reduction import owned
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import named
-from lockstep.reduce import owned
-from lockstep.reduce.local import Local
-from lockstep.training.evaluate import evaluate
-from lockstep.training.network import Network, build_model, persistent_buffers
 
 
 class OneOf:

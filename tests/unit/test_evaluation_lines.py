@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lockstep.config.placement import Placement
+from lockstep.core.evaluate import Evaluation
+from lockstep.jobs.evaluate import _division_notes
 from lockstep.report.evaluation import CheckpointEvaluation, precision_line, summary_line, table_lines
-from lockstep.run.evaluation import _division_notes
-from lockstep.training.evaluate import Evaluation
 
 
 def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path):

@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
+from lockstep.core import factory
 from lockstep.errors import LockstepError
-from lockstep.training import factory
 
 RGB, GREY = (3, 32, 32), (1, 28, 28)
 

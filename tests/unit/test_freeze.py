@@ -7,13 +7,13 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.network import Network, build_model, frozen_layers, persistent_buffers
+from lockstep.core.state import State, lr_factors
+from lockstep.core.tower import Tower
 from lockstep.data.dataset import Shard
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
-from lockstep.run import checkpoint
-from lockstep.training.network import Network, build_model, frozen_layers, persistent_buffers
-from lockstep.training.state import State, lr_factors
-from lockstep.training.tower import Tower
+from lockstep.runs import checkpoint
 
 CPU = torch.device("cpu")
 DIGITS = named("digits").model_dump(mode="json")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.reduce.heartbeat import Beat, Heartbeat, Observer, Phase, ask_to_save, read
+from lockstep.core.heartbeat import Beat, Heartbeat, Observer, Phase, ask_to_save, read
 
 
 def test_the_launcher_reads_what_a_process_does(tmp_path):

@@ -8,9 +8,9 @@ import torch
 from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.jobs.startup import _processes, idle_devices
 from lockstep.recipes import named
 from lockstep.recipes.digits import digits
-from lockstep.run.startup import _processes, idle_devices
 
 OTHER = "(another recipe, with other bits)"
 

@@ -14,14 +14,14 @@ from torch import nn
 from lockstep.api.resolve import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
+from lockstep.core.network import build_model
 from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.jobs.initial_weights import load_initial_weights
+from lockstep.jobs.session import Session
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.folder import Run
-from lockstep.run.initial_weights import load_initial_weights
-from lockstep.run.session import Session
-from lockstep.run.weights_file import find_weights
-from lockstep.training.network import build_model
+from lockstep.runs.folder import Run
+from lockstep.runs.weights_file import find_weights
 
 DIGITS = named("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)

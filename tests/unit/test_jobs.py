@@ -9,11 +9,11 @@ from typing import get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.config.jobs import BenchJob, EvalJob, Job, TrainJob, VerifyJob
 from lockstep.config.placement import Placement
-from lockstep.processes import worker
+from lockstep.core.heartbeat import Beat
+from lockstep.jobs.specs import BenchJob, EvalJob, Job, TrainJob, VerifyJob
+from lockstep.launch import worker
 from lockstep.recipes import RECIPES, named
-from lockstep.reduce.heartbeat import Beat
 
 PLACEMENT = Placement(
     device="cuda:0,2", processes=2, data=Path("data"), profile=(1, 3), eval_every=5, reduction="central"

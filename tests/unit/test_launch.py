@@ -11,9 +11,9 @@ import pytest
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.processes import launch
-from lockstep.processes.signals import SignalForwarder
-from lockstep.processes.workers import Workers
+from lockstep.launch import submit as launch
+from lockstep.launch.signals import SignalForwarder
+from lockstep.launch.workers import Workers
 from lockstep.recipes import named
 from lockstep.settings import validated
 

@@ -10,10 +10,10 @@ import torch
 from tests.unit.test_evaluate import data, setting
 from tests.unit.test_report import STATE, a_log, sums
 
-from lockstep.reduce.local import Local
+from lockstep.core.evaluate import Evaluation, evaluate
+from lockstep.core.events import EvaluatingEvent
+from lockstep.core.local import Local
 from lockstep.report import console, lines
-from lockstep.training.evaluate import Evaluation, evaluate
-from lockstep.training.events import EvaluatingEvent
 
 WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
 

@@ -7,13 +7,13 @@ import pytest
 from tests.unit.test_tower import parts
 
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
+from lockstep.core.log import Log
+from lockstep.core.loop import train
+from lockstep.core.tower import NonFiniteError
+from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.training.log import Log
-from lockstep.training.loop import train
-from lockstep.training.tower import NonFiniteError
-from lockstep.training.vector import Requests
 
 RECIPE = named("digits").replace(epochs=None, steps=6)
 

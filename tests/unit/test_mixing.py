@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from lockstep import rng
 from lockstep.config.overrides import make
+from lockstep.core.tower import summed_loss
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.mixing import Mixing, mix, partners, symmetric_beta
 from lockstep.data.transforms import Keys, erase
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
-from lockstep.training.tower import summed_loss
 
 
 def keys(count, seed=0, epoch=0):

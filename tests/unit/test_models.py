@@ -3,11 +3,11 @@ import torch
 from torch.nn import functional
 
 from lockstep.config.overrides import make
+from lockstep.core.network import build_model
 from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial
 from lockstep.models.layers import LocalResponseNorm
 from lockstep.recipes import named
-from lockstep.training.network import build_model
 
 
 @pytest.fixture(scope="module")

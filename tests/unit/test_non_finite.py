@@ -9,13 +9,13 @@ from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.vector import is_finite
 from lockstep.data.digits import load as digits
 from lockstep.errors import CRASH, LockstepError
 from lockstep.models.digits import Digits
 from lockstep.recipes import named
-from lockstep.run import checkpoint
-from lockstep.run.folder import Run
-from lockstep.training.vector import is_finite
+from lockstep.runs import checkpoint
+from lockstep.runs.folder import Run
 
 MARK = 255  # a pixel that marks an image as poison; the images of digits have none above 240
 POISON = (700, 701, 702)  # training images

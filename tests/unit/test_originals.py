@@ -6,12 +6,12 @@ import torch
 from tests.unit.test_tower import parts, plan
 
 from lockstep.config.overrides import make
+from lockstep.core.network import build_model
 from lockstep.data import Distort
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.kernels import fused
 from lockstep.recipes import named
-from lockstep.training.network import build_model
 
 COUNT = 8_000
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
 from lockstep.errors import LockstepError
+from lockstep.jobs.session import Session
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.folder import Run
-from lockstep.run.session import Session
+from lockstep.runs.folder import Run
 
 CPU = torch.device("cpu")
 DIGITS = named("digits").model_dump(mode="json")

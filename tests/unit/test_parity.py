@@ -20,18 +20,18 @@ from torch.nn import functional
 from lockstep.cli.train import train as train_command
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.evaluate import evaluate
+from lockstep.core.events import Listener
+from lockstep.core.local import Local
+from lockstep.core.log import Log
+from lockstep.core.loop import train
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
+from lockstep.jobs.startup import startup_lines
 from lockstep.optim import SGD, Adam
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.run.startup import startup_lines
-from lockstep.training.evaluate import evaluate
-from lockstep.training.events import Listener
-from lockstep.training.log import Log
-from lockstep.training.loop import train
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from tests.runs import fit_here
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
+from lockstep.jobs.profile import check_profile
 from lockstep.recipes import named
-from lockstep.run.profile import check_profile
 from lockstep.settings import validated
 
 

@@ -11,16 +11,16 @@ from tests.unit.test_checkpoint import flip
 
 from lockstep.api.jobs import verify_job
 from lockstep.cli.verify import lines_of
-from lockstep.config.jobs import VerifyJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
 from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.jobs.specs import VerifyJob
+from lockstep.jobs.verify import verify
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run import checkpoint
-from lockstep.run.folder import Run
-from lockstep.run.recorded import Recorded
-from lockstep.run.replay import verify
+from lockstep.runs import checkpoint
+from lockstep.runs.folder import Run
+from lockstep.runs.recorded import Recorded
 
 OPTIONS = ("digits", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
 HALF = ("--precision", "float16", "--set", "lr=2.0")  # steps are skipped until the loss scale fits
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_vanishes_is_not_compared(run, monkeypatch):
         kept(run, 30)
         return found
 
-    monkeypatch.setattr("lockstep.run.checkpoint.read_step", read_until_deleted)
+    monkeypatch.setattr("lockstep.runs.checkpoint.read_step", read_until_deleted)
     record = record_of(run, start=10, steps=10)
     assert record["same"]
     assert record["compared"]["checkpoints"] == 0

@@ -11,13 +11,13 @@ import torch
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.evaluate import Evaluation
+from lockstep.core.events import Listener
+from lockstep.core.log import Log
+from lockstep.core.vector import Metrics, Requests
 from lockstep.recipes import named
 from lockstep.report import console, lines
 from lockstep.report.metrics import MetricsFile
-from lockstep.training.evaluate import Evaluation
-from lockstep.training.events import Listener
-from lockstep.training.log import Log
-from lockstep.training.vector import Metrics, Requests
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.core.network import initial_model
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.models import residual
 from lockstep.recipes import named
-from lockstep.training.network import initial_model
 
 
 def network(px=32, classes=5, **options):

@@ -8,9 +8,9 @@ from PIL import Image
 
 from lockstep.api.resolve import folder_for, subject_of
 from lockstep.errors import LockstepError
-from lockstep.processes.world import World
+from lockstep.launch.world import World
 from lockstep.recipes import named
-from lockstep.run.folder import Run
+from lockstep.runs.folder import Run
 
 
 def images_in(folder: Path) -> Path:

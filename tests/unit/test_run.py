@@ -11,8 +11,8 @@ import torch
 
 from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
 from lockstep.recipes import named
-from lockstep.run import checkpoint
-from lockstep.run.folder import Run, refuse_existing
+from lockstep.runs import checkpoint
+from lockstep.runs.folder import Run, refuse_existing
 
 RECIPE = named("digits")
 NEVER_BEGAN = "was stopped before its first step: starting again"
@@ -114,7 +114,7 @@ def test_a_folder_that_another_program_starts_in_is_rejected(stopped):
 
 def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch):
     """A program that checked the folder before the other one began is stopped by the lock and changes nothing."""
-    monkeypatch.setattr("lockstep.run.folder.refuse_existing", lambda path: None)
+    monkeypatch.setattr("lockstep.runs.folder.refuse_existing", lambda path: None)
     first = Run.create(stopped, RECIPE)
     refused(stopped, ENVIRONMENT, "another program is training in")
     first.unlock()

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from lockstep.run import checkpoint, saver
-from lockstep.run.saver import Saver
+from lockstep.runs import checkpoint, saver
+from lockstep.runs.saver import Saver
 
 
 class Weights:

@@ -97,7 +97,7 @@ def test_a_non_finite_loss_at_the_smallest_scale_stops_the_run(tmp_path):
 def test_float16_learns_with_float32_master_weights(tmp_path):
     result = train(half(steps=135), tmp_path / "run")
     assert result["accuracy"]["ema"] > 0.95
-    from lockstep.run import checkpoint
+    from lockstep.runs import checkpoint
 
     tensors = checkpoint.latest((tmp_path / "run/checkpoints"), print).tensors
     kinds = {name.partition("/")[0]: tensor.dtype for name, tensor in tensors.items()}

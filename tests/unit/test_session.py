@@ -9,12 +9,12 @@ import torch
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
+from lockstep.jobs.session import Session
+from lockstep.jobs.startup import placement_lines
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run.session import Session
-from lockstep.run.startup import placement_lines
 
 CPU = torch.device("cpu")
 
@@ -82,7 +82,7 @@ def test_some_examples_of_a_folder_are_of_all_classes(dataset, labels):
 
 def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
     built, texts = session({}), {}
-    monkeypatch.setattr("lockstep.run.session.require_equal", lambda what, own, *_: texts.update({what: own}))
+    monkeypatch.setattr("lockstep.jobs.session.require_equal", lambda what, own, *_: texts.update({what: own}))
     built.reduction = SimpleNamespace(processes=2)
     built.require_agreement()
     assert texts["names of the classes"] == json.dumps(list("abcdefghij"))

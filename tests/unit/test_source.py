@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lockstep.run.source import source_changes, sources
+from lockstep.runs.source import source_changes, sources
 
 
 @pytest.fixture

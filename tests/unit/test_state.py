@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lockstep.config.overrides import make
+from lockstep.core.network import build_model, persistent_buffers
+from lockstep.core.state import State
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import named
-from lockstep.training.network import build_model, persistent_buffers
-from lockstep.training.state import State
 
 CPU = torch.device("cpu")
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from tests.unit.test_parity import rows
 
-from lockstep.config.jobs import EvalJob
 from lockstep.config.placement import Placement
+from lockstep.core.network import build_model
 from lockstep.data.catalog import SOURCES
+from lockstep.jobs.specs import EvalJob
 from lockstep.models import MODELS
 from lockstep.optim import Muon
 from lockstep.recipes import RECIPES, named
 from lockstep.settings import load_object
-from lockstep.training.network import build_model
 
 TUTORIAL, MNIST = named("cifar10-tutorial"), named("mnist")
 COUNT = re.compile(r"(\d[\d ]*) parameters")

@@ -17,15 +17,15 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.clock import PARTS
+from lockstep.core.evaluate import Evaluation
+from lockstep.core.local import Local
 from lockstep.data.digits import load
 from lockstep.models import MODELS
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
 from lockstep.report.event_file import EventFile, histogram, image, scalar
 from lockstep.report.tensorboard import ActivationRecorder, TensorBoard
 from lockstep.settings import load_object
-from lockstep.training.clock import PARTS
-from lockstep.training.evaluate import Evaluation
 
 RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 12})
 

@@ -13,19 +13,19 @@ from tests.unit.test_tower import parts
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.events import Listener
+from lockstep.core.local import Local
+from lockstep.core.log import Log
+from lockstep.core.loop import train
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
 from lockstep.data import Shift
 from lockstep.data.dataset import Dataset
+from lockstep.jobs.session import Session
+from lockstep.jobs.writer import RunWriter
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.run.session import Session
-from lockstep.run.writer import RunWriter
-from lockstep.training.events import Listener
-from lockstep.training.log import Log
-from lockstep.training.loop import train
-from lockstep.training.state import State
-from lockstep.training.tower import Tower
 
 CPU = torch.device("cpu")
 

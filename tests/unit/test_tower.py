@@ -10,15 +10,15 @@ from torch.nn import functional
 
 from lockstep import rng
 from lockstep.config.overrides import make
+from lockstep.core.local import Local
+from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.state import State
+from lockstep.core.tower import NonFiniteError, Tower
+from lockstep.core.vector import Requests
 from lockstep.data import Plain
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.training.network import Network, build_model, persistent_buffers
-from lockstep.training.state import State
-from lockstep.training.tower import NonFiniteError, Tower
-from lockstep.training.vector import Requests
 
 CPU = torch.device("cpu")
 EXAMPLES = 96  # size of the training set, in tests that do not depend on it

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.reduce import owned
-from lockstep.reduce.tree import add_leaves, add_nodes, cover, middle
+from lockstep.core.reduction import owned
+from lockstep.core.tree import add_leaves, add_nodes, cover, middle
 
 
 def vectors(towers: int) -> list[torch.Tensor]:

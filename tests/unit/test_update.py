@@ -10,11 +10,11 @@ from tests.unit.test_tower import EXAMPLES, cifar_like, parts, reduced
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.state import State, clipped
 from lockstep.errors import LockstepError
 from lockstep.optim import SGD, AdamW, Muon
 from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
 from lockstep.recipes import named
-from lockstep.training.state import State, clipped
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,12 @@ from torch import nn
 from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.log import Log
 from lockstep.data.digits import load
 from lockstep.hardware import GpuUtilisation
 from lockstep.recipes import named
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
-from lockstep.training.log import Log
 
 GPU = torch.device("cuda", 3)
 DIGITS = named("digits").model_dump(mode="json")

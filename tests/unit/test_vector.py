@@ -6,8 +6,8 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import pytest
 import torch
 
+from lockstep.core.vector import Layout, Requests
 from lockstep.errors import STOP_SIGNALS
-from lockstep.training.vector import Layout, Requests
 
 
 @pytest.mark.parametrize(("stop", "save"), list(product((None, *STOP_SIGNALS), (False, True))))

@@ -8,17 +8,18 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.config.jobs import EvalJob
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.local import Local
 from lockstep.errors import DATA, LockstepError
-from lockstep.processes.worker import run_job
-from lockstep.processes.world import World
+from lockstep.jobs import watch
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import EvalJob
+from lockstep.launch.worker import run_job
+from lockstep.launch.world import World
 from lockstep.recipes import named
-from lockstep.reduce.local import Local
-from lockstep.run import checkpoint, watch
-from lockstep.run.folder import Run
-from lockstep.run.session import Session
+from lockstep.runs import checkpoint
+from lockstep.runs.folder import Run
 
 RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 10})
 

@@ -8,8 +8,8 @@ import torch
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.processes.worker import _device
-from lockstep.processes.world import RENDEZVOUS, World
+from lockstep.launch.worker import _device
+from lockstep.launch.world import RENDEZVOUS, World
 
 MASTER = {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"}
 RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}

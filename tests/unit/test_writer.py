@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.run import startup
-from lockstep.run.arithmetic import Probe
-from lockstep.run.writer import RunWriter, Writer, open_writer
+from lockstep.jobs import startup
+from lockstep.jobs.probe import Probe
+from lockstep.jobs.writer import RunWriter, Writer, open_writer
 
 METHODS = {name: method for name, method in vars(Writer).items() if inspect.isfunction(method)}
 # Answers that `fit` uses in every process. All other methods return None.

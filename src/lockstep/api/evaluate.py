@@ -10,8 +10,8 @@ from lockstep.api.jobs import eval_job
 from lockstep.api.output import streams
 from lockstep.config.placement import Placement
 from lockstep.errors import printable
-from lockstep.processes.caller import compute, require_alone
-from lockstep.run.folder import Run
+from lockstep.launch.caller import compute, require_alone
+from lockstep.runs.folder import Run
 from lockstep.settings import validated
 
 

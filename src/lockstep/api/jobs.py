@@ -15,13 +15,13 @@ from lockstep.api.resolve import (
     subject_of,
     with_initial_weights,
 )
-from lockstep.config.jobs import EvalJob, TrainJob, VerifyJob
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
-from lockstep.processes.world import World
-from lockstep.run.folder import Run
-from lockstep.run.weights_file import find_weights
+from lockstep.jobs.specs import EvalJob, TrainJob, VerifyJob
+from lockstep.launch.world import World
+from lockstep.runs.folder import Run
+from lockstep.runs.weights_file import find_weights
 
 Note = Callable[[str], None]
 

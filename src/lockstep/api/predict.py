@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.jobs import chosen_checkpoint
 from lockstep.errors import printable
-from lockstep.run.folder import Run
+from lockstep.runs.folder import Run
 
 if TYPE_CHECKING:
     from lockstep.inference.classifier import Classifier, Prediction

@@ -15,10 +15,10 @@ from lockstep.data.catalog import SOURCES
 from lockstep.data.folder.scan import is_image_folder
 from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
-from lockstep.processes.world import World
+from lockstep.launch.world import World
 from lockstep.recipes import RECIPES, named
-from lockstep.run.folder import Run, fresh_path, is_begun, newest, refuse_existing
-from lockstep.run.weights_file import WeightsFile
+from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
+from lockstep.runs.weights_file import WeightsFile
 from lockstep.settings import dotted
 
 _ALLOWED = (

@@ -14,9 +14,9 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
 from lockstep.errors import LockstepError, printable, unknown
-from lockstep.processes.caller import compute, outer_world
-from lockstep.run.folder import Run
-from lockstep.run.weights_file import find_weights
+from lockstep.launch.caller import compute, outer_world
+from lockstep.runs.folder import Run
+from lockstep.runs.weights_file import find_weights
 from lockstep.settings import validated
 
 # None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for such a case: all

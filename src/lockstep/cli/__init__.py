@@ -105,7 +105,7 @@ def _name(code: int) -> str | None:
 
     None if another process prints the error: all processes of a host have the same mistakes in usage and data.
     """
-    from lockstep.processes.world import World
+    from lockstep.launch.world import World
 
     try:
         world = World.from_environment()

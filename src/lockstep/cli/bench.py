@@ -11,9 +11,9 @@ from lockstep.cli.options import CacheLimit, Data, Device, Json
 
 if TYPE_CHECKING:
     from lockstep.bench.record import Measurement, Summary
-    from lockstep.config.jobs import BenchMode
     from lockstep.config.placement import Placement
     from lockstep.config.recipe import Recipe
+    from lockstep.jobs.specs import BenchMode
 
 
 def bench(
@@ -97,8 +97,8 @@ def bench(
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
     from lockstep.errors import LockstepError
-    from lockstep.processes.launch import capacity
-    from lockstep.processes.world import World
+    from lockstep.launch.submit import capacity
+    from lockstep.launch.world import World
     from lockstep.settings import validated
 
     if World.from_environment().joined:
@@ -148,8 +148,8 @@ def _measure(
 ) -> "Measurement":
     """Measure in new processes, and return their record. Raises: typer.Exit if they fail or are stopped."""
     from lockstep.config import overrides
-    from lockstep.config.jobs import BenchJob
-    from lockstep.processes.launch import launch
+    from lockstep.jobs.specs import BenchJob
+    from lockstep.launch.submit import launch
 
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         job = BenchJob(

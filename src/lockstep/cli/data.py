@@ -58,7 +58,7 @@ def fetch(
     """
     from lockstep.data import locate
     from lockstep.data.download import fetch as module
-    from lockstep.processes.signals import handled_by, leave
+    from lockstep.launch.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None
     folder, downloaded = None, False
@@ -168,7 +168,7 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool) -> None:
     """Print the report on a folder of images. Raises: LockstepError if it cannot be trained on."""
     from lockstep.data.folder.check import lines_of, record_of
     from lockstep.data.folder.survey import survey
-    from lockstep.processes.signals import handled_by, leave
+    from lockstep.launch.signals import handled_by, leave
 
     if data is not None:
         raise LockstepError(f"--data is for datasets by name, and {folder} is a folder: leave it out")

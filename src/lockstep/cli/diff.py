@@ -31,7 +31,7 @@ def diff(
       lockstep diff runs/digits-1 runs/digits-2
       lockstep diff runs/mine downloaded/run --json
     """
-    from lockstep.run.diff import difference
+    from lockstep.runs.diff import difference
 
     record = difference(first, second, lambda text: print(printable(text), file=sys.stderr))
     print(json.dumps(record) if json_output else "\n".join(map(printable, _lines(record))))

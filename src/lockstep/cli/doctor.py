@@ -37,7 +37,7 @@ def doctor(
       lockstep doctor --runs /scratch/runs --json
     """
     from lockstep import numerics
-    from lockstep.processes.world import World
+    from lockstep.launch.world import World
 
     if World.from_environment().joined:
         raise LockstepError("lockstep doctor starts its own processes: start it without torchrun, srun or mpirun")

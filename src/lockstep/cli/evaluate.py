@@ -13,7 +13,7 @@ from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, Model,
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 
 if TYPE_CHECKING:
-    from lockstep.run.folder import Run
+    from lockstep.runs.folder import Run
 
 
 def evaluate(
@@ -105,9 +105,9 @@ def evaluate(
     """
     from lockstep.api.jobs import chosen_checkpoint, eval_job
     from lockstep.config.placement import Placement
-    from lockstep.processes.launch import launch
-    from lockstep.processes.world import World
-    from lockstep.run.folder import Run
+    from lockstep.launch.submit import launch
+    from lockstep.launch.world import World
+    from lockstep.runs.folder import Run
     from lockstep.settings import validated
 
     if not watch and (once or interval is not None):
@@ -145,8 +145,8 @@ def _check_new_file(path: Path) -> None:
 
 def _wait_for_run(path: Path, interval: float, silent: bool) -> "Run":
     """Return the run at `path` as soon as it has begun. Raises: LockstepError if `path` is a file."""
-    from lockstep.processes.signals import handled_by, leave
-    from lockstep.run.folder import Run
+    from lockstep.launch.signals import handled_by, leave
+    from lockstep.runs.folder import Run
 
     with handled_by(leave):
         while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):

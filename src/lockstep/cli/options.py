@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from lockstep.processes.world import World
+    from lockstep.launch.world import World
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 

@@ -48,7 +48,7 @@ def show(
       lockstep show runs/digits-1                       the recipe of a run, and its accuracy
     """
     from lockstep.api.resolve import subject_of
-    from lockstep.run.folder import Run
+    from lockstep.runs.folder import Run
 
     recipe, run_path, _ = subject_of(what, {}, imports=False)
     result = Run.open(run_path).result() if run_path else None

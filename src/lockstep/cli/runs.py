@@ -12,7 +12,7 @@ from lockstep.cli.options import Json
 from lockstep.errors import printable
 
 if TYPE_CHECKING:
-    from lockstep.run.listing import RunFacts
+    from lockstep.runs.listing import RunFacts
 
 _HEAD = ("name", "recipe", "accuracy", "started", "time", "state", "size")
 
@@ -33,7 +33,7 @@ def runs(
       lockstep runs
       lockstep runs --runs experiments --json
     """
-    from lockstep.run.listing import runs_in
+    from lockstep.runs.listing import runs_in
 
     listed = runs_in(folder)
     if json_output:

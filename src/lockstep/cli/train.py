@@ -115,9 +115,9 @@ def train(
     from lockstep.api.jobs import CompleteRun, train_job
     from lockstep.config import overrides
     from lockstep.config.placement import Placement
-    from lockstep.processes.attempts import report_complete
-    from lockstep.processes.launch import launch
-    from lockstep.processes.world import World
+    from lockstep.launch.attempts import report_complete
+    from lockstep.launch.submit import launch
+    from lockstep.launch.world import World
     from lockstep.settings import validated
 
     options = {

@@ -68,9 +68,9 @@ def verify(
     """
     from lockstep.api.jobs import verify_job
     from lockstep.config.placement import Placement
-    from lockstep.processes.launch import launch
-    from lockstep.processes.world import World
-    from lockstep.run.folder import Run
+    from lockstep.launch.submit import launch
+    from lockstep.launch.world import World
+    from lockstep.runs.folder import Run
     from lockstep.settings import validated
 
     world = World.from_environment()

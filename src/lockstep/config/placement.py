@@ -8,8 +8,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
-from lockstep.reduce import REDUCTIONS
 from lockstep.settings import Settings
+
+# name -> a description for several processes. With one process only central-cpu differs from the others.
+REDUCTIONS = {
+    "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
+    "central": "process 0 adds all vectors, in the canonical tree, and sends the total back; exact",
+    "central-cpu": "process 0 adds all vectors on its CPU, in the canonical tree, and sends the total back; exact",
+    "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for comparison",
+}
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
 _STEPS = re.compile(r"steps=(\d+):(\d+)")

@@ -14,14 +14,14 @@ from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Constant
+from lockstep.core.digest import digest
+from lockstep.core.local import Local
 from lockstep.data import Plain, synthetic
 from lockstep.doctor.finding import Finding, passed
 from lockstep.doctor.partner import TOWERS, vectors
+from lockstep.jobs.session import Session
 from lockstep.optim import SGD
-from lockstep.reduce.local import Local
-from lockstep.run.environment import fingerprint
-from lockstep.run.session import Session
-from lockstep.training.digest import digest
+from lockstep.runs.environment import fingerprint
 
 _TIMEOUT_S = 120.0
 _KNOWN = Path(__file__).with_name("known_machines.json")

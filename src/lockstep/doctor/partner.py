@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.training.digest import digest
+from lockstep.core.digest import digest
 
 TOWERS = 5
 _LENGTH = 10_007  # values of a vector: no multiple of the number of processes
@@ -23,8 +23,8 @@ def vectors() -> list[Tensor]:
 
 def main() -> None:
     """Add the vectors of all towers on two processes."""
-    from lockstep.reduce.process import connect
-    from lockstep.reduce.rendezvous import open_store
+    from lockstep.core.process import connect
+    from lockstep.core.rendezvous import open_store
 
     meeting, process = Path(sys.argv[1]), int(sys.argv[2])
     store = open_store(meeting, process, 2)

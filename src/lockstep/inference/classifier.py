@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
+from lockstep.core.evaluate import classify
+from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.inference.origin import allow_code, file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, decoded, items
-from lockstep.run.folder import Run, metadata
-from lockstep.run.source import source_changes, sources
-from lockstep.run.tensors_file import read_safetensors, require_unchanged
-from lockstep.run.watch import read_chosen, read_result
+from lockstep.runs.checkpoint import read_chosen, read_result
+from lockstep.runs.folder import Run, metadata
+from lockstep.runs.source import source_changes, sources
+from lockstep.runs.tensors import read_safetensors, require_unchanged
 from lockstep.settings import validated
-from lockstep.training.evaluate import classify
-from lockstep.training.network import Network, build_model, persistent_buffers
 
 Note = Callable[[str], None]
 

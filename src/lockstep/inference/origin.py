@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
-from lockstep.run.folder import Run, metadata
+from lockstep.runs.folder import Run, metadata
 from lockstep.settings import validated
 
 

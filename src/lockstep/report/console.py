@@ -11,9 +11,9 @@ import rich.live
 from rich.console import Console
 from rich.text import Text
 
+from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.errors import printable
 from lockstep.report.lines import block, evaluating_line, evaluation_line, live_line, step_line
-from lockstep.training.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from lockstep.core.evaluate import Evaluation
 from lockstep.errors import printable
-from lockstep.training.evaluate import Evaluation
 
 _MOST_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 _NAME_LENGTH = 24  # characters of a class's name that the table shows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from statistics import fmean
 
-from lockstep.training.events import EvaluatingEvent, EvaluationEvent, StepEvent
+from lockstep.core.events import EvaluatingEvent, EvaluationEvent, StepEvent
 
 _GAP = "  "
 _BAR = (5, 20)  # least and greatest width of a bar, in columns

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.files import append
-from lockstep.training.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 
 class MetricsFile(Listener):

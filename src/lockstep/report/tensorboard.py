@@ -15,8 +15,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.report.event_file import EventFile, histogram, image, scalar
-from lockstep.training.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 Shape = tuple[int, int, int]
 

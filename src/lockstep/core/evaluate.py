@@ -1,0 +1,157 @@
+"""Evaluation: classify every example exactly once, in file order, on any number of processes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lockstep.config.recipe import Recipe
+from lockstep.core.network import Network
+from lockstep.core.reduction import Reduction, owned
+from lockstep.data.dataset import Dataset
+
+Progress = Callable[[float], None]  # receives the share of the evaluation that is done, in [0, 1]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts over a split.
+
+    A prediction that is not finite counts as wrong. Among equal logits the first class is predicted.
+
+    Attributes:
+        examples, correct: how many examples there are, and how many are classified correctly.
+        loss: mean cross-entropy.
+        class_examples: [classes], examples of each class.
+        confusion: [classes][classes], the row is the label, the column the prediction. Predictions that are not finite
+            have no column, so a row may sum to less than its class has examples.
+        correct_one_view: how many are classified correctly by the image alone, if `test_views` are several; else None.
+    """
+
+    examples: int
+    correct: int
+    loss: float
+    class_examples: tuple[int, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    correct_one_view: int | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Return the share of examples that are classified correctly, in [0, 1]."""
+        return self.correct / self.examples
+
+    @property
+    def class_correct(self) -> list[int]:
+        """Return how many examples of each class are classified correctly."""
+        return [row[label] for label, row in enumerate(self.confusion)]
+
+    def summary(self) -> dict[str, float]:
+        """Return the scalar results, for a row of a metrics file."""
+        facts = {"accuracy": self.accuracy, "examples": self.examples, "correct": self.correct, "loss": self.loss}
+        if self.correct_one_view is not None:
+            facts["accuracy_one_view"] = self.correct_one_view / self.examples
+        return facts
+
+
+@torch.no_grad()
+def evaluate(
+    recipe: Recipe,
+    network: Network,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    dataset: Dataset,
+    reduction: Reduction,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Classify `dataset`, in the views that `recipe.test_views` names. The result is equal in every process.
+
+    The processes share chunks of `recipe.eval_batch` examples. The last chunk is padded with repeats that do not
+    count, because the bits of a kernel's result may depend on the batch size. Every process calls `progress` before
+    each of its chunks, and when all processes are done.
+    """
+    tell = progress or (lambda share: None)
+    network.load_parameters(parameters)
+    network.load_buffers(buffers)
+    network.module.eval()
+    size, classes = recipe.eval_batch, len(dataset.classes)
+    chunks = -(-len(dataset) // size)
+    shares = [owned(chunks, reduction.processes, process) for process in range(reduction.processes)]
+    own = shares[reduction.process]
+    # One loss for each chunk, so that the order in which they are summed does not depend on the processes.
+    losses = torch.zeros(max(map(len, shares)), dtype=torch.float64)
+    # The last column counts predictions that are not finite. The last row begins with the count by one view.
+    counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
+    for row, chunk in enumerate(own):
+        tell(row / len(own))
+        for following in own[row + 1 : row + 2]:
+            dataset.expect_rows(following * size, (following + 1) * size)
+        index = torch.arange(chunk * size, (chunk + 1) * size, device=dataset.labels.device)
+        counted = index < len(dataset)
+        index.clamp_(max=len(dataset) - 1)
+        labels = dataset.labels[index]
+        logits, one_view = classify(recipe, network, dataset.images[index], counted)
+        counts[classes, 0] += (_predicted(one_view, classes) == labels)[counted].sum().cpu()
+        cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
+        counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
+        losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
+    every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
+    tell(1.0)
+    total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
+    table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
+    examples, confusion = int(table.sum()), table[:, :classes]
+    assert examples == len(dataset)
+    return Evaluation(
+        examples,
+        correct=int(confusion.trace()),
+        loss=total / examples,
+        class_examples=tuple(table.sum(1).tolist()),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        correct_one_view=None if recipe.test_views == "one" else one_view_correct,
+    )
+
+
+def classify(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float32 logits [b, classes] twice: in the recipe's views of `images`, and by one view.
+
+    `images` is uint8 [b, H, W, C]. `counted`, bool [b], is False for the repeats that fill the last chunk up.
+    """
+    return _logits(network, recipe.augmentation.test(images), recipe.test_views, counted)
+
+
+def _predicted(logits: Tensor, classes: int) -> Tensor:
+    """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite or predicts none."""
+    return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
+
+
+def _logits(network: Network, images: Tensor, views: str, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float32 logits [b, classes] twice: the mean over `views` of `images` [b, C, H, W], and by one view.
+
+    The unmoved image has half the weight, the two moved ones the other half, and mirror images count equally. With
+    "unsure" in `views`, only the images whose two best classes are closest to each other are moved: a quarter of the
+    `counted` ones (bool [b]).
+    Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
+    """
+    one_view = network(images)
+    if views == "one":
+        return one_view, one_view
+    unmoved = (one_view + network(images.flip(-1))) / 2
+    if views == "flip":
+        return unmoved, one_view
+    chosen = _unsure(unmoved, counted) if "unsure" in views else torch.arange(len(images), device=images.device)
+    height, width = images.shape[2:]
+    padded = functional.pad(images[chosen], (1, 1, 1, 1), mode="reflect")
+    shifted = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
+    moved = sum(network(image) + network(image.flip(-1)) for image in shifted) / 4
+    return unmoved.index_copy(0, chosen, (unmoved[chosen] + moved) / 2), one_view
+
+
+def _unsure(logits: Tensor, counted: Tensor) -> Tensor:
+    """Return the `counted` rows of `logits` [b, classes] whose two largest are closest: int64 [b // 4, at least 1].
+
+    If fewer rows are counted, others fill the result: the network's batch size stays fixed.
+    """
+    first, second = logits.softmax(1).topk(2).values.unbind(1)
+    margins = (first - second).masked_fill(~counted, torch.inf)
+    return margins.argsort(stable=True)[: max(1, len(logits) // 4)]

@@ -1,0 +1,133 @@
+"""Events of a run, and the base class of the listeners that receive them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lockstep.core.evaluate import Evaluation
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One step, after its forward and backward passes and before its update.
+
+    Attributes:
+        time: seconds since the epoch of the system's clock.
+        step: zero-based number of this step.
+        steps: number of steps of the run.
+        epoch: epochs done before this step.
+        loss: mean cross-entropy over the batch plus the decay terms.
+        loss_average: running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected
+            for its start at zero.
+        logged_loss: the loss on the console: `loss`, or with the last tower's cross-entropy if the placement says so.
+        cross_entropy: mean over the batch; of smoothed, weighted and mixed labels if the recipe has these.
+        cross_entropy_average: its running average.
+        decay: loss term of each parameter with weight decay, keyed by name.
+        decay_average: their running averages.
+        accuracy: share of the batch that is classified correctly. A mixed image counts by the label of its larger part.
+        rate: learning rate.
+        images_per_s: mean since the previous event of this listener, without evaluation and saving.
+        s_per_step: mean seconds of a step over the same time.
+        split: mean seconds of each part of a step (`clock.PARTS`) over the same time, in process 0.
+        memory_bytes: memory that each process holds.
+        cpu_utilisation: CPU seconds that each process used per second. None in the first event of a session.
+        gpu_utilisation: percentage of the last sampling period, a second or less, in which each process's GPU computed.
+            None on CPUs and where it is not known.
+        loss_scale: scale of the loss in float16, else None.
+        gradient_norm: norm of the mean gradient before it is clipped. None if the recipe does not clip.
+        skipped: True if the run leaves out this update: a float16 overflow lowers the loss scale, or a value is not
+            finite and the recipe says "skip". The losses may then not be finite.
+        skipped_steps: number of steps without an update up to this one, in all sessions. None unless the recipe says
+            "skip".
+    """
+
+    time: float
+    step: int
+    steps: int
+    epoch: float
+    loss: float
+    loss_average: float
+    logged_loss: float
+    cross_entropy: float
+    cross_entropy_average: float
+    decay: dict[str, float]
+    decay_average: dict[str, float]
+    accuracy: float
+    rate: float
+    images_per_s: float
+    s_per_step: float
+    split: dict[str, float]
+    memory_bytes: list[int]
+    cpu_utilisation: list[float] | None
+    gpu_utilisation: list[float] | None
+    loss_scale: float | None = None
+    gradient_norm: float | None = None
+    skipped: bool = False
+    skipped_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationEvent:
+    """Results on a split after `step` updates, keyed by the weights: "ema" and "raw", or "raw" alone."""
+
+    time: float
+    step: int
+    split: str
+    results: dict[str, Evaluation]
+
+
+@dataclass(frozen=True)
+class EvaluatingEvent:
+    """Progress of an evaluation on a split after `step` updates: `share` is in [0, 1], and 0 when it begins."""
+
+    step: int
+    split: str
+    share: float
+
+
+class Tensors(NamedTuple):
+    """Tensors of a step, float32 and keyed by name. They are valid only during the callback.
+
+    weights: the parameters before the update. gradients: their mean over the batch, of all towers.
+    """
+
+    weights: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+
+
+class Listener:
+    """A report that receives the events of a run. Every method is a no-op: a subclass overrides what it needs.
+
+    every: steps between two step events. None is for a live display, which receives as many as it can show.
+    """
+
+    every: int | None = None
+
+    def start(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Receive the start-up block of the run, as (label, text)."""
+
+    def begin(self, step: int) -> None:
+        """Prepare for `step`: it is about to be computed, and its event will follow."""
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
+        """Receive a computed step."""
+
+    def digest(self, step: int, text: str) -> None:
+        """Receive the digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""
+
+    def evaluating(self, event: EvaluatingEvent) -> None:
+        """Receive the progress of an evaluation."""
+
+    def evaluation(self, event: EvaluationEvent) -> None:
+        """Receive the results of an evaluation."""
+
+    def note(self, text: str) -> None:
+        """Receive a message for the user."""
+
+    def end(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Receive the end block of the run, as (label, text)."""
+
+    def close(self) -> None:
+        """Release terminals and files: no event follows, whether the run ended well or not."""

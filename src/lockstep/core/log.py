@@ -1,0 +1,243 @@
+"""Log: turns what the loop does into events, and sends them to every listener."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Course
+from lockstep.core.clock import Clock, Mark, mean_parts
+from lockstep.core.evaluate import Evaluation
+from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.core.reduction import first_towers
+from lockstep.core.state import State
+from lockstep.core.tower import named_towers
+from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, Metrics
+
+_KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
+_FRAME_S = 0.2  # seconds between two drawings of a live display
+_NO_UTILISATION = (
+    "GPU utilisation is not known: torch.cuda.utilization needs NVIDIA's driver and the package nvidia-ml-py "
+    "(pip install 'lockstep[gpu]')"
+)
+
+
+class Log:
+    """Sends events to `listeners`. Without listeners (in all processes but process 0) every method is a no-op.
+
+    `processes` is the number of processes that share the towers.
+
+    Attributes:
+        last_loss: the loss of the last step that a listener received, or None.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        placement: Placement,
+        listeners: Sequence[Listener],
+        *,
+        processes: int = 1,
+        device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
+    ) -> None:
+        self.course, self.listeners = course, list(listeners)
+        self.last_loss: float | None = None
+        self._placement, self._recipe = placement, course.recipe
+        self._skips = self._recipe.non_finite == "skip"
+        self._first_towers = first_towers(course.recipe.towers, processes)
+        self._clock = Clock(device)
+        self._marks: dict[int, Mark] = {}
+        self._cpu: dict[int, tuple[float, list[float]]] = {}  # wall time, and CPU seconds used by each process
+        self._running_loss: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
+        self._averaged_steps = 0
+        self._on_gpus = device.type == "cuda"
+        self._noted = False  # True after the note that GPU utilisation is not known
+
+    def begin(self, step: int) -> None:
+        """Announce that `step` is about to be computed."""
+        if not self.listeners:
+            return
+        due = [one for one in self.listeners if one.every is not None and self._is_due(one.every, step)]
+        self._clock.begin(measure=bool(due))
+        for listener in due:
+            listener.begin(step)
+
+    def lap(self, part: str) -> None:
+        """Count the time since the last lap as `part` of the step (one of clock.PARTS)."""
+        if self.listeners:
+            self._clock.lap(part)
+
+    def step(
+        self,
+        step: int,
+        metrics: Metrics,
+        state: State,
+        learning_rate: float,
+        gradients: Tensor,
+        *,
+        skipped: bool = False,
+    ) -> None:
+        """Report `step` before its update with the mean `gradients`.
+
+        Metrics are read from the device only if a listener is due.
+        """
+        if not self.listeners:
+            return
+        self._clock.step()
+        decay = state.decay_losses()
+        cross_entropy = metrics.cross_entropy / self._recipe.batch
+        loss = sum(decay.values(), cross_entropy)
+        if skipped:
+            self.note(f"step {step}: skipped, {self._why_skipped(metrics, state)}")
+        else:
+            self._add_to_running_loss(torch.stack([loss, cross_entropy, *decay.values()]))
+        now = self._clock.mark
+        due = [i for i, one in enumerate(self.listeners) if self._wants(one, step, now, self._marks.get(i))]
+        if not due:
+            return
+        if not skipped:
+            self.last_loss = float(loss)
+        logged = loss
+        if self._placement.log_loss == "last":
+            logged = sum(decay.values(), metrics.last_cross_entropy / self._recipe.tower_batch)
+        common: dict[str, Any] = {
+            "time": time.time(),
+            "step": step,
+            "steps": self.course.steps,
+            "epoch": self.course.epoch(step),
+            "loss": float(loss),
+            **self._averages(list(decay)),
+            "logged_loss": float(logged),
+            "cross_entropy": float(metrics.cross_entropy) / self._recipe.batch,
+            "decay": {name: float(term) for name, term in decay.items()},
+            "accuracy": float(metrics.correct) / self._recipe.batch,
+            "rate": learning_rate,
+            "memory_bytes": [int(metrics.memory_mib[first] * 2**20) for first in self._first_towers],
+            "gpu_utilisation": self._gpu_utilisation(metrics),
+            "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
+            "gradient_norm": None if self._recipe.clip is None else float(torch.linalg.vector_norm(gradients)),
+            "skipped": skipped,
+            "skipped_steps": state.skipped_steps + skipped if self._skips else None,
+        }
+        cpu_s = [float(metrics.cpu_s[first]) for first in self._first_towers]
+        tensors = Tensors(state.parameters, state.by_name(gradients))
+        for i in due:
+            self.listeners[i].step(StepEvent(**common, **self._rates(i, now, cpu_s)), tensors)
+
+    def _why_skipped(self, metrics: Metrics, state: State) -> str:
+        towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
+        if not self._skips or state.may_lower_scale:
+            return f"the loss scale {state.loss_scale:g} is too large for {named_towers(towers[:1])}"
+        return f"the loss or a gradient of {named_towers(towers)} is not finite"
+
+    def _add_to_running_loss(self, terms: Tensor) -> None:
+        """Move the running averages. They stay on the device, so a step that no listener wants waits for nothing."""
+        self._running_loss = torch.zeros_like(terms) if self._running_loss is None else self._running_loss
+        self._running_loss.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
+        self._averaged_steps += 1
+
+    def _averages(self, names: list[str]) -> dict[str, Any]:
+        """Return the running averages, bias-corrected; `names` are those of the decay terms."""
+        if self._running_loss is None:
+            loss, cross_entropy, *decay = [float("nan")] * (2 + len(names))
+        else:
+            loss, cross_entropy, *decay = (self._running_loss / (1 - _KEPT**self._averaged_steps)).tolist()
+        return {
+            "loss_average": loss,
+            "cross_entropy_average": cross_entropy,
+            "decay_average": dict(zip(names, decay, strict=True)),
+        }
+
+    def _gpu_utilisation(self, metrics: Metrics) -> list[float] | None:
+        """Return the utilisation of each process's GPU in percent. None on CPUs, or after a note if one is unknown."""
+        if not self._on_gpus:
+            return None
+        percent = [float(metrics.gpu_percent[first]) for first in self._first_towers]
+        if UNKNOWN not in percent:
+            return percent
+        if not self._noted:
+            self._noted = True
+            self.note(_NO_UTILISATION)
+        return None
+
+    def _rates(self, i: int, now: Mark, cpu_s: list[float]) -> dict[str, Any]:
+        """Return the fields of listener `i`'s event that are means since its previous event."""
+        since = self._marks.get(i, Mark())
+        self._marks[i] = now
+        s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
+        wall = time.perf_counter()
+        last_wall, last_cpu_s = self._cpu.get(i, (wall, cpu_s))
+        self._cpu[i] = (wall, cpu_s)
+        elapsed = wall - last_wall
+        used = [(b - a) % CPU_S_MODULUS / elapsed for a, b in zip(last_cpu_s, cpu_s, strict=True)] if elapsed else None
+        return {
+            "images_per_s": self._recipe.batch / s_per_step if s_per_step else 0.0,
+            "s_per_step": s_per_step,
+            "split": mean_parts(since, now),
+            "cpu_utilisation": used,
+        }
+
+    def start(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Report the start-up block, (label, text) lines, and start the clock."""
+        for listener in self.listeners:
+            listener.start(lines)
+        self._clock.start()
+
+    def digest(self, step: int, text: str) -> None:
+        """Report the state's digest after `step` updates."""
+        for listener in self.listeners:
+            listener.digest(step, text)
+
+    def evaluating(self, step: int, split: str, share: float) -> None:
+        """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is done."""
+        for listener in self.listeners:
+            listener.evaluating(EvaluatingEvent(step, split, share))
+
+    def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
+        """Report the results of an evaluation on `split` after `step` updates, by kind of weights."""
+        event = EvaluationEvent(time.time(), step, split, dict(results))
+        for listener in self.listeners:
+            listener.evaluation(event)
+
+    def note(self, text: str) -> None:
+        """Report a message for the user."""
+        for listener in self.listeners:
+            listener.note(text)
+
+    def end(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Report the end block, (label, text) lines."""
+        for listener in self.listeners:
+            listener.end(lines)
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """Leave the work within the context out of training time and rates."""
+        running = self._clock.running
+        self._clock.pause()
+        try:
+            yield
+        finally:
+            if running:
+                self._clock.start()
+
+    @property
+    def train_s(self) -> float:
+        """Return the seconds that this session spent training."""
+        return self._clock.mark.seconds
+
+    @property
+    def images_per_s(self) -> float:
+        """Return this session's mean throughput, without its first steps if there were more."""
+        return self._clock.steps_per_s() * self._recipe.batch
+
+    def _is_due(self, every: int, step: int) -> bool:
+        return step % every == 0 or step == self.course.steps - 1
+
+    def _wants(self, listener: Listener, step: int, now: Mark, since: Mark | None) -> bool:
+        if listener.every is not None:
+            return self._is_due(listener.every, step)
+        return step == self.course.steps - 1 or since is None or now.seconds - since.seconds >= _FRAME_S

@@ -1,0 +1,259 @@
+"""Network: the model in the precision that towers compute in, and how a model is built and checked."""
+
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lockstep import rng
+from lockstep.config.recipe import Recipe
+from lockstep.core import factory
+from lockstep.data import DATASETS
+from lockstep.data.dataset import Dataset
+from lockstep.errors import ENVIRONMENT, LockstepError, unknown
+from lockstep.models import MODELS
+from lockstep.numerics import configure_compiler
+from lockstep.settings import load_object
+
+Shape = tuple[int, int, int]
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+_WHITENING_IMAGES = 2000  # A model's first layer is fitted to some millions of their patches.
+
+
+class Network:
+    """The model in the dtype that towers compute in. Its weights are copies of the float32 master weights.
+
+    Parameters and activations have the recipe's precision. Torch's norm layers and all statistics stay float32. On a
+    CPU, float16 convolutions also run in float32, between float16 activations: torch's float16 backward pass is 100
+    times slower there.
+
+    Attributes:
+        module: the model itself.
+        shape: [C, H, W] of the images it takes.
+        dtype: what it computes in.
+        parameters, buffers: its tensors, by name; buffers that are not part of the module's state are left out.
+    """
+
+    def __init__(self, recipe: Recipe, module: nn.Module, shape: Shape, device: torch.device) -> None:
+        """Take over `module`: it is moved to `device` and cast, in place."""
+        self.dtype = getattr(torch, recipe.precision)
+        self.shape = shape
+        self.module = module.to(device)
+        self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for part in self.module.modules():
+            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, _CONVOLUTIONS):
+                part.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
+                part.register_forward_hook(lambda _, inputs, output: output.half())
+            elif not isinstance(part, _NORMS):
+                _cast(part, self.dtype)
+        self.parameters = dict(self.module.named_parameters())
+        self._forward: Callable[[Tensor], Tensor] = self.module
+        if recipe.compile:
+            configure_compiler(recipe.exact)
+            self._forward = torch.compile(self.module, dynamic=False)  # one graph for each image size
+        self._frozen: tuple[str, ...] | None = None  # the names that are frozen now
+        self._frozen_norms: list[nn.Module] = []
+        self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
+        self.buffers = persistent_buffers(self.module)
+
+    @torch.no_grad()
+    def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Copy in float32 parameters by name, rounding to the network's dtype."""
+        torch._foreach_copy_(list(self.parameters.values()), [parameters[name] for name in self.parameters])
+
+    @torch.no_grad()
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Copy in buffers by name."""
+        for name, buffer in self.buffers.items():
+            buffer.copy_(buffers[name])
+
+    def freeze(self, names: Sequence[str]) -> None:
+        """Freeze the layers and parameters in `names`, and what the model marks as not trainable; train all others."""
+        if tuple(names) == self._frozen:
+            return
+        self._frozen = tuple(names)
+        frozen = layer_parameters(names, self.parameters)
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in self._trained and name not in frozen)
+        norms = {name: m for name, m in self.module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+        self._frozen_norms = [norms[name] for name in frozen_layers(names, norms, self.parameters)]
+
+    def train(self) -> None:
+        """Set all layers to training mode, except frozen norm layers: they keep and use their running averages."""
+        self.module.train()
+        for norm in self._frozen_norms:
+            norm.eval()
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Compute operator by operator within the context, even if the recipe compiles the network."""
+        compiled, self._forward = self._forward, self.module
+        try:
+            yield
+        finally:
+            self._forward = compiled
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""
+        try:
+            logits: Tensor = self._forward(images.to(self.dtype)).float()
+        except Exception as error:
+            if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                problem = str(error).strip().splitlines()[0]
+                raise LockstepError(
+                    f"torch cannot compile the network: {problem}. Set compile=false", ENVIRONMENT
+                ) from None
+            raise
+        return logits
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return the gradient of `loss` for every parameter: zeros if it is frozen or has no part in the loss."""
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
+        by_name = dict(zip(trained, found, strict=True))
+        return [by_name[name] if name in by_name else torch.zeros_like(p) for name, p in self.parameters.items()]
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are part of the module's state, by name."""
+    kept = module.state_dict().keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in kept}
+
+
+def layer_parameters(names: Collection[str], parameters: Collection[str], setting: str = "freeze") -> frozenset[str]:
+    """Return the names of all `parameters` that are, or lie in a layer that is, in `names`.
+
+    Raises: LockstepError for a name that is neither a layer nor a parameter. The message says that `setting` has it.
+    """
+    chosen: set[str] = set()
+    for name in names:
+        inside = [parameter for parameter in parameters if _lies_in(parameter, name)]
+        if not inside:
+            parts = [parameter.split(".") for parameter in parameters]
+            known = {".".join(part[: end + 1]) for part in parts for end in range(len(part))}
+            outer = {part[0] for part in parts}
+            raise LockstepError(unknown(f"layer or parameter in {setting}", name, known, shown=outer))
+        chosen.update(inside)
+    return frozenset(chosen)
+
+
+def frozen_layers(names: Collection[str], layers: Iterable[str], parameters: Collection[str]) -> list[str]:
+    """Return those of `layers` that are in `names`, lie in a layer that is, or have no other parameters than such.
+
+    `parameters` are all names of the model's parameters.
+    """
+    if not names:
+        return []
+    trained = {name.rpartition(".")[0] for name in set(parameters) - layer_parameters(names, parameters)}
+    holders = {name.rpartition(".")[0] for name in parameters}
+    return [
+        layer
+        for layer in layers
+        if any(_lies_in(layer, name) for name in names) or (layer in holders and layer not in trained)
+    ]
+
+
+def _lies_in(name: str, layer: str) -> bool:
+    return f"{name}.".startswith(f"{layer}.")
+
+
+def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module:
+    """Return the model before the first step, on the CPU: a function of the recipe's seed and the training images.
+
+    `shape` is the [C, H, W] of its input.
+    Raises: LockstepError if the model does not take every image size in the recipe, or is frozen from the start.
+    """
+    model = build_model(recipe, shape, len(train_set.classes))
+    _check_sizes(recipe, model, shape)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    still = [name for name, share in recipe.freeze.items() if share == 0]
+    if trained <= layer_parameters(still, dict(model.named_parameters())):
+        raise LockstepError(f"freeze leaves nothing to train from the start: {', '.join(still)}")
+    if callable(whiten := getattr(model, "whiten", None)):
+        whiten(recipe.augmentation.test(_some_images(recipe, train_set)))
+    return model
+
+
+def _some_images(recipe: Recipe, train_set: Dataset) -> Tensor:
+    """Return uint8 images [n, H, W, C] of all classes, on the CPU: a function of the recipe's dataset alone.
+
+    The built-in datasets are in random order, so their first images will do. Other datasets may be sorted by class, so
+    the images are spread evenly over them.
+    """
+    count = min(_WHITENING_IMAGES, len(train_set))
+    if recipe.dataset in DATASETS:
+        return train_set.images[:count].cpu()
+    rows = torch.arange(count, device=train_set.labels.device) * len(train_set) // count
+    return train_set.images[rows].cpu()
+
+
+def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
+    """Return the recipe's model on the CPU, with initial weights drawn from `recipe.seed`. Raises: LockstepError."""
+    function = load_object(MODELS.get(recipe.model, recipe.model))
+    if not callable(function):
+        raise LockstepError(f"model {recipe.model} is a {type(function).__name__}, expected a function")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
+        model = factory.call(recipe.model, function, shape, classes, recipe.model_options)
+    if not isinstance(model, nn.Module):
+        raise LockstepError(f"model {recipe.model} returned {type(model).__name__}, expected a torch.nn.Module")
+    if lazy := [n for n, p in model.named_parameters() if is_lazy(p)]:
+        raise LockstepError(f"model {recipe.model} does not know the shape of {lazy[0]}: give its layer all sizes")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise LockstepError(f"model {recipe.model} has no parameters to train")
+    return model
+
+
+def _check_sizes(recipe: Recipe, model: nn.Module, shape: Shape) -> None:
+    """Raise a LockstepError unless the model takes every image size of progressive training.
+
+    A model states its smallest size as `least_px`. Another one computes an image of each size, as a test.
+    """
+    if recipe.progressive is None:
+        return
+    least, largest = getattr(model, "least_px", None), min(shape[1:])
+    for size in recipe.progressive.sizes_px:
+        if size > largest or (least is not None and size < least):
+            raise LockstepError(f"progressive.sizes_px: got {size}: {least or 1} to {largest} is allowed here")
+        if least is None and (problem := _refusal(model, (shape[0], size, size))) is not None:
+            raise LockstepError(
+                f"model {recipe.model} does not take images of {size}x{size} pixels ({problem}): choose other "
+                f"progressive.sizes_px, or set progressive=none"
+            )
+
+
+@torch.no_grad()
+def _refusal(model: nn.Module, shape: Shape) -> str | None:
+    """Return why `model` fails on an image [C, h, w] in evaluation, or None if it does not."""
+    training = model.training
+    try:
+        model.eval()(torch.zeros(1, *shape))
+    except Exception as error:
+        return failure(error)
+    finally:
+        model.train(training)
+    return None
+
+
+def failure(error: Exception) -> str:
+    """Return an exception of a model's code in one line: its message, and where it was raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    lines = str(error).strip().splitlines()
+    return f"{lines[0] if lines else type(error).__name__}{where}"
+
+
+def _cast(part: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the floating-point parameters and constant buffers that `part` holds itself, in place."""
+    for parameter in part.parameters(recurse=False):
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    for name, buffer in part.named_buffers(recurse=False):
+        if buffer.is_floating_point() and name in part._non_persistent_buffers_set:
+            setattr(part, name, buffer.to(dtype))

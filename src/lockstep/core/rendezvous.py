@@ -1,0 +1,151 @@
+"""Rendezvous: how the processes of a run find each other, and what they know of each other beside the vectors."""
+
+import os
+import socket
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lockstep.core.heartbeat import Beat
+from lockstep.errors import ENVIRONMENT, LockstepError
+
+JOIN_TIMEOUT = timedelta(minutes=10)  # for all processes to start
+_POLL_S = 0.02
+_COMPLETE = "complete"
+
+Store = Any  # a key-value store of torch.distributed, whose stubs do not define it
+
+
+def open_store(rendezvous: Path | tuple[str, int], process: int, processes: int) -> Store:
+    """Return the key-value store in which the processes find each other: a file's, or the one at an address.
+
+    A store at an address may have keys of an earlier attempt: torchrun keeps one store while it restarts processes.
+    """
+    if isinstance(rendezvous, Path):
+        store = dist.FileStore(str(rendezvous), processes)  # type: ignore[attr-defined]
+        store.set_timeout(JOIN_TIMEOUT)
+        return store
+    address, port = rendezvous
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))  # srun does not set them
+    return next(dist.rendezvous("env://", process, processes, timeout=JOIN_TIMEOUT))[0]  # type: ignore[attr-defined]
+
+
+def agreed_address(process: int, processes: int) -> tuple[str, int] | None:
+    """Return an address and a free port of process 0's host, the same in all processes of this program's process group.
+
+    None if this program has no process group. All programs of the outer launch call this together, number `process` of
+    `processes`. They use a group of their own: a program's group may be NCCL's, which would need a GPU.
+    Raises: LockstepError if the group's numbers are others.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if (dist.get_rank(), dist.get_world_size()) != (process, processes):
+        raise LockstepError(
+            f"this program is process {process} of {processes} by the variables of its launcher, and process "
+            f"{dist.get_rank()} of {dist.get_world_size()} in its process group: both must be the same",
+            ENVIRONMENT,
+        )
+    found: list[tuple[str, int] | None] = [None]
+    if process == 0:
+        with socket.create_server(("", 0)) as listener:
+            found = [(os.environ.get("MASTER_ADDR") or socket.gethostname(), listener.getsockname()[1])]
+    group = dist.new_group(backend="gloo")
+    dist.broadcast_object_list(found, src=0, group=group)
+    dist.destroy_process_group(group)
+    return found[0]
+
+
+class CompleteError(Exception):
+    """The run is complete in process 0's folder, so there is nothing to do."""
+
+
+def of_this_attempt(store: Store, process: int, processes: int, *, complete: bool = False) -> Store:
+    """Return a part of `store` that only these processes use, and no processes of an earlier attempt.
+
+    Process 0 makes a new name and gives it to each of the others, by the name that they give themselves. It waits
+    until each has answered, because a name that it finds may be that of an earlier process. If process 0 finds that the
+    run is `complete`, it tells the others so.
+    Raises: LockstepError if a process does not come, CompleteError in the others if the run is complete.
+    """
+    own = f"{_COMPLETE}-{uuid.uuid4().hex}" if complete else uuid.uuid4().hex
+    if process != 0:
+        store.set(f"here/{process}", own)
+        store.wait([f"attempt/{own}"], JOIN_TIMEOUT)
+        attempt = store.get(f"attempt/{own}").decode()
+        store.set(f"joined/{attempt}/{process}", "")
+        if attempt.startswith(_COMPLETE):
+            raise CompleteError
+        return dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+    missing, until = set(range(1, processes)), time.monotonic() + JOIN_TIMEOUT.total_seconds()
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"joined/{own}/{other}"]):
+                missing.remove(other)
+            elif store.check([f"here/{other}"]):
+                store.set(f"attempt/{store.get(f'here/{other}').decode()}", own)
+        if time.monotonic() > until:
+            absent = ", ".join(map(str, sorted(missing)))
+            raise LockstepError(
+                f"process {absent} of {processes} did not come within {JOIN_TIMEOUT.total_seconds() / 60:.0f} minutes: "
+                f"start all processes, and let the hosts connect to each other",
+                ENVIRONMENT,
+            )
+        time.sleep(_POLL_S)
+    return dist.PrefixStore(own, store)  # type: ignore[attr-defined]
+
+
+def require_one_device_type(store: Store, process: int, processes: int, device: torch.device) -> None:
+    """Raise a LockstepError unless all processes compute on one type of device.
+
+    This comes before they connect: NCCL and Gloo processes would wait for each other until both time out.
+    """
+    store.set(f"device/{process}", f"{device.type} on host {socket.gethostname()}")
+    devices = [store.get(f"device/{other}").decode() for other in range(processes)]
+    for other, text in enumerate(devices):
+        if text.split()[0] != devices[0].split()[0]:
+            raise LockstepError(
+                f"process 0 computes on {devices[0]} and process {other} on {text}: all need the same type of device. "
+                f"Give --device cpu or --device cuda to all",
+                ENVIRONMENT,
+            )
+
+
+def record_for_torchrun(error: Exception) -> None:
+    """Write `error` into the file that torchrun names in TORCHELASTIC_ERROR_FILE, if it does."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # takes a tenth of a second
+
+    get_error_handler().record_exception(error)
+
+
+class Board:
+    """The heartbeats of all processes of a run, in their store, for processes on several hosts.
+
+    It has its own connection, because a store serves one thread at a time. Raises: RuntimeError if the connection to
+    the store is lost, or after `timeout_s` seconds without an answer.
+
+    Attributes:
+        hosts: the name of each process's host, by process, of those that have begun.
+    """
+
+    def __init__(self, store: Store, process: int, processes: int, timeout_s: float) -> None:
+        self._store = store.clone()
+        self._store.set_timeout(timedelta(seconds=timeout_s))
+        self._process, self._processes = process, processes
+        self.hosts: dict[int, str] = {}
+        self._store.set(f"host/{process}", socket.gethostname())
+        self.exchange(Beat())
+
+    def exchange(self, own: Beat) -> dict[int, Beat]:
+        """Publish this process's heartbeat and return those of all, by process; none of one that has not begun."""
+        self._store.set(f"heartbeat/{self._process}", own.pack())
+        for other in range(self._processes):
+            if other not in self.hosts and self._store.check([f"heartbeat/{other}"]):
+                self.hosts[other] = self._store.get(f"host/{other}").decode()
+        present = sorted(self.hosts)
+        beats = self._store.multi_get([f"heartbeat/{other}" for other in present])
+        return {other: Beat.of(bytes(beat)) for other, beat in zip(present, beats, strict=True)}

@@ -1,0 +1,271 @@
+"""State: everything a run needs to continue, and the one update. Nothing in it depends on the number of processes."""
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.config.recipe import Recipe
+from lockstep.core.digest import short
+from lockstep.core.network import frozen_layers, layer_parameters
+from lockstep.core.vector import is_finite, named_views
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.optim.scale import LossScale
+from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
+
+
+class State:
+    """Parameters, buffers, optimizer slots, average and step. All float32, except integer buffers.
+
+    The parameters are views of one flat vector, in the model's order, and so are their averages. So a gradient vector
+    is applied, and the average is moved, without a loop over tensors.
+
+    Attributes:
+        step: number of updates so far. Skipped steps count too.
+        skipped_steps: number of steps so far without an update, because a value was not finite.
+        skipped_in_a_row: how many of them were the latest steps, without those that lowered the loss scale.
+        parameters, buffers: the tensors, by name.
+        ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
+        decay: the weight-decay coefficient of each parameter that has one, by name.
+        update_lock: a thread that copies the state holds it, so that no update changes the state meanwhile.
+    """
+
+    def __init__(
+        self, recipe: Recipe, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        """Make the state before the first step, from copies of `parameters` and `buffers`."""
+        self._recipe = recipe
+        self.step = self.skipped_steps = self.skipped_in_a_row = 0
+        self.update_lock = threading.Lock()
+        initial = {name: p.detach() for name, p in parameters.items()}
+        self._shapes = {name: p.shape for name, p in initial.items()}
+        self._flat = torch.cat([p.reshape(-1).float() for p in initial.values()]).to(device)
+        self.parameters = named_views(self._flat, self._shapes)
+        self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
+        self._average = self._flat.clone() if recipe.ema else None
+        self.ema = named_views(self._average, self._shapes) if self._average is not None else None
+        self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
+        layer_parameters(recipe.freeze, self.parameters)  # rejects a name that no layer or parameter has
+        self._unmoved_by: tuple[tuple[str, ...], Collection[str], Collection[str]] = ((), (), ())  # of the last step
+        self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
+        groups = by_weight_decay(self.parameters, self.decay)
+        factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
+        self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
+
+    @property
+    def loss_scale(self) -> float:
+        """Return the factor on the loss in towers: 1, except in float16."""
+        return self._scale.value if self._scale else 1.0
+
+    @property
+    def may_lower_scale(self) -> bool:
+        """Return True if lowering the loss scale may fix a non-finite step."""
+        return self._scale is not None and self._scale.value > self._scale.least
+
+    @property
+    def may_skip(self) -> bool:
+        """Return True if a non-finite step is skipped: to lower the loss scale, or because the recipe says so."""
+        skips = self._recipe.non_finite == "skip" and self.skipped_in_a_row < self._recipe.skip_limit
+        return skips or self.may_lower_scale
+
+    def skip(self) -> None:
+        """Count a step without applying its update, and lower the loss scale. Waits for `update_lock`."""
+        with self.update_lock:
+            self.skipped_in_a_row += not self.may_lower_scale
+            self.skipped_steps += 1
+            if self._scale is not None:
+                self._scale.skipped()
+            self.step += 1
+
+    @torch.no_grad()
+    def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
+        """Make one update, in place. Waits for `update_lock`.
+
+        `gradients` is the mean gradient, float32 [parameters]; it is clipped if the recipe says so. `statistics` is the
+        mean change of the floating-point buffers, float32 [their elements]. `frozen` names layers and parameters that
+        do not move.
+        """
+        with self.update_lock:
+            if self._recipe.clip is not None:
+                gradients = clipped(gradients, self._recipe.clip)
+            unmoved, unmoved_buffers = self._unmoved(frozen)
+            for name, gradient in self.by_name(gradients).items():
+                self.parameters[name].grad = None if name in unmoved else gradient
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate * group.get("scale", 1.0)
+            self.optimizer.step()
+            self.step += 1
+            self.skipped_in_a_row = 0
+            self._update_buffers(statistics, unmoved_buffers)
+            if self._scale is not None:
+                self._scale.stepped()
+            if self._average is not None and self._recipe.ema is not None:
+                self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
+
+    def _unmoved(self, frozen: Sequence[str]) -> tuple[Collection[str], Collection[str]]:
+        """Return the names of the parameters and of the buffers that do not move if `frozen` is frozen."""
+        key = tuple(frozen)
+        if self._unmoved_by[0] != key:
+            layers = {name.rpartition(".")[0] for name in self.buffers}
+            still = set(frozen_layers(key, layers, self.parameters))
+            buffers = {name for name in self.buffers if name.rpartition(".")[0] in still}
+            self._unmoved_by = key, layer_parameters(key, self.parameters), buffers
+        return self._unmoved_by[1:]
+
+    def _update_buffers(self, statistics: Tensor, unmoved: Collection[str]) -> None:
+        start = 0
+        for name, buffer in self.buffers.items():
+            if buffer.is_floating_point():
+                change = statistics[start : start + buffer.numel()].view_as(buffer)
+                start += buffer.numel()
+                if name not in unmoved:
+                    buffer.add_(change)
+            elif name.endswith("num_batches_tracked") and name not in unmoved:
+                buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
+
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return `flat` [parameters], in the model's order, as views by parameter name."""
+        return named_views(flat, self._shapes)
+
+    def is_finite(self) -> bool:
+        """Return whether every parameter is finite. Waits for the device."""
+        return is_finite(self._flat)
+
+    def decay_losses(self) -> dict[str, Tensor]:
+        """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device.
+
+        The parameters that `weight_decay.default` is for share one term, "default". Decay that the optimizer decouples
+        from the loss has no terms.
+        """
+        if not self._recipe.optimizer.decays_in_loss:
+            return {}
+        named = {name: c for name, c in self._recipe.weight_decay.items() if c and name != DEFAULT}
+        flat = {name: self.parameters[name].view(-1) for name in named}
+        terms = {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in named.items()}
+        others = [self.parameters[name] for name in self.decay if name not in self._recipe.weight_decay]
+        if others and (c := self._recipe.weight_decay[DEFAULT]):
+            terms[DEFAULT] = torch.stack(torch._foreach_norm(others)).square().sum() * (c / 2)
+        return terms
+
+    def digest(self) -> str:
+        """Return 18 hexadecimal digits that depend on every bit an update changes. Waits for the device."""
+        tensors = self.named()
+        # The flat vectors are read whole, at the speed of memory, in place of many small tensors.
+        flat = [self._flat, *([] if self._average is None else [self._average])]
+        others = (tensors[name] for name in sorted(tensors) if name.partition("/")[0] not in ("parameter", "ema"))
+        return short(itertools.chain(flat, others))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return copies of all tensors of the state on the CPU, by name: the content of a checkpoint."""
+        return {name: t.cpu().clone() for name, t in self.named().items()}
+
+    def named(self) -> dict[str, Tensor]:
+        """Return all tensors of the state by name. Updates change them in place, except counts and the loss scale."""
+        named = {"step": torch.tensor(self.step)}
+        if self._recipe.non_finite == "skip":  # Other recipes have the checkpoints of releases without the setting.
+            named["skipped"] = torch.tensor([self.skipped_steps, self.skipped_in_a_row])
+        if self._scale is not None:
+            named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
+        named |= self._weights_and_average()
+        for name, parameter in self.parameters.items():
+            slots = self.optimizer.state.get(parameter, {})
+            named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
+        return {name: t.detach() for name, t in named.items()}
+
+    def _weights_and_average(self) -> dict[str, Tensor]:
+        """Return parameters, buffers and averages, by their names in a checkpoint."""
+        groups = {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
+        return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what `tensors()` returned. Raises: LockstepError if names or shapes are those of another model."""
+        own = {name for name in self.named() if not name.startswith("optimizer/")}
+        if differing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
+            raise LockstepError(f"the checkpoint is of another model: {', '.join(differing[:5])} differ", DATA)
+        self._require_shapes(tensors)
+        self.step = int(tensors["step"])
+        if "skipped" in tensors:
+            self.skipped_steps, self.skipped_in_a_row = tensors["skipped"].tolist()
+        if self._scale is not None:
+            self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
+        with torch.no_grad():
+            for name, tensor in self._weights_and_average().items():
+                tensor.copy_(tensors[name])
+        for key, tensor in tensors.items():
+            kind, _, rest = key.partition("/")
+            if kind == "optimizer":
+                slot, _, name = rest.partition("/")
+                parameter = self.parameters[name]
+                self.optimizer.state[parameter][slot] = tensor.to(parameter.device, copy=True)
+
+    def _require_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise a LockstepError unless all `tensors` of a checkpoint have the shapes and types of this state's."""
+        expected = self.named()
+        slots = [name for name in tensors if name.startswith("optimizer/")]
+        for name in [name for name in expected if not name.startswith("optimizer/")] + slots:  # weights first
+            tensor = tensors[name]
+            if name in slots:
+                if (own := self.parameters.get(name.split("/", 2)[-1])) is None:
+                    raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
+                own = own if tensor.ndim else own.new_empty(())  # Adam's number of updates is a slot of one value.
+            else:
+                own = expected[name]
+            for what, stored, needed in (
+                ("shape", [*tensor.shape], [*own.shape]), ("type", tensor.dtype, own.dtype),
+            ):  # fmt: skip
+                if stored != needed:
+                    raise LockstepError(
+                        f"the checkpoint is of another model: {name} has {what} {stored} in the checkpoint and "
+                        f"{needed} in model {self._recipe.model}",
+                        DATA,
+                    )
+        if self._scale is not None and not bool(tensors["loss_scale"].isfinite().all()):
+            raise LockstepError("the loss scale in the checkpoint is not finite", DATA)
+
+    def weights_sha256(self) -> str:
+        """Return the SHA-256, in hex, of the raw little-endian bytes of parameters, then buffers, sorted by name."""
+        digest = hashlib.sha256()
+        for group in (self.parameters, self.buffers):
+            for name in sorted(group):
+                digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def clipped(gradients: Tensor, norm: float) -> Tensor:
+    """Return `gradients` [n], shortened to the Euclidean norm `norm` if they are longer."""
+    # Every process computes the same bits here, because the reduction gave all of them the same gradients.
+    length = torch.linalg.vector_norm(gradients)
+    factor: Tensor = (norm / length).clamp(max=1.0)
+    return gradients * factor
+
+
+def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
+    """Return the factor on the learning rate of each parameter that has one, by name.
+
+    Raises: LockstepError if `recipe.lr_factors` has a name that is neither a layer nor a parameter.
+    """
+    factors: dict[str, float] = {}
+    for name in sorted(recipe.lr_factors, key=len):  # a longer name replaces what a shorter one set
+        inside = layer_parameters([name], parameters, "lr_factors")
+        factors |= dict.fromkeys(inside, recipe.lr_factors[name])
+    return factors
+
+
+class StatesDifferError(LockstepError):
+    """A process's state does not have the same bits as the others'."""
+
+    def __init__(self, step: int, digests: Sequence[object]) -> None:
+        """`digests` are those of all processes after `step` updates. The most frequent one is taken as right."""
+        right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
+        wrong = [process for process, digest in enumerate(digests) if digest != right]
+        who = f"process {wrong[0]}" if len(wrong) == 1 else f"processes {', '.join(map(str, wrong))}"
+        super().__init__(
+            f"{who} of {len(digests)} no longer computes the same bits as the others: after {step} steps the weights, "
+            f"buffers, average or optimizer state differ. Nothing was saved since they were last equal. Usual causes: "
+            f"faulty memory, or a model whose output depends on more than its weights and input. Continue from the "
+            f"last checkpoint with --resume",
+            ENVIRONMENT,
+        )

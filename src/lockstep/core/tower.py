@@ -1,0 +1,133 @@
+"""Tower: one logical replica of the model, the unit of numerics."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lockstep import rng
+from lockstep.config.recipe import Course
+from lockstep.core.network import Network
+from lockstep.core.state import State
+from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, Layout, Metrics, Requests
+from lockstep.data.dataset import Shard
+from lockstep.errors import CRASH, LockstepError
+from lockstep.hardware import GpuUtilisation, memory_bytes
+
+_CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
+
+
+class Tower:
+    """A function from (state, shard, step) to one flat float32 vector; `layout` gives the position of each part.
+
+    All towers of a process share this object and its copy of the network. They run one after the other, and each
+    starts from the same weights and buffers.
+    """
+
+    def __init__(self, course: Course, network: Network) -> None:
+        self._course, self._network = course, network
+        self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
+        self._loaded_step: int | None = None
+        self.layout = Layout(network.parameters, self._float_buffers, course.recipe.towers)
+        device = next(iter(network.parameters.values())).device
+        self._utilisation = GpuUtilisation(device) if device.type == "cuda" else None
+
+    def __call__(
+        self,
+        state: State,
+        shard: Shard,
+        step: int,
+        requests: Requests = Requests(),  # noqa: B008  a frozen constant
+        digest: Sequence[float] = (),
+    ) -> Tensor:
+        """Return the tower's vector for `shard`.
+
+        The gradients and statistics are a pure function of (state, shard, step), so they are equal in every process.
+        The metrics also carry this process's `requests`, its memory and CPU time, and the `digest` of its state, if
+        one was taken.
+        """
+        network, recipe = self._network, self._course.recipe
+        first = self._loaded_step != step
+        if first:  # Later towers of the step use the same weights.
+            network.load_parameters(state.parameters)
+            network.freeze(self._course.frozen(step))
+            self._loaded_step = step
+        network.load_buffers(state.buffers)  # The tower before this one changed them.
+        network.train()
+        torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
+        logits = network(shard.images)
+        loss = summed_loss(logits, shard, recipe.label_smoothing)
+        gradients = network.gradients(loss * state.loss_scale if recipe.precision == "float16" else loss)
+        with torch.no_grad():
+            statistics = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
+            out = torch.empty(self.layout.length, device=loss.device)
+            sums = torch.zeros(self.layout.metric_length, device=loss.device)
+            metrics = self.layout.metrics(sums)
+            metrics.cross_entropy.copy_(loss)
+            if shard.tower == recipe.towers - 1:
+                metrics.last_cross_entropy.copy_(loss)
+            metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
+            for i, flag in enumerate(requests.flags()):
+                if flag:
+                    metrics.requests[i] = flag
+            if first:
+                self._describe_process(metrics, shard.tower, digest)
+            self.layout.pack(out, gradients, statistics, sums)
+            # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16 times as much.
+            finite = torch.stack(out.aminmax()).isfinite().all()
+            self.layout.unpack(out)[2].non_finite[shard.tower] = (~finite).float()
+        return out
+
+    def _describe_process(self, metrics: Metrics, tower: int, digest: Sequence[float]) -> None:
+        """Fill the metrics that describe this process, in the entry of its first tower."""
+        device = metrics.memory_mib.device
+        metrics.memory_mib[tower] = memory_bytes(device) / 2**20
+        metrics.cpu_s[tower] = time.process_time() % CPU_S_MODULUS
+        if digest:
+            metrics.digest[tower] = torch.tensor(digest, device=device)
+        if self._utilisation:
+            percent = self._utilisation()
+            metrics.gpu_percent[tower] = UNKNOWN if percent is None else percent
+
+
+def summed_loss(logits: Tensor, shard: Shard, smoothing: float) -> Tensor:
+    """Return the sum of the examples' cross-entropies, each times its weight; a mixed image has one for each label."""
+    if shard.weights is None:
+        return functional.cross_entropy(logits, shard.labels, reduction="sum", label_smoothing=smoothing)
+    targets = [(shard.labels, shard.weights)]
+    if shard.other_labels is not None and shard.other_weights is not None:
+        targets.append((shard.other_labels, shard.other_weights))
+    losses = [
+        functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights
+        for labels, weights in targets
+    ]
+    return torch.stack(losses).sum()
+
+
+def named_towers(towers: Sequence[int]) -> str:
+    """Return the towers that are not finite in words; without any, the sum of all of them is not."""
+    if not towers:
+        return "the sum of all towers"
+    return f"tower {towers[0]}" if len(towers) == 1 else f"towers {', '.join(map(str, towers))}"
+
+
+class NonFiniteError(LockstepError):
+    """A tower's loss or gradient is infinite or not a number. No process applied the update."""
+
+    def __init__(self, towers: Sequence[int], step: int, skipped: int = 0) -> None:
+        """`skipped` is the number of steps in a row that were skipped before."""
+        limit = f", after {skipped} skipped {'step' if skipped == 1 else 'steps'} in a row (skip_limit)"
+        super().__init__(
+            f"the loss or a gradient of {named_towers(towers)} is not finite at step {step}{limit if skipped else ''}. "
+            f"{_CAUSES}",
+            CRASH,
+        )
+
+
+class OverflowedError(NonFiniteError):
+    """An update made a weight infinite or not a number, although all gradients were finite."""
+
+    def __init__(self, steps: int) -> None:
+        LockstepError.__init__(self, f"a weight is not finite after {steps} steps. {_CAUSES}", CRASH)

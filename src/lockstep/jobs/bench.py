@@ -1,0 +1,220 @@
+"""Measurement of the training loop: how long a step takes, and how much of it is input, computing and exchange.
+
+The measurement runs the real loop. A mode replaces one part of it by a cheaper stand-in, so that the difference is the
+cost of that part. The weights are then not those of any training, so there is no run folder, and the record has neither
+accuracy nor hash.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from lockstep.bench import ceiling
+from lockstep.bench.record import Measurement, Speed
+from lockstep.config.recipe import Course
+from lockstep.core.clock import PARTS
+from lockstep.core.events import Listener, StepEvent, Tensors
+from lockstep.core.log import Log
+from lockstep.core.loop import train
+from lockstep.core.reduction import Reduction
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
+from lockstep.core.vector import Requests
+from lockstep.data import synthetic
+from lockstep.data.dataset import Dataset, Shard
+from lockstep.data.download.transfer import say
+from lockstep.data.plan import Plan
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import BenchJob, BenchMode
+from lockstep.runs.environment import fingerprint
+
+MODES: tuple[BenchMode, ...] = get_args(BenchMode)
+
+
+class ConstantInput(Dataset):
+    """A dataset that gives each tower the same images in every step, so that input takes no time ("synthetic")."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset.images, dataset.labels, dataset.classes, dataset.sha256)
+        self._shards: dict[int, Shard] = {}
+
+    def shard(self, plan: Plan, tower: int) -> Shard:
+        """Return the shard of the first call for `tower`."""
+        if tower not in self._shards:
+            self._shards[tower] = super().shard(plan, tower)
+        return self._shards[tower]
+
+    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+        """Do nothing, as no other images are read."""
+
+
+class NoExchange:
+    """A reduction that adds only this process's vectors, so that processes do not exchange any ("independent")."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self.process, self.processes, self.owned = reduction.process, reduction.processes, reduction.owned
+        self.exact = False
+        self.gather, self.broadcast, self.close = reduction.gather, reduction.broadcast, reduction.close
+
+    def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
+        """Return the sum of this process's vectors."""
+        leaves = iter(vectors)
+        total = next(leaves)
+        for vector in leaves:
+            total.add_(vector)
+        return total
+
+
+class ForwardOnly(Tower):
+    """A tower without a backward pass ("forward-only")."""
+
+    def __call__(
+        self,
+        state: State,
+        shard: Shard,
+        step: int,
+        requests: Requests = Requests(),  # noqa: B008  a frozen constant
+        digest: Sequence[float] = (),
+    ) -> Tensor:
+        """Run a forward pass, and return a vector of zeros."""
+        network = self._network
+        network.train()
+        with torch.no_grad():
+            network(shard.images)
+        return torch.zeros(self.layout.length, device=shard.images.device)
+
+
+class NoUpdate(State):
+    """A state that counts steps but does not change, as "forward-only" has no gradients. Shares `state`'s tensors."""
+
+    def __init__(self, state: State) -> None:
+        self.__dict__.update(vars(state))
+
+    def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
+        """Count the step."""
+        self.step += 1
+
+
+@dataclass(frozen=True)
+class TimedSteps:
+    """An event, and the number of steps that its means cover."""
+
+    event: StepEvent
+    count: int
+
+
+class StepTimes(Listener):
+    """A listener that keeps the times of the steps after the warm-up.
+
+    On a GPU it receives only every tenth step after the warm-up, because each event waits for the device.
+    """
+
+    def __init__(self, device: torch.device, warmup: int) -> None:
+        self.every = 1
+        self._every_timed = 10 if device.type == "cuda" else 1
+        self._warmup = warmup
+        self._events: list[StepEvent] = []
+
+    def timed(self) -> list[TimedSteps]:
+        """Return the steps after the warm-up."""
+        previous = [-1, *(event.step for event in self._events)]
+        pairs = zip(previous, self._events, strict=False)
+        return [TimedSteps(event, event.step - last) for last, event in pairs if event.step >= self._warmup]
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
+        """Keep the event."""
+        self._events.append(event)
+        if event.step + 1 >= self._warmup:
+            self.every = self._every_timed
+
+
+def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurement:
+    """Time `job.steps` steps after `job.warmup` others, in every process. Return the record, equal in every process."""
+    modes, steps = job.modes, job.steps
+    # All steps are of one kind: images of full size, and the same layers frozen. Nothing is evaluated.
+    freeze = {name: share for name, share in job.recipe.freeze.items() if share == 0}
+    recipe = job.recipe.replace(
+        steps=job.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0, patience=None
+    )
+    # The shape of another dataset is known only when it is read.
+    invented = "synthetic" in modes and (recipe.dataset in synthetic.SHAPES or recipe.image_px is not None)
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None
+    session = Session(recipe, job.placement, reduction, device, splits)
+    for text in session.notes if reduction.process == 0 else ():
+        say(text)
+    dataset, state = session.split("train"), session.state
+    course = recipe.over(len(dataset))
+    tower = Tower(course, session.network)
+    if "synthetic" in modes:
+        dataset = ConstantInput(dataset)
+    if "forward-only" in modes:
+        tower, state = ForwardOnly(course, session.network), NoUpdate(state)
+    exchanges = "independent" not in modes and "forward-only" not in modes  # a forward pass has nothing to exchange
+    times = StepTimes(device, job.warmup)
+    log = Log(course, job.placement, [times], processes=reduction.processes, device=device)
+    log.start([])
+    for _ in train(course, dataset, tower, reduction if exchanges else NoExchange(reduction), state, log):
+        pass
+    memory = session.peak_memory_bytes()  # before the peak's matrices are there
+    flops = _flops_per_step(course, dataset, tower, state, reduction)
+    peak_dtype = ceiling.product_dtype(recipe.precision, device)
+    environment = fingerprint(device)
+    return {
+        "kind": "bench",
+        "recipe": recipe.name,
+        "modes": list(modes),
+        "processes": reduction.processes,
+        "towers": recipe.towers,
+        "batch": recipe.batch,
+        "precision": recipe.precision,
+        "threads": recipe.threads_per_tower,
+        "steps": steps,
+        **_speed(recipe.batch, times.timed(), reduction),
+        "peak_memory_bytes": memory,
+        "vector_bytes": 4 * tower.layout.length,
+        "flops_per_step": flops,
+        "peak_flops_per_s": _mean_peak(peak_dtype, reduction, device),
+        "peak_precision": str(peak_dtype).removeprefix("torch."),
+        "device": environment["device"],
+        "versions": environment["versions"],
+    }
+
+
+def _speed(batch: int, timed: Sequence[TimedSteps], reduction: Reduction) -> Speed:
+    """Return the speed of the timed steps.
+
+    images_per_s: batch / mean seconds of a step, of the slowest process. images_per_s_error: standard error of the
+    events' images/s in process 0. images_per_s_jitter: 1.4826 times their median absolute deviation, as
+    tf_cnn_benchmarks prints it. s_per_step_median and split, the mean seconds of each part, are of process 0.
+    """
+    events = [steps.event for steps in timed]
+    seconds = [event.s_per_step for event in events]
+    mean = statistics.fmean(seconds, [steps.count for steps in timed])
+    slowest = float(reduction.gather(torch.tensor([mean], dtype=torch.float64)).max())
+    rates = [batch / s for s in seconds]
+    median = statistics.median(rates)
+    return {
+        "images_per_s": batch / slowest,
+        "images_per_s_error": statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0.0,
+        "images_per_s_jitter": 1.4826 * statistics.median(abs(rate - median) for rate in rates),
+        "s_per_step": slowest,
+        "s_per_step_median": statistics.median(seconds),
+        "split": {part: statistics.fmean(event.split[part] for event in events) for part in PARTS},
+    }
+
+
+def _flops_per_step(course: Course, dataset: Dataset, tower: Tower, state: State, reduction: Reduction) -> int:
+    """Return the operations of this process's towers in a step."""
+    shard = dataset.shard(course.plan(0), reduction.owned.start)
+    return ceiling.flops(lambda: tower(state, shard, state.step)) * len(reduction.owned)
+
+
+def _mean_peak(dtype: torch.dtype, reduction: Reduction, device: torch.device) -> float:
+    """Return the mean of the processes' peaks in FLOP/s, measured at the same time in all of them."""
+    reduction.gather(torch.zeros(1))  # a barrier, so that all processes begin together
+    peak = torch.tensor([ceiling.peak(device, dtype)], dtype=torch.float64)
+    return float(reduction.gather(peak).mean())

@@ -1,0 +1,242 @@
+"""Initial weights from a file: which tensors of a model are loaded, and which start as new."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.given import first_other_class
+from lockstep.errors import DATA, LockstepError
+from lockstep.files import read_json
+from lockstep.runs.manifest import MANIFEST
+from lockstep.runs.tensors import CodeNeededError, read_facts, read_safetensors, require_unchanged, unpickled
+from lockstep.runs.weights_file import SAFETENSORS
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # the key of the weights in other programs' checkpoints
+_PREFIXES = ("module.", "_orig_mod.")  # of names that DistributedDataParallel and torch.compile have saved
+_NAMES_SHOWN = 6
+_COUNTER = "num_batches_tracked"
+
+Line = tuple[str, str]  # (label, text)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A tensor that the file has in another shape or type than the model."""
+
+    name: str
+    in_file: str
+    in_model: str
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """What a model took from a file of weights. All names are the model's, except `unused`.
+
+    Attributes:
+        path, sha256: the file.
+        loaded, new, mismatched: the tensors that are loaded, that the file lacks, and that do not fit.
+        unused: the tensors of the file that the model does not have.
+        values, values_of_model: how many values of the parameters are loaded, and how many the model has.
+        other_class: the first label whose name is another one in the file than in the dataset, and both names. None if
+            all are equal, the file states no classes, or the numbers of classes differ, which a mismatch shows.
+    """
+
+    path: Path
+    sha256: str
+    loaded: tuple[str, ...]
+    new: tuple[str, ...]
+    mismatched: tuple[Mismatch, ...]
+    unused: tuple[str, ...]
+    values: int
+    values_of_model: int
+    other_class: tuple[int, str, str] | None = None
+
+    def lines(self) -> list[Line]:
+        """Return the table for the start-up block."""
+        total = len(self.loaded) + len(self.new) + len(self.mismatched)
+        counts = f"{len(self.loaded)} of {total} tensors, {self.values:,} of {self.values_of_model:,} parameters"
+        lines = [
+            ("init", f"{self.path} (sha256 {self.sha256[:12]})"),
+            ("loaded", f"{counts}: {_by_layer(self.loaded)}"),
+        ]
+        if self.other_class:
+            label, name, own = self.other_class
+            text = f"the file has other classes: label {label} is {name} in it, and {own} in the dataset"
+            lines.append(("classes", f"{text}. The last layer starts from the outputs of the others"))
+        if self.mismatched:
+            shapes = [f"{m.name} is {m.in_file} in the file, {m.in_model} in the model" for m in self.mismatched]
+            lines.append(("mismatched", f"{_some(shapes, '; ')}: not loaded"))
+        if self.new:
+            lines.append(("new", f"{_some(self.new)}: not in the file"))
+        if self.unused:
+            lines.append(("not used", f"{_some(self.unused)}: not in the model"))
+        return lines
+
+
+def load_initial_weights(
+    model: nn.Module, model_name: str, path: Path, sha256: str, classes: Sequence[str] = ()
+) -> InitialWeights:
+    """Load into `model`, in place, all tensors of the file that match by name and shape.
+
+    `model_name` is its name in messages, `sha256` what the recipe states of the file, and `classes` the names of the
+    dataset's classes. Weights are converted to the model's types. The number of batches that a norm layer has seen is
+    not loaded: it counts those of this run.
+    Raises: LockstepError if the file cannot be used, or no parameter matches.
+    """
+    found = _plain_names(_read(path, sha256))
+    own: dict[int, list[str]] = {}  # a tensor's names: several if weights are tied
+    targets = {key: tensor for key, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    for key, tensor in targets.items():
+        own.setdefault(id(tensor), []).append(key)
+    loaded: list[str] = []
+    new: list[str] = []
+    mismatched: list[Mismatch] = []
+    for names in own.values():
+        if names[0].endswith(_COUNTER):
+            continue
+        target, name_in_file = targets[names[0]], next((name for name in names if name in found), None)
+        if name_in_file is None:
+            new.append(names[0])
+            continue
+        tensor = found[name_in_file]
+        if tensor.is_complex():
+            raise LockstepError(f"--init {path}: {name_in_file} has complex numbers, and models have real ones", DATA)
+        if _fits(tensor, target):
+            _require_finite(tensor, name_in_file, path)
+            with torch.no_grad():
+                target.copy_(tensor)
+            loaded.append(names[0])
+        else:
+            mismatched.append(Mismatch(names[0], _kind(tensor, target), _kind(target, tensor)))
+    loaded_parameters = [targets[key] for key in loaded if isinstance(targets[key], nn.Parameter)]
+    if not loaded_parameters:
+        raise LockstepError(
+            f"--init {path}: none of its tensors has the name and shape of a parameter of model {model_name}. The file "
+            f"has {_some(_shapes(found))}. The model has {_some(_shapes(targets))}. Give the weights of this model, or "
+            f"--model the network of these weights"
+        )
+    unused = (key for key in found if key not in targets and not key.endswith(_COUNTER))
+    return InitialWeights(
+        path,
+        sha256,
+        tuple(loaded),
+        tuple(new),
+        tuple(mismatched),
+        tuple(unused),
+        sum(p.numel() for p in loaded_parameters),
+        sum(p.numel() for p in model.parameters()),
+        _other_class(_stated_classes(path), classes),
+    )
+
+
+def _other_class(stated: Sequence[str], own: Sequence[str]) -> tuple[int, str, str] | None:
+    return first_other_class(stated, own) if len(stated) == len(own) else None
+
+
+def _stated_classes(path: Path) -> list[str]:
+    """Return the names of the classes that a model file, or the manifest of a checkpoint, states; [] for none."""
+    if path.suffix != SAFETENSORS:
+        return []
+    try:
+        names = (read_facts(path) or read_json(path.parent / MANIFEST))["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # Other programs write files without them.
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
+
+def _read(path: Path, sha256: str) -> dict[str, Tensor]:
+    """Return the tensors of the file by name. Raises: LockstepError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LockstepError(f"--init {path}: cannot be read: {error.strerror or error}", DATA) from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise LockstepError(f"--init {path}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
+    try:
+        if path.suffix == SAFETENSORS:
+            tensors = read_safetensors(content)
+            require_unchanged(read_facts(path) or {}, tensors)
+            return _of_checkpoint(tensors)
+        value = unpickled(content)
+    except CodeNeededError as error:
+        raise LockstepError(
+            f"--init {path}: loading it would execute code ({error}), because it holds more than tensors. Save the "
+            f"weights alone, where you trust the file: torch.save(model.state_dict(), 'weights.pt')"
+        ) from None
+    except ValueError as error:
+        raise LockstepError(f"--init {path}: the file is damaged ({error})", DATA) from None
+    return _of_pickle(value, path)
+
+
+def _of_checkpoint(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the classifier's weights in a checkpoint of a run by the model's names; other `tensors` unchanged."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        group, slash, name = key.partition("/")
+        if slash:
+            groups.setdefault(group, {})[name] = tensor
+    if "parameter" not in groups:
+        return tensors
+    return {**groups["parameter"], **groups.get("ema", {}), **groups.get("buffer", {})}
+
+
+def _of_pickle(value: object, path: Path) -> dict[str, Tensor]:
+    """Return the tensors by name in `value`, or in the dictionary inside it under one of the usual keys."""
+    if isinstance(value, Mapping):
+        for inside in (value, *(value.get(key) for key in _WRAPPERS)):
+            if isinstance(inside, Mapping):
+                tensors = {str(key): tensor for key, tensor in inside.items() if isinstance(tensor, Tensor)}
+                if tensors:
+                    return tensors
+    raise LockstepError(
+        f"--init {path}: it has no tensors by name, neither at its top nor under {', '.join(_WRAPPERS)}. "
+        f"Save the weights as torch.save(model.state_dict(), 'weights.pt')"
+    )
+
+
+def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors without the prefixes that wrappers of a model add to all names."""
+    while prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in tensors)), None):
+        tensors = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
+    return tensors
+
+
+def _fits(tensor: Tensor, target: Tensor) -> bool:
+    if tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
+        return False
+    return tensor.shape == target.shape and tensor.is_floating_point() == target.is_floating_point()
+
+
+def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
+    """Raise a LockstepError unless all values of the tensor are finite."""
+    if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+        raise LockstepError(f"--init {path}: {name} has values that are infinite or not a number", DATA)
+
+
+def _kind(tensor: Tensor, other: Tensor) -> str:
+    """Return the shape of a tensor, or its type if the shapes do not tell it from `other`."""
+    if tensor.shape != other.shape:
+        return str(list(tensor.shape))
+    return f"{tensor.dtype}, {tensor.layout}".replace("torch.", "").removesuffix(", strided")
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> list[str]:
+    return [f"{key} {list(tensor.shape)}" for key, tensor in tensors.items()]
+
+
+def _by_layer(names: Iterable[str]) -> str:
+    """Return the outermost layers of `names`, each with its number of tensors."""
+    counts = Counter(name.partition(".")[0] for name in names)
+    return _some([f"{layer} ({count})" for layer, count in counts.items()])
+
+
+def _some(texts: Iterable[str], separator: str = ", ") -> str:
+    """Return the first texts, and how many more there are."""
+    texts = list(texts)
+    more = len(texts) - _NAMES_SHOWN
+    return separator.join(texts[:_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")

@@ -1,0 +1,190 @@
+"""The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first step of a session."""
+
+import inspect
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lockstep import rng
+from lockstep.config.recipe import Recipe
+from lockstep.core.digest import digest
+from lockstep.core.network import Network, failure
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
+from lockstep.data.dataset import Dataset, Shard
+from lockstep.errors import LockstepError
+
+# The probe uses the vectorised paths of all kernels, and takes a fraction of a second. A large network gets less work.
+_IMAGES, _IMAGES_OF_LARGE, _LARGE_PARAMETERS = 16, 4, 4_000_000
+_IMAGES_OF_CHECK = 2
+_UPDATED_VALUES, _MATRIX_ROWS = 2**20, 64  # parameters in the probe's update, and rows of each matrix among them
+_TIMED_CALLS = 3
+_TIMED_S = 0.2  # for the images whose computation is timed at the start of a run
+
+
+class Probe(NamedTuple):
+    """The arithmetic probe of a session.
+
+    sha256: of one small update, in hex. It is equal where, as far as the probe can tell, the run's bits are.
+    tower_s: about how many seconds a tower computes in a step, by the time of some of its images; None if the network
+        is compiled, which would take longer than the estimate is worth.
+    """
+
+    sha256: str
+    tower_s: float | None
+
+
+def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> Probe:
+    """Return the probe of the initial `state`, which stays unchanged.
+
+    The probe computes the vector of a tower of 16 images of step 0 twice, then one update of about a million
+    parameters of `state`: whole filters, and the first rows of matrices. For a network of over 4 million parameters it
+    computes the vector of 4 images once. Every session probes the same step, so a resumed run notices other hardware.
+    A network that torch compiles is probed uncompiled, because compiling it for another batch size takes a minute.
+    Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is repeated.
+    """
+    course = recipe.over(len(dataset))
+    shard = _first_images(recipe, network, dataset)
+    with network.uncompiled():
+        _check_output(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
+        tower, digests = Tower(course, network), []
+        for _ in range(1 if _is_large(network) else 2):
+            began = time.perf_counter()
+            vector = tower(state, shard, 0)
+            gradients, statistics, metrics = tower.layout.unpack(vector)
+            digests.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
+            image_s = (time.perf_counter() - began) / len(shard.labels)  # `digest` waits for a GPU
+        tower_s = None
+        if not recipe.compile:
+            count = min(recipe.tower_batch, max(1, int(_TIMED_S / image_s)))
+            timed = dataset.shard(course.plan(0).first(count), 0)
+            tower_s = _seconds(tower, state, timed, calls=2) * recipe.tower_batch / len(timed.labels)
+    if digests[0] != digests[-1] and recipe.exact:
+        raise _not_repeatable(recipe)
+    mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
+    part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.parameters).items()}
+    decay = {name: coefficient for name, coefficient in state.decay.items() if name in part}
+    small = State(recipe.replace(weight_decay=decay, freeze={}, lr_factors={}), part, state.buffers, gradients.device)
+    flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
+    small.apply(flat, statistics, course.learning_rate(0))
+    sha256 = digest([torch.frombuffer(bytearray(digests[0]), dtype=torch.uint8), *small.named().values()]).hex()
+    return Probe(sha256, tower_s)
+
+
+def _some_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the first parameters, and later ones that fit, with at most _UPDATED_VALUES updated values together."""
+    chosen: dict[str, Tensor] = {}
+    values = 0
+    for name, parameter in parameters.items():
+        size = _first_rows(parameter).numel()
+        if not chosen or values + size <= _UPDATED_VALUES:
+            chosen[name] = parameter
+            values += size
+    return chosen
+
+
+def _first_rows(tensor: Tensor) -> Tensor:
+    """Return the first rows of a matrix, which every optimizer updates value by value; other tensors whole."""
+    return tensor[:_MATRIX_ROWS] if tensor.ndim == 2 else tensor
+
+
+def slowdown(
+    recipe: Recipe, network: Network, plain: Recipe, model: nn.Module, state: State, dataset: Dataset
+) -> float:
+    """Return how many times as long a tower of `recipe` takes as one of `plain`, which is `recipe` in float32.
+
+    `network` is the network of `recipe`; `model` becomes that of `plain`.
+    """
+    shard = _first_images(recipe, network, dataset)
+    plain_network = Network(plain, model, network.shape, shard.images.device)
+    pairs = (recipe, network), (plain, plain_network)
+    with network.uncompiled(), plain_network.uncompiled():
+        times = [_seconds(Tower(one.over(len(dataset)), its_network), state, shard) for one, its_network in pairs]
+    return times[0] / times[1]
+
+
+def _seconds(tower: Tower, state: State, shard: Shard, calls: int = _TIMED_CALLS) -> float:
+    """Return the shortest time of `calls` calls of `tower`, without the first one, which prepares."""
+    times = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        tower(state, shard, 0).sum().item()  # item() waits for a GPU
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
+    """Return the first images of tower 0 at step 0."""
+    plan = recipe.over(len(dataset)).plan(0)
+    return dataset.shard(plan.first(_IMAGES_OF_LARGE if _is_large(network) else _IMAGES), 0)
+
+
+def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int) -> None:
+    """Raise a LockstepError unless the model returns logits [b, classes] for `images` [b, C, H, W], twice the same."""
+    require_one_input(recipe.model, network.module)
+    buffers = {name: buffer.clone() for name, buffer in network.buffers.items()}
+
+    def compute(training: bool) -> Tensor:
+        network.load_buffers(buffers)  # A forward pass in training mode changes them.
+        network.module.train(training)
+        torch.manual_seed(rng.seed_for(recipe.seed, "dropout", 0, 0))
+        try:
+            with torch.no_grad():
+                output = network.module(images.to(network.dtype))
+        except LockstepError:
+            raise
+        except Exception as error:
+            raise LockstepError(
+                f"model {recipe.model} fails on images [channels, height, width] {list(images.shape[1:])}: "
+                f"{failure(error)}. Correct the model, or give it images of the size that it takes"
+            ) from None
+        return _require_logits(recipe.model, output, [len(images), classes], training)
+
+    if digest([compute(training=True)]) != digest([compute(training=True)]) and recipe.exact:
+        raise _not_repeatable(recipe)
+    compute(training=False)
+
+
+def _require_logits(model: str, output: object, expected: list[int], training: bool) -> Tensor:
+    """Return `output` if it is a floating-point tensor of the shape `expected`. Raises: LockstepError."""
+    hint = ""
+    if not isinstance(output, Tensor):
+        got = f"a {type(output).__name__}"
+        if training:
+            hint = (
+                ". If the model has auxiliary outputs in training, turn them off, as torchvision's GoogLeNet does with "
+                "--set model_options.aux_logits=false"
+            )
+    elif list(output.shape) != expected:
+        got = str(list(output.shape))
+    elif not output.is_floating_point():
+        got = f"{output.dtype}".removeprefix("torch.")
+    else:
+        return output
+    mode = "training" if training else "evaluation"
+    raise LockstepError(
+        f"model {model} returned {got}, expected {expected}: float logits, [images, classes], in {mode} mode{hint}"
+    )
+
+
+def _is_large(network: Network) -> bool:
+    return sum(parameter.numel() for parameter in network.parameters.values()) > _LARGE_PARAMETERS
+
+
+def _not_repeatable(recipe: Recipe) -> LockstepError:
+    return LockstepError(
+        f"model {recipe.model} computes other bits when it is run again on the same images. Its output may depend only "
+        f"on its weights, its buffers, its input and torch's generator. Remove other random numbers and stored state, "
+        f"or give up exactness with --set exact=false"
+    )
+
+
+def require_one_input(name: str, module: nn.Module) -> None:
+    """Raise a LockstepError unless `module`, the model called `name`, can be called with one tensor of images."""
+    try:
+        inspect.signature(module.forward).bind(None)
+    except TypeError as error:
+        raise LockstepError(f"model {name}: forward takes one tensor of images [b, C, H, W], but {error}") from None

@@ -1,0 +1,277 @@
+"""Session: one process's data, network and state. All processes of a run hold the same."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from lockstep import hardware
+from lockstep.config.placement import Placement
+from lockstep.config.precision import emulated
+from lockstep.config.recipe import Recipe
+from lockstep.core.evaluate import Evaluation, Progress, evaluate
+from lockstep.core.network import Network, initial_model, persistent_buffers
+from lockstep.core.reduction import Reduction
+from lockstep.core.state import State, StatesDifferError
+from lockstep.data import IMAGE_FOLDER
+from lockstep.data.dataset import Dataset
+from lockstep.data.decode import decoder_versions
+from lockstep.errors import USAGE, LockstepError
+from lockstep.jobs.agreement import exchange, require_equal
+from lockstep.jobs.early_stop import EarlyStop
+from lockstep.jobs.initial_weights import load_initial_weights
+from lockstep.jobs.probe import Probe, probe, slowdown
+from lockstep.jobs.splits import read_splits
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.runs.environment import fingerprint
+from lockstep.runs.source import sources
+
+
+class Session:
+    """The data, network and state of a run in one process.
+
+    Attributes:
+        recipe, placement, reduction, device: what the session was made with.
+        splits: the dataset's splits by name, on the CPU.
+        initial_weights: what the model took from `placement.init`, or None if it names no file.
+        early_stop: decides when a run with `patience` ends.
+        network, state: the network in the recipe's precision, and the master state that trains it.
+        parameter_count: number of values in all parameters.
+        model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
+        decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
+        fingerprint: see `environment.fingerprint`.
+        notes: messages for the user about the dataset.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        placement: Placement,
+        reduction: Reduction,
+        device: torch.device,
+        splits: dict[str, Dataset] | None = None,
+    ) -> None:
+        """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
+        self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
+        self.notes: list[str] = []
+        self.splits = splits or read_splits(recipe, placement, self.notes.append)
+        if recipe.held_out:
+            self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
+        train_set = self.splits["train"]
+        if recipe.evaluated_split == "validation":
+            _require_validation(recipe, self.splits)
+        if recipe.evaluated_split not in self.splits:
+            raise LockstepError(
+                f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
+                f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
+            )
+        try:
+            if recipe.policy:
+                recipe.policy.check(train_set.images.shape[3])
+            shape = recipe.augmentation.shape(*train_set.images.shape[1:])
+        except ValueError as error:
+            raise LockstepError(str(error)) from None
+        model = initial_model(recipe, shape, train_set)
+        # After everything that initialises the model from the training images: weights from a file replace it.
+        self.initial_weights = None
+        self._seeded_state: State | None = None
+        if placement.init is not None and recipe.init_sha256 is not None:
+            # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
+            self._seeded_state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
+            self.initial_weights = load_initial_weights(
+                model, recipe.model, placement.init, recipe.init_sha256, train_set.classes
+            )
+        self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
+        self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
+        self.fingerprint = fingerprint(device, self.decoder)
+        # The state copies the weights first, because the network casts them in place.
+        self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
+        self.network = Network(recipe, model, shape, device)
+        self.early_stop = EarlyStop(recipe.over(len(train_set)))
+        self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
+
+    @property
+    def data_sha256(self) -> dict[str, str]:
+        """Return the SHA-256 of each split that training uses. A resumed run must find the same."""
+        return {name: self.splits[name].sha256 for name in ("train", self.recipe.evaluated_split)}
+
+    def checkpoint_facts(self) -> dict[str, Any]:
+        """Return what the manifest of a checkpoint states about the run."""
+        train_set = self.splits["train"]
+        return {
+            "recipe_digest": self.recipe.digest(),
+            "data_sha256": self.data_sha256,
+            "model_source": self.model_source,
+            "classes": train_set.classes,
+            "image_shape": list(train_set.images.shape[1:]),
+            **self.early_stop.facts(),
+        }
+
+    def model_contents(self, weights: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the facts of a model file.
+
+        `weights` is "ema", "raw", or None for those of the classifier.
+        """
+        recipe, state, train_set = self.recipe, self.state, self.splits["train"]
+        weights = weights or ("ema" if state.ema is not None else "raw")
+        parameters = state.ema if weights == "ema" else state.parameters
+        assert parameters is not None
+        facts = {
+            "model": recipe.model,
+            "model_options": recipe.model_options,
+            "classes": train_set.classes,
+            "image_shape": list(train_set.images.shape[1:]),
+            "preprocessing": recipe.augmentation.model_dump(mode="json"),
+            "test_views": recipe.test_views,
+            "weights": weights,
+            "recipe_digest": recipe.digest(),
+            "recipe": recipe.model_dump(mode="json"),
+            "model_source": self.model_source,
+        }
+        return {**parameters, **state.buffers}, facts
+
+    def split(self, name: str, examples: int | None = None) -> Dataset:
+        """Return a split, or `examples` of it, on the device. Raises: LockstepError if it does not exist.
+
+        These are the first, or in a folder of images, whose order is by class, evenly spread ones.
+        """
+        if name not in self.splits:
+            raise LockstepError(
+                f"dataset {self.recipe.dataset} has no split {name!r}: its splits are {', '.join(self.splits)}"
+            )
+        dataset = self.splits[name]
+        if examples is not None:
+            if not 1 <= examples <= len(dataset):
+                raise LockstepError(
+                    f"--examples: got {examples}: split {name} of dataset {self.recipe.dataset} has "
+                    f"{len(dataset)}, so give 1 to {len(dataset)}"
+                )
+            folder = self.recipe.dataset == IMAGE_FOLDER
+            dataset = dataset.spread(examples) if folder else dataset.first(examples)
+        return dataset.to(self.device)
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        """Continue from the checkpoint that process 0 read, in every process. None keeps the initial state."""
+        self.restore(checkpoint)
+        if self.recipe.patience is not None:
+            manifest = json.dumps(checkpoint.manifest if checkpoint else {}).encode()
+            self.early_stop.load(json.loads(self.reduction.broadcast(manifest)))
+
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
+
+        Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from are not given.
+        """
+        if checkpoint is not None and checkpoint.manifest.get("recipe_digest") != self.recipe.digest():
+            raise LockstepError(
+                f"{checkpoint.path} was trained by another recipe than the run's recipe.json states", USAGE
+            )
+        tensors = self.reduction.broadcast(save(checkpoint.tensors) if checkpoint else b"")
+        if tensors:
+            self.state.load(load(tensors))
+            self.require_agreement()
+        elif self.recipe.init_sha256 is not None and self.initial_weights is None:
+            raise LockstepError(
+                f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
+                f"run as --init, or start from random ones with --set init_sha256=none"
+            )
+
+    def probe(self, train_set: Dataset) -> Probe:
+        """Return the arithmetic probe; see `arithmetic.probe`.
+
+        Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
+        """
+        self.require_agreement()
+        result = probe(self.recipe, self.network, self._seeded_state or self.state, train_set)
+        self._seeded_state = None  # frees the memory
+        if self.recipe.exact:
+            require_equal("arithmetic", result.sha256, self.reduction, self.fingerprint)
+        return result
+
+    def emulation_note(self, train_set: Dataset) -> str | None:
+        """Return a note with the measured cost if the device emulates the recipe's precision, else None."""
+        if not emulated(self.recipe.precision, self.device):
+            return None
+        plain = self.recipe.replace(precision="float32")
+        model = initial_model(plain, self.network.shape, train_set)
+        factor = slowdown(self.recipe, self.network, plain, model, self.state, train_set)
+        kind = "GPU" if self.device.type == "cuda" else "CPU"
+        return (
+            f"{self.recipe.precision} is emulated on this {kind}: a step takes {factor:.1f} times as long as in "
+            f"float32, measured on a few images. --precision float32 is another recipe, with other bits"
+        )
+
+    def require_agreement(self) -> None:
+        """Raise a LockstepError, in every process, unless all processes agree.
+
+        They must have the same recipe, data, names of classes, model source and weights.
+        """
+        if self.reduction.processes == 1:
+            return
+        texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
+        for name, digest in self.data_sha256.items():
+            texts["training data" if name == "train" else f"{name} data"] = digest
+        # The sha256 of a split covers labels, not their names. Other names would give checkpoints that differ.
+        texts["names of the classes"] = json.dumps(self.splits["train"].classes)
+        texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
+            json.dumps(self.model_source)
+        )
+        texts["weights"] = self.state.weights_sha256()
+        for what, own in texts.items():
+            require_equal(what, own, self.reduction, self.fingerprint)
+
+    def require_equal_states(self) -> None:
+        """Raise a StatesDifferError, in every process, unless the states of all have the same bits."""
+        if self.reduction.processes > 1:
+            digests = exchange(self.state.digest(), self.reduction)
+            if len(set(digests)) > 1:
+                raise StatesDifferError(self.state.step, digests)
+
+    def peak_memory_bytes(self) -> list[int]:
+        """Return the most memory that each process has held, in bytes: of its GPU, or on CPU in all."""
+        return [int(row) for row in self.reduction.gather(torch.tensor([hardware.peak_memory_bytes(self.device)]))]
+
+    def evaluate(self, dataset: Dataset, weights: str, progress: Progress | None = None) -> Evaluation:
+        """Evaluate the "ema" or "raw" weights."""
+        parameters = self.state.ema if weights == "ema" else self.state.parameters
+        assert parameters is not None
+        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.reduction, progress)
+
+    def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
+        """Evaluate every kind of weights that the run has. The classifier's weights come first."""
+        kinds = ["ema", "raw"] if self.state.ema is not None else ["raw"]
+
+        def part_of(kind: int) -> Progress:
+            return lambda share: progress((kind + share) / len(kinds))
+
+        return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
+
+
+def _require_validation(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
+    """Raise a LockstepError unless the dataset has a validation split, of other images than its test split."""
+    validation, test = splits.get("validation"), splits.get("test")
+    if validation is None:
+        problem = "has no validation split"
+    elif test is not None and test.sha256 == validation.sha256:
+        problem = "has the same images as validation and as test split"
+    else:
+        return
+    tenth = max(1, len(splits["train"]) // 10)
+    raise LockstepError(
+        f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
+        f"{problem}: set held_out to a number of training images, as in --set held_out={tenth}"
+    )
+
+
+def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
+    """Return the training set as two splits, "train" and "held-out"; the second has `count` examples."""
+    if count >= len(train_set):
+        raise LockstepError(
+            f"held_out: got {count}: the training set has {len(train_set)} images, so 0 to {len(train_set) - 1} are "
+            f"allowed"
+        )
+    kept, held = train_set.held_out(count)
+    return {"train": kept, "held-out": held}

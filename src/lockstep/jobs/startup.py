@@ -1,0 +1,202 @@
+"""The start-up block: what a run is about to compute, where, and which devices of this host stay idle."""
+
+import os
+import shlex
+import socket
+from pathlib import Path
+
+import psutil
+import torch
+
+from lockstep import hardware
+from lockstep.config.placement import REDUCTIONS, Placement
+from lockstep.config.recipe import Course, Recipe
+from lockstep.core.reduction import Reduction, owned, owned_in_words
+from lockstep.data import IMAGE_FOLDER
+from lockstep.data.dataset import Dataset
+from lockstep.jobs.agreement import exchange
+from lockstep.jobs.session import Session
+
+Line = tuple[str, str]  # (label, text)
+
+
+def startup_lines(
+    session: Session,
+    course: Course,
+    train_set: Dataset,
+    test_set: Dataset,
+    run: Path,
+    local_processes: int,
+    tower_s: float | None = None,
+) -> list[Line]:
+    """Return the start-up block.
+
+    `local_processes` is how many of the run's processes are on this host; `tower_s` the seconds of a tower's
+    computation in a step, if they were measured.
+    """
+    recipe, placement, reduction, device = session.recipe, session.placement, session.reduction, session.device
+    shape = "x".join(map(str, train_set.images.shape[1:]))
+    watch = f"tail -f {shlex.quote(str(run / 'log.txt'))}"
+    watch += f", or tensorboard --logdir {shlex.quote(str(run))}" if placement.summary_every else ""
+    lines = [
+        ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
+        ("data", f"{_data_name(session)}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
+                 f"images, {shape}, {len(train_set.classes)} classes"),
+        ("model", f"{recipe.model}: {session.parameter_count:,} parameters, computed in {recipe.precision}"),
+        ("batch", f"{recipe.batch} images a step (global) = {recipe.towers} {_plural('tower', recipe.towers)} "
+                  f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
+        ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"
+                   f"{_expected(session, course, tower_s)}"),
+        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"
+                 + (f"; gradients clipped to norm {recipe.clip:g}" if recipe.clip else "")),
+        ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
+        ("processes", _processes(recipe, placement, reduction, device)),
+        ("run", f"{run}   (watch it: {watch})"),
+    ]  # fmt: skip
+    if session.initial_weights and not session.state.step:
+        lines[3:3] = session.initial_weights.lines()
+    if extras := _augmentation_extras(recipe):
+        lines.insert(5, ("augmented", "; ".join(extras)))
+    if recipe.patience is not None:
+        epochs = f"{recipe.patience} {_plural('epoch', recipe.patience)}"
+        lines.insert(
+            5, ("patience", f"ends after {epochs} without a better accuracy on the {recipe.evaluated_split} images")
+        )
+    if recipe.progressive:
+        lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
+    if recipe.test_views != "one":
+        lines.insert(-2, ("evaluation", f"each image in several views: {recipe.test_views}"))
+    if note := idle_devices(recipe, placement, reduction.processes, local_processes, device):
+        lines.append(("note", note))
+    return lines
+
+
+def _expected(session: Session, course: Course, tower_s: float | None) -> str:
+    """Return roughly how long the rest of the run takes, in words; "" if that was not measured."""
+    if tower_s is None:
+        return ""
+    recipe = session.recipe
+    # All processes wait for the one with the most towers.
+    towers = max(len(owned(recipe.towers, session.reduction.processes, p)) for p in range(session.reduction.processes))
+    return f"; about {_duration((course.steps - session.state.step) * towers * tower_s)}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in words, rounded to its greatest unit."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.{1 if seconds < 9.5 * size else 0}f} {unit}"
+    return f"{max(1, round(seconds))} s"
+
+
+def _augmentation_extras(recipe: Recipe) -> list[str]:
+    """Return what happens to training images and their loss beside `augmentation`, in words."""
+    return [
+        *([recipe.policy.describe()] if recipe.policy else []),
+        *([f"random erasing with probability {recipe.erasing:g}"] if recipe.erasing else []),
+        *([f"MixUp, alpha {recipe.mixup:g}"] if recipe.mixup else []),
+        *([f"CutMix, alpha {recipe.cutmix:g}"] if recipe.cutmix else []),
+        *(["loss weighted so that all classes count alike"] if recipe.class_weights == "balanced" else []),
+    ]
+
+
+def placement_lines(session: Session, vector_length: int) -> list[Line]:
+    """Return each process's host, device and towers, the memory a process holds, and how vectors are added.
+
+    All processes call this together. `vector_length` is the number of values that are reduced in a step.
+    """
+    recipe, reduction, state = session.recipe, session.reduction, session.state
+    texts = exchange(_describe_process(session.device), reduction)
+    lines = [
+        (f"process {process}", f"{text}: {owned_in_words(recipe.towers, reduction.processes, process)}")
+        for process, text in enumerate(texts)
+    ]
+    held = {
+        "parameters, float32": sum(t.nbytes for t in state.parameters.values()),
+        "their average": sum(t.nbytes for t in (state.ema or {}).values()),
+        f"the network's copy, {recipe.precision}": sum(t.nbytes for t in session.network.parameters.values()),
+        "data": sum(dataset.held_bytes for dataset in session.splits.values()),
+    }
+    sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
+    lines.append(("in each", f"{sizes}; and the optimizer's state"))
+    how = "all towers in one process"
+    if reduction.processes > 1 or session.placement.reduction == "central-cpu":
+        how = REDUCTIONS[session.placement.reduction]
+    lines.append(("reduction", f"{vector_length:,} float32 values a step, {vector_length * 4 / 2**20:.1f} MiB; {how}"))
+    return lines
+
+
+def _describe_process(device: torch.device) -> str:
+    """Return this process's host, number, device and memory, in words."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, total = f"{device} ({properties.name})", properties.total_memory
+    else:
+        cores = hardware.cores()
+        name = f"CPU ({cores} {_plural('core', cores)}, {torch.get_num_threads()} used)"
+        total = psutil.virtual_memory().total
+    return f"{socket.gethostname()}, pid {os.getpid()}, {name}, {total / 2**30:.1f} GiB"
+
+
+def _data_name(session: Session) -> str:
+    """Return the dataset's name, or the folder of images."""
+    return str(session.placement.data) if session.recipe.dataset == IMAGE_FOLDER else session.recipe.dataset
+
+
+def idle_devices(
+    recipe: Recipe, placement: Placement, processes: int, local_processes: int, device: torch.device
+) -> str | None:
+    """Return a note if GPUs or cores of this host are idle, or towers share a GPU, with the options that use more.
+
+    `processes` counts those of the whole run, `local_processes` those on this host.
+    """
+    if device.type == "cuda":
+        available, each, unit = len(placement.gpus or range(torch.cuda.device_count())), 1, "GPU"
+    else:
+        available, each, unit = hardware.cores(), recipe.threads_per_tower, "core"
+    towers = f"{recipe.towers} {_plural('tower', recipe.towers)}"
+    if unit == "core":
+        towers += f" of {_threads(recipe)}"
+    if recipe.towers > processes:
+        shared = "GPU" if unit == "GPU" else "process"
+        towers += f" take turns on {processes} {_plural(shared, processes)}"
+    idle = available - local_processes * each
+    if idle <= 0:
+        return towers if unit == "GPU" and recipe.towers > processes else None
+    capacity = available // each
+    more = min(capacity - local_processes, recipe.towers - processes)
+    ways, other_recipes = [], []
+    if more:
+        count = local_processes + more
+        ways.append(f"--processes {count}" if placement.processes else f"{count} processes on this host")
+        ways[-1] += " (the same bits)"
+    if capacity > local_processes + more:
+        also = f" --processes {capacity}" if placement.processes else ""
+        also = also or (" and as many processes" if processes > local_processes else "")
+        other_recipes.append(f"--towers {recipe.towers + capacity - local_processes - more}{also}")
+    if unit == "core" and not more and available // local_processes > each:
+        other_recipes.append(f"--set threads_per_tower={available // local_processes}")
+    if other_recipes:
+        ways.append(f"{' or '.join(other_recipes)} (another recipe, with other bits)")
+    how = f". To use more: {', or '.join(ways)}" if ways else ""
+    return f"{idle} of {available} {_plural(unit, available)} {'is' if idle == 1 else 'are'} idle: {towers}{how}"
+
+
+def _processes(recipe: Recipe, placement: Placement, reduction: Reduction, device: torch.device) -> str:
+    shares = [owned(recipe.towers, reduction.processes, p) for p in range(reduction.processes)]
+    counts = f"{' + '.join(str(len(share)) for share in shares)} {_plural('tower', recipe.towers)}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_threads(recipe)} each"
+    shown = reduction.processes > 1 or placement.reduction == "central-cpu"
+    how = f", reduction {placement.reduction}" if shown else ""
+    how += "" if reduction.exact else " (not exact)"
+    return f"{reduction.processes} on {where}; {counts}{how}"
+
+
+def _threads(recipe: Recipe) -> str:
+    return f"{recipe.threads_per_tower} {_plural('thread', recipe.threads_per_tower)}"
+
+
+def _plural(word: str, count: int) -> str:
+    if count == 1:
+        return word
+    return f"{word}es" if word.endswith("s") else f"{word}s"

@@ -1,0 +1,222 @@
+"""The verify job: replay steps of a run, and compare them with what its folder states. Nothing is written there."""
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from lockstep.core.events import Listener, StepEvent, Tensors
+from lockstep.core.log import Log
+from lockstep.core.loop import train
+from lockstep.core.reduction import Reduction
+from lockstep.core.state import State
+from lockstep.core.tower import NonFiniteError, Tower
+from lockstep.errors import DATA, LockstepError, printable
+from lockstep.jobs.probe import Probe
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import VerifyJob
+from lockstep.report import console
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.runs.compare import differences
+from lockstep.runs.environment import changes
+from lockstep.runs.recorded import Recorded
+from lockstep.runs.source import source_changes
+
+
+def verify(
+    job: VerifyJob,
+    reduction: Reduction,
+    device: torch.device,
+    *,
+    reading: AbstractContextManager[None] = nullcontext(),  # noqa: B008  does nothing, so it can be shared
+) -> dict[str, Any]:
+    """Replay the steps that `job` names, and compare them. Return the record in process 0, {} in the others.
+
+    Every process calls it. `reading` is entered while the dataset is read, which may take long.
+    Raises: LockstepError if nothing can be compared.
+    """
+    comparison = FolderComparison(job) if reduction.process == 0 else Comparison()
+    with reading:
+        session = Session(job.recipe, job.placement, reduction, device)
+    state, train_set = session.state, session.split("train")
+    course, probe = job.recipe.over(len(train_set)), session.probe(train_set)
+    points = json.loads(reduction.broadcast(json.dumps(comparison.points).encode()))
+    session.restore(comparison.begin(session, probe))
+    comparison.compare(state)
+    log = Log(course, job.placement, comparison.listeners, processes=reduction.processes, device=device)
+    log.start([("replays", f"{job.path}, steps {state.step} to {points[-1]}")])
+    tower = Tower(course, session.network)
+    try:
+        for _ in train(course, train_set, tower, reduction, state, log, digest_every=job.placement.digest_every):
+            if state.step in points:
+                ended = comparison.compare(state) or state.step == points[-1]
+                if reduction.broadcast(b"ended" if ended else b""):
+                    break
+    except NonFiniteError as error:
+        comparison.failed(state.step, error)
+    finally:
+        for listener in comparison.listeners:
+            listener.close()
+    return comparison.record()
+
+
+class Comparison:
+    """The comparison in every process but process 0: all methods are no-ops.
+
+    Attributes:
+        points: the numbers of updates of the states to compare, in ascending order.
+        listeners: the receivers of the replay's events.
+    """
+
+    points: Sequence[int] = ()
+    listeners: Sequence[Listener] = ()
+
+    def begin(self, session: Session, probe: Probe) -> Checkpoint | None:
+        """Return the checkpoint that the replay starts from; None for the initial state. Raises: LockstepError."""
+        return None
+
+    def compare(self, state: State) -> bool:
+        """Compare `state` with what is recorded of it. Return whether nothing more can be learnt from a replay."""
+        return False
+
+    def failed(self, step: int, error: NonFiniteError) -> None:
+        """Record that the replay cannot compute `step`."""
+
+    def record(self) -> dict[str, Any]:
+        """Return what was compared and what differs. Raises: LockstepError if nothing was compared."""
+        return {}
+
+
+class FolderComparison(Comparison):
+    """Process 0's comparison of a replay with the folder of the run."""
+
+    def __init__(self, job: VerifyJob) -> None:
+        """Read the folder. Raises: LockstepError if there is nothing to compare."""
+        self._job = job
+        self._notes: list[str] = []
+        self._recorded = Recorded(job.path, self._note)
+        steps = self._recorded.range(job.start, job.steps)
+        self._start, self._reached, self.points = steps.start, steps.start, steps.points
+        # A display that redraws its line; other streams get notes and the result alone.
+        live = [console.for_stream(sys.stderr, 1)] if sys.stderr.isatty() and not job.quiet else []
+        self.listeners = [_Losses(self), *live]
+        self._loaded: int | None = None  # the step of the checkpoint that the replay starts from
+        self._processes = 1
+        self._compared = Counter(digests=0, checkpoints=0, weights_sha256=0, losses=0)
+        self._bits_compared = False  # of a state that was computed, not loaded
+        self._last_equal: int | None = None
+        self._differences: list[dict[str, Any]] = []
+        self._tensors: dict[str, Any] | None = None
+        self._machine: list[dict[str, Any]] = []
+
+    def begin(self, session: Session, probe: Probe) -> Checkpoint | None:
+        """Return the checkpoint that the replay starts from, after comparing machine and data with the run's."""
+        recorded, end = self._recorded, self.points[-1]
+        self._processes = session.reduction.processes
+        for entry in recorded.sessions_of(self._start, end):
+            sources = source_changes(entry.get("model_source", {}), session.model_source)
+            found = [f"source of {text}" for text in sources] + changes(entry, session.fingerprint)
+            equal = entry["probe"] == probe.sha256 if "probe" in entry else None
+            self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found})
+            if equal is False:
+                self._note(
+                    f"the arithmetic probe differs from that of the session which computed the steps from "
+                    f"{entry['step']} on: expect other bits"
+                )
+        # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
+        computable = self._start == 0 and (session.initial_weights or session.recipe.init_sha256 is None)
+        start = recorded.read(self._start) if not computable and self._start in recorded.steps else None
+        self._loaded = None if start is None else self._start
+        self._require_same_data(session)
+        return start
+
+    def _require_same_data(self, session: Session) -> None:
+        stated = self._recorded.facts.get("data_sha256")
+        stated = stated if isinstance(stated, dict) else {"train": stated}
+        if stated.get("train") not in (None, session.data_sha256["train"]):
+            raise LockstepError(
+                f"the training data is not what {self._job.path} was trained on (its sha256 differs): give the same "
+                f"files as --data to verify it",
+                DATA,
+            )
+
+    def compare(self, state: State) -> bool:
+        """Compare digest, tensors and SHA-256 of `state` as far as they are recorded."""
+        step, recorded = state.step, self._recorded
+        self._reached = step
+        before = sum(self._compared.values())
+        if (digest := recorded.digests.get(step)) is not None:
+            self._check("digests", step, digest, state.digest())
+        if step in recorded.steps and step != self._loaded and (saved := recorded.read(step)) is not None:
+            found = differences(saved.tensors, state.named())
+            self._check("checkpoints", step, 0, len(found))
+            if found and self._tensors is None:
+                listed = [asdict(difference) for difference in found]
+                self._tensors = {"step": step, "count": len(saved.tensors), "differing": listed}
+        if step == recorded.result_step:
+            self._check("weights_sha256", step, recorded.weights_sha256, state.weights_sha256())
+        if sum(self._compared.values()) > before:
+            self._bits_compared |= step > self._start
+            self._last_equal = self._last_equal if self._differences else step
+        later = any(step < other <= self.points[-1] for other in recorded.steps)
+        return bool(self._differences) and not (later and self._tensors is None)
+
+    def compare_loss(self, step: int, loss: float) -> None:
+        """Compare the loss of `step`, if it is recorded."""
+        if step in self._recorded.losses:
+            self._check("losses", step, self._recorded.losses[step], loss if math.isfinite(loss) else None)
+
+    def failed(self, step: int, error: NonFiniteError) -> None:
+        """Record that the replay cannot compute `step`, which the run has computed."""
+        self._differences.append({"step": step, "what": "losses", "recorded": "finite", "replayed": str(error)})
+
+    def _check(self, what: str, step: int, recorded: object, replayed: object) -> None:
+        self._compared[what] += 1
+        if recorded != replayed:
+            self._differences.append({"step": step, "what": what, "recorded": recorded, "replayed": replayed})
+
+    def record(self) -> dict[str, Any]:
+        """Return what was compared and what differs."""
+        if not self._bits_compared and not self._differences:
+            raise LockstepError(
+                f"{self._job.path}: steps {self._start} to {self._reached} were replayed, but no recorded state of "
+                f"them could be read, so nothing was compared",
+                DATA,
+            )
+        return {
+            "run": str(self._job.path),
+            "same": not self._differences,
+            "from_step": self._start,
+            "to_step": self._reached,
+            "processes": self._processes,
+            "compared": dict(self._compared),
+            "last_equal_step": self._last_equal,
+            "differences": self._differences,
+            "tensors": self._tensors,
+            "machine": self._machine,
+            "notes": self._notes,
+        }
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        if not self._job.quiet:
+            print(printable(text), file=sys.stderr, flush=True)
+
+
+class _Losses(Listener):
+    """Gives the loss of each step to a comparison."""
+
+    every = 1
+
+    def __init__(self, comparison: FolderComparison) -> None:
+        self._comparison = comparison
+
+    def step(self, event: StepEvent, tensors: Tensors) -> None:
+        """Compare the loss."""
+        self._comparison.compare_loss(event.step, event.loss)

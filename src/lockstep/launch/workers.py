@@ -1,0 +1,189 @@
+"""The worker processes of one job on this host: how they are started, awaited and ended, and why they failed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.core import heartbeat
+from lockstep.core.heartbeat import Beat
+from lockstep.core.reduction import owned_in_words
+from lockstep.errors import CRASH, ENVIRONMENT
+from lockstep.jobs.specs import Job
+from lockstep.launch.world import World
+
+_KILLED_S = 5.0  # seconds for a killed worker to end
+_GRACE_S = 30.0  # seconds that the other workers have to end, after one has failed
+
+
+class Failure(NamedTuple):
+    """Why the processes of a job ended.
+
+    message: the first cause. code: the exit code for it. step: the step in which it happened, -1 before the first one.
+    restartable: True if it may not happen again, False for an error that the user must fix.
+    """
+
+    message: str
+    code: int
+    step: int
+    restartable: bool
+
+
+class Workers:
+    """The worker processes that compute `job`, `processes` of them. They read the job from a file in `folder`.
+
+    A worker is a new program, never a fork of this process, which may have threads and may have imported torch.
+
+    Attributes:
+        job: the job.
+        processes: how many processes share it.
+        folder: an empty folder for the job, the rendezvous and the failure files.
+        outer: the place of this program in an outer launch, or None. In an outer launch every program starts one of
+            the workers, and `processes` counts those of all programs.
+    """
+
+    def __init__(self, job: Job, processes: int, folder: Path, outer: World | None = None) -> None:
+        self.job, self.processes, self.folder, self.outer = job, processes, folder, outer
+        self._programs: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(
+        self,
+        variables: Mapping[str, str] | None = None,
+        import_folders: Sequence[str] = (),
+        out: int | None = None,
+        err: int | None = None,
+    ) -> None:
+        """Start all processes.
+
+        `variables` are added to the environment. `import_folders` are searched for modules after all other folders.
+        `out` and `err` are descriptors for stdout and stderr, by default those of this program.
+        """
+        (self.folder / "job.json").write_text(self.job.model_dump_json())
+        for number in range(self.processes) if self.outer is None else [self.outer.process]:
+            self._programs[number] = subprocess.Popen(
+                # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
+                [
+                    sys.executable, "-P", "-m", "lockstep.launch.worker",
+                    str(self.folder), str(os.getpid()), *import_folders,
+                ],
+                env={**os.environ, **(variables or {}), **self._numbers(number)},
+                stdin=subprocess.DEVNULL if out is not None else None,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
+            )  # fmt: skip
+
+    def _numbers(self, number: int) -> dict[str, str]:
+        """Return the variables that torchrun would set for the worker `number`, and where the workers meet."""
+        if self.outer is not None:
+            return self.outer.variables()
+        meeting = self.folder / "meeting"  # a file, so no port can be in use already
+        variables = World("lockstep", number, self.processes, number, self.processes, meeting).variables()
+        # All workers are on this host, so they listen only where no other host can connect.
+        variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+        return variables
+
+    @property
+    def started(self) -> bool:
+        """Return whether a worker process has been started."""
+        return bool(self._programs)
+
+    def failed(self) -> dict[int, int] | None:
+        """Return the exit codes of the workers that failed, by number; {} if all ended well; None while they run."""
+        running = [worker for worker in self._programs.values() if worker.poll() is None]
+        failed = {number: worker.returncode for number, worker in self._programs.items() if worker.returncode}
+        return failed if failed or not running else None
+
+    def send(self, number: int) -> None:
+        """Send a signal to the workers that run. No other child of this process receives it."""
+        for worker in self._programs.values():
+            worker.send_signal(number)
+
+    def end(self, grace_s: float = _GRACE_S) -> None:
+        """End the workers that still run, and wait for them. After `grace_s` seconds they are killed."""
+        for worker in self._programs.values():
+            worker.terminate()
+        until = time.monotonic() + grace_s
+        try:
+            for worker in self._programs.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.wait(max(0.0, until - time.monotonic()))
+        finally:  # also after an interrupt
+            for number in self._programs:
+                self.kill(number)
+
+    def beats(self) -> dict[int, Beat]:
+        """Return the last heartbeat of each worker that still runs, by number."""
+        return {
+            number: heartbeat.read(self._heartbeat(number))
+            for number, worker in self._programs.items()
+            if worker.poll() is None
+        }
+
+    def kill(self, number: int) -> None:
+        """Kill one worker, which also ends one that is stopped. One that the system holds ends when it lets go."""
+        self._programs[number].kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It waits for a disk, for example of a lost host.
+            self._programs[number].wait(_KILLED_S)
+
+    def await_end(self, number: int, seconds: float) -> int:
+        """Return the exit code of one worker, which is killed if it does not end within `seconds`."""
+        worker = self._programs[number]
+        try:
+            return worker.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill(number)
+            return -signal.SIGKILL
+
+    def ask_to_save(self, number: int) -> None:
+        """Ask one worker to save the state alone and to end."""
+        heartbeat.ask_to_save(self._heartbeat(number))
+
+    def _heartbeat(self, number: int) -> Path:
+        return self.folder / f"heartbeat-{number}"
+
+    def describe(self, number: int) -> str:
+        """Return a worker's number and towers, in words."""
+        towers = owned_in_words(self.job.recipe.towers, self.processes, number)
+        return f"process {number} of {self.processes} ({towers})"
+
+    def _failure_files(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in self.folder.glob("process-*.json")]
+
+    def lost_others_only(self) -> bool:
+        """Return whether all that failed so far have lost another worker, which has not ended yet."""
+        ended = [worker.returncode for worker in self._programs.values() if worker.poll()]
+        return len(ended) == len(self._failure_files()) and all(file["secondary"] for file in self._failure_files())
+
+    def failure(self, failed: Mapping[int, int]) -> Failure:
+        """Return the first cause of a failure; `failed` is as from `failed()`.
+
+        It is in the failure file of a worker that failed by itself; else it is a worker that a signal killed; else it
+        is in the failure file of a worker that lost the others.
+        """
+        files = self._failure_files()
+        files.sort(key=lambda file: (file["secondary"], file["time"]))
+        if files and not files[0]["secondary"]:
+            number = files[0]["process"]
+            step = heartbeat.read(self._heartbeat(number)).step
+            return Failure(files[0]["message"], files[0]["code"], step, restartable=not files[0]["known"])
+        # A worker that aborts has usually lost one that was killed.
+        killed = sorted((number for number, code in failed.items() if code < 0), key=lambda number: failed[number])
+        if killed:
+            beat = heartbeat.read(self._heartbeat(killed[0]))
+            name = signal.Signals(-failed[killed[0]]).name
+            hint = ". Often this means that the system ran out of memory" if name == "SIGKILL" else ""
+            text = f"{self.describe(killed[0])} was killed by {name} {beat.where}{hint}"
+            return Failure(text, ENVIRONMENT, beat.step, restartable=True)
+        if files:
+            step = heartbeat.read(self._heartbeat(files[0]["process"])).step
+            return Failure(files[0]["message"], ENVIRONMENT, step, restartable=True)
+        number, code = next(iter(failed.items()))
+        step = heartbeat.read(self._heartbeat(number)).step
+        return Failure(f"{self.describe(number)} ended with exit code {code}", CRASH, step, restartable=False)

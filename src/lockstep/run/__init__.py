@@ -1,1 +1,0 @@
-"""One run: its folder, checkpoints and result, and the evaluation of its checkpoints."""

@@ -1,0 +1,295 @@
+"""Checkpoints: atomic, checksummed, without pickle. Each is a folder that exists completely or not at all.
+
+    step-000001000/state.safetensors   the tensors of State.tensors()
+    step-000001000/manifest.json       size and SHA-256 of that file; digests of recipe, data and model source; and its
+                                       own SHA-256
+
+Nothing in them depends on the number of processes: the files of a one-process run equal those of a four-process run.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lockstep.errors import DATA, LockstepError
+from lockstep.files import flush, remove_abandoned, replace, share
+from lockstep.runs.folder import Run
+from lockstep.runs.manifest import MANIFEST, STATE, encoded, folder_name, needed_step, read_manifest, step_of
+from lockstep.runs.tensors import read_safetensors
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the safetensors library
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified."""
+
+    path: Path
+    manifest: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def save(
+    folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], fence: Callable[[], None] = lambda: None
+) -> Path:
+    """Write a checkpoint of `tensors` (with a scalar `step`) into `folder`, and `facts` into its manifest.
+
+    The checkpoint is written under another name, flushed to the disk and renamed. An existing checkpoint of the step
+    stays if it is valid, as its bits are the same. `fence` is called before the checkpoint gets its name, and raises an
+    error if this program may no longer write the run.
+    Raises: OSError, or the error of `fence`; nothing is left behind then.
+    """
+    step = int(tensors["step"])
+    final = folder / folder_name(step)
+    if os.path.lexists(final) and _verify(final, set()):
+        return final
+    temporary = folder / f".writing-{step:09d}-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        save_file(tensors, temporary / STATE)
+        share(temporary / STATE)
+        files = {STATE: {"bytes": (temporary / STATE).stat().st_size, "sha256": _sha256(temporary / STATE)}}
+        (temporary / MANIFEST).write_bytes(encoded({"step": step, **facts, "files": files}))
+        for path in (temporary / STATE, temporary / MANIFEST, temporary):
+            flush(path)
+        fence()
+        temporary.rename(final)
+        flush(folder)
+    except (OSError, SafetensorError, LockstepError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, LockstepError):
+            raise
+        raise _system_error(error) from error
+    return final
+
+
+def _system_error(error: Exception) -> OSError:
+    """Return an error of the safetensors library as the system's error behind it."""
+    if isinstance(error, OSError):
+        return error
+    number = _SYSTEM_ERROR.search(str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
+def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
+    """Add `facts` to the manifest of the checkpoint after `step` updates, if it exists.
+
+    Raises: OSError, LockstepError if the manifest is damaged.
+    """
+    path = folder / folder_name(step)
+    if (path / MANIFEST).exists():
+        try:
+            stated = read_manifest(path)
+        except ValueError as error:
+            raise _damaged(path, error) from None
+        replace(path / MANIFEST, encoded(stated | facts))
+
+
+def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest checkpoint that verifies, or None if there is none at all.
+
+    Damaged checkpoints are skipped and reported to `note`. A checkpoint that training deletes during the read is not
+    damaged: a newer one exists, so the search starts again.
+    Raises: LockstepError if there are checkpoints, and all are damaged.
+    """
+    damaged: set[Path] = set()
+    paths = _newest_first(folder)
+    while (path := next(paths, None)) is not None:
+        try:
+            return read(path)
+        except FileNotFoundError:
+            paths = _newest_first(folder)
+        except LockstepError as error:
+            if path not in damaged:
+                note(f"{error}: trying the one before it")
+            damaged.add(path)
+    if damaged:
+        raise LockstepError(f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA)
+    return None
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no file."""
+    return sorted((step for step, _ in _by_step(folder)), reverse=True)
+
+
+def best_step(folder: Path) -> int | None:
+    """Return the step of the checkpoint with the best accuracy, the earliest among equals; None if none has one.
+
+    Raises: LockstepError if a manifest is damaged, FileNotFoundError if one was deleted during the read.
+    """
+    accuracies: dict[int, float] = {}
+    for path in reversed(list(_newest_first(folder))):
+        try:
+            manifest = read_manifest(path)
+        except (OSError, ValueError) as error:
+            raise _damaged(path, error) from None
+        if manifest.get("accuracy") is not None:
+            accuracies[manifest["step"]] = manifest["accuracy"]
+    return max(accuracies, key=lambda step: accuracies[step], default=None)
+
+
+def read_step(folder: Path, step: int) -> Checkpoint:
+    """Return the checkpoint after `step` updates. Raises: as `read`."""
+    return read(folder / folder_name(step))
+
+
+def read(path: Path) -> Checkpoint:
+    """Return the checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it was deleted."""
+    manifest = _verified_manifest(path)
+    try:
+        tensors = read_safetensors(path / STATE)
+        if "step" not in tensors or tensors["step"].tolist() != manifest["step"]:
+            raise ValueError(f"{STATE} is of another step")
+    except ValueError as error:
+        raise _damaged(path, error) from None
+    return Checkpoint(path, manifest, tensors)
+
+
+def _verified_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint at `path` after verifying its file. Raises: as `read`."""
+    try:
+        manifest = read_manifest(path)
+        expected = manifest["files"][STATE]
+        if (size := (path / STATE).stat().st_size) != expected["bytes"]:
+            raise ValueError(f"{STATE} has {size} bytes, not {expected['bytes']}")
+        if _sha256(path / STATE) != expected["sha256"]:
+            raise ValueError(f"{STATE} is not the file that was written (its sha256 differs)")
+        return manifest
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> Exception:
+    if not os.path.lexists(path):
+        return FileNotFoundError(f"{path} was deleted while it was read")
+    return LockstepError(f"checkpoint {path} is damaged ({error})", DATA)
+
+
+def read_result(run: Run, note: Callable[[str], None]) -> Checkpoint:
+    """Return the newest valid checkpoint; of a complete run with `patience` the best, as its weights are the result.
+
+    Raises: LockstepError if there is none.
+    """
+    if (best := (run.result() or {}).get("best_step")) is not None:
+        return read_chosen(run, int(best))
+    found = latest(run.checkpoints, note)
+    if found is None:
+        raise none_yet(run)
+    return found
+
+
+def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
+    """Return the checkpoint after `which` updates, or the best. Raises: LockstepError if there is none, or damaged."""
+    while True:
+        available_steps = steps(run.checkpoints)
+        if not available_steps:
+            raise none_yet(run)
+        available = f"its checkpoints are those after {', '.join(map(str, sorted(available_steps)))} steps"
+        try:
+            step = best_step(run.checkpoints) if which == "best" else which
+            if step is None:
+                raise LockstepError(
+                    f"--checkpoint best: no checkpoint of {run.path} was evaluated in training: {available}. "
+                    f"Train with --eval-every N to know the best"
+                )
+            if step not in available_steps:
+                raise LockstepError(f"--checkpoint {step}: {run.path} has no such checkpoint: {available}")
+            return read_step(run.checkpoints, step)
+        except FileNotFoundError:
+            continue  # Training deleted a checkpoint during the read.
+
+
+def none_yet(run: Run) -> LockstepError:
+    return LockstepError(f"{run.path} has no checkpoint yet", DATA)
+
+
+def clear_ahead(folder: Path, step: int) -> None:
+    """Rename checkpoints after `step` to `damaged-...`; delete unfinished ones. A resumed run redoes those steps."""
+    for later, path in _by_step(folder):
+        if later > step:
+            _set_aside(path)
+    for path in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
+        shutil.rmtree(path, ignore_errors=True)
+    remove_abandoned(folder.glob(f"*/.{MANIFEST}-*"))
+
+
+def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
+    """Delete all checkpoints but the `keep` newest valid ones and the one with the best accuracy (earliest of equals).
+
+    A checkpoint that a run with `patience` needs when it continues from one of those is kept, too.
+    `verified` holds the checkpoints known to be valid; the others are verified here first, added to it, and renamed
+    if they are damaged. A checkpoint is renamed before it is deleted, so a reader finds it complete or not at all.
+    """
+    verified = set() if verified is None else verified
+    paths = list(_newest_first(folder))
+    if len(paths) > keep:
+        paths = [path for path in paths if path in verified or _verify(path, verified)]
+    accuracies = {path: _accuracy(path) for path in reversed(paths)}
+    best = max(accuracies, key=lambda path: accuracies[path], default=None)
+    kept = [path for path in paths if path in paths[:keep] or (path == best and accuracies[path] >= 0)]
+    needed = {needed_step(_manifest(path)) for path in kept}
+    for path in paths:
+        if path not in kept and step_of(path) not in needed:
+            with contextlib.suppress(OSError):  # A folder that cannot be deleted costs disk space, not the run.
+                shutil.rmtree(path.rename(folder / f".deleting-{path.name}"), ignore_errors=True)
+
+
+def _verify(path: Path, verified: set[Path]) -> bool:
+    """Add the checkpoint at `path` to `verified` and return True, or set it aside and return False."""
+    try:
+        _verified_manifest(path)
+    except FileNotFoundError:
+        return False
+    except LockstepError:
+        _set_aside(path)
+        return False
+    verified.add(path)
+    return True
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the checkpoint at `path` to `damaged-...`."""
+    target = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(target)
+
+
+def _accuracy(path: Path) -> float:
+    accuracy: float | None = _manifest(path).get("accuracy")
+    return -1.0 if accuracy is None else accuracy
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint at `path`; nothing if it is damaged."""
+    try:
+        return read_manifest(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _newest_first(folder: Path) -> Iterator[Path]:
+    return (path for _, path in sorted(_by_step(folder), reverse=True))
+
+
+def _by_step(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield (step, path) of every checkpoint, valid or damaged. Other files do not count."""
+    for path in folder.glob("step-*"):
+        if (step := step_of(path)) is not None:
+            yield step, path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,439 @@
+"""Run: the folder of one run. It never overwrites another folder. Reading it needs no torch.
+
+recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from lockstep.config.recipe import Recipe
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.files import open_lock, parse_json, read_json, remove_abandoned, replace
+from lockstep.runs.manifest import read_manifest, step_of
+from lockstep.settings import validated
+
+# The paths, in its folder, that a run makes before its first step.
+_FIRST_FOLDERS = re.compile(r"tb|checkpoints(/(step-0{9}|\.writing-0{9}-\d+))?")
+_FIRST_FILES = re.compile(
+    r"\.lock|(recipe|environment)\.json|\.(recipe|environment)\.json-\d+|metrics\.jsonl|log\.txt"
+    r"|tb/events\.out\.tfevents\.[^/]+"
+    r"|checkpoints/(step-0{9}|\.writing-0{9}-\d+)/(state\.safetensors|manifest\.json)"
+)
+
+_TEMPORARY = re.compile(r"\.(recipe\.json|environment\.json|result\.json|metrics\.jsonl|model\.safetensors)-\d+")
+_MOST_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
+
+
+class LostRunError(LockstepError):
+    """Another program has locked the run since this one did."""
+
+
+class Run:
+    """The folder of a run. `lockstep.train` returns one, and `Run.open` takes an existing folder.
+
+        run = Run.open("runs/first")
+        print(run.state, run.accuracy, run.classes)
+        print(run.metrics()[-1]["accuracy"])
+
+    Attributes:
+        path: the folder.
+        checkpoints, metrics_path, summaries, profile, log, model: the paths of its parts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics_path = path / "metrics.jsonl"
+        self.summaries = path / "tb"
+        self.profile = path / "profile"
+        self.log = path / "log.txt"
+        self.model = path / "model.safetensors"
+        self._lock: IO[str] | None = None
+        self._token = ""
+
+    @staticmethod
+    def create(
+        path: Path, recipe: Recipe, numbered: bool = False, note: Callable[[str], None] = lambda text: None
+    ) -> "Run":
+        """Make a new folder at `path`; if it exists and the name is `numbered`, at the next free number.
+
+        The folder of a run that was stopped before its first step is emptied and used again, with a `note`.
+        Raises: LockstepError if anything else is there, or the folder cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    path.mkdir()  # atomic: of two programs, one succeeds
+                    break
+                except FileExistsError:
+                    if not numbered:
+                        refuse_existing(path)
+                        break
+                    path = fresh_path(path.parent, path.name.rpartition("-")[0])
+            run = Run(path)
+            run.lock()  # before any write: of two programs that reuse one folder, one succeeds
+            try:
+                run._empty(note)
+                run.checkpoints.mkdir()
+                run.write("recipe.json", recipe.model_dump(mode="json"))
+            except BaseException:
+                run.unlock()
+                raise
+        except OSError as error:
+            raise LockstepError(f"cannot write the run folder {path}: {error.strerror}", ENVIRONMENT) from None
+        return run
+
+    def _empty(self, note: Callable[[str], None]) -> None:
+        """Delete the files of a run that made no step. This program must hold the lock.
+
+        recipe.json stays until it is replaced, because `eval --watch` waits for it.
+        """
+        leftovers = [path for path in self.path.iterdir() if path.name not in (".lock", "recipe.json")]
+        if not leftovers and not (self.path / "recipe.json").exists():
+            return
+        if not _has_no_step(self.path):  # Another program trained here since the last check.
+            raise _exists(self.path)
+        for path in leftovers:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        note(f"{self.path} was stopped before its first step: starting again")
+
+    @staticmethod
+    def open(path: Path | str) -> "Run":
+        """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
+        path = Path(path)
+        if not path.is_dir():
+            raise LockstepError(f"{path} is not a folder: give the folder of a run, as in runs/digits-1")
+        if not (path / "recipe.json").is_file():
+            raise LockstepError(f"{path} is not a run: it has no recipe.json")
+        return Run(path)
+
+    def __repr__(self) -> str:
+        try:
+            text = self.state if self.accuracy is None else f"{self.state}, accuracy {self.accuracy:.2%}"
+        except LockstepError as error:
+            text = str(error)
+        return f"<Run {self.path}: {text}>"
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the run has made its last step and has been evaluated."""
+        return (self.path / "result.json").is_file()
+
+    @property
+    def state(self) -> str:
+        """Return "complete", "training" (by some program, now) or "stopped" (`resume` continues the run)."""
+        if self.complete:
+            return "complete"
+        return "training" if self.is_held() else "stopped"
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the accuracy of the classifier's weights, in [0, 1], after the last step; None before it.
+
+        The classifier has the averaged weights if the recipe keeps an average, else the raw ones.
+        Raises: LockstepError if the result is damaged.
+        """
+        result = self.result()
+        if result is None:
+            return None
+        try:
+            averaged, raw = (result["accuracy"][weights] for weights in ("ema", "raw"))
+            return float(raw if averaged is None else averaged)
+        except (KeyError, TypeError, ValueError):
+            raise LockstepError(f"{self.path / 'result.json'} states no accuracy: it is damaged", DATA) from None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Return the names of the classes in order of label; None if the run has no checkpoint yet that has them.
+
+        Raises: LockstepError if the file that has them is damaged.
+        """
+        if (facts := metadata(self.model)) is not None:
+            names = facts.get("classes")
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise LockstepError(f"{self.model} is damaged: it does not state the names of the classes", DATA)
+            return tuple(names)
+        if (newest := self._newest_checkpoint()) is None:
+            return None
+        try:
+            names = read_manifest(newest).get("classes")
+        except (OSError, ValueError) as error:
+            raise LockstepError(f"checkpoint {newest} is damaged ({error})", DATA) from None
+        return tuple(names) if names else None
+
+    def _newest_checkpoint(self) -> Path | None:
+        """Return the folder of the newest checkpoint, valid or damaged, or None if there is none."""
+        steps = [(step, path) for path in self.checkpoints.glob("step-*") if (step := step_of(path)) is not None]
+        return max(steps)[1] if steps else None
+
+    def recipe(self) -> Recipe:
+        """Return the recipe that the run was started with. Raises: LockstepError."""
+        return validated(Recipe, self._object("recipe.json") or {})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
+
+        The key "kind" says what a row holds: "step", "evaluation" or "digest". Rows are of steps 0, 10, 20 and so on
+        (`log_every`), and of each evaluation. docs/usage.md lists the keys.
+        """
+        lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else ()
+        return [row for line in lines if (row := _row(line)) is not None]
+
+    def check_recipe(self) -> None:
+        """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
+        if (newest := self._newest_checkpoint()) is None:
+            return
+        try:
+            stated = read_manifest(newest).get("recipe_digest")
+        except (OSError, ValueError):
+            return  # Loading a damaged checkpoint reports it.
+        if stated != self.recipe().digest():
+            raise LockstepError(f"{newest} was trained by another recipe than recipe.json states")
+
+    def require_sound(self) -> None:
+        """Raise a LockstepError if something else is where the run must write a folder or a file.
+
+        Summaries are not among them: a run that cannot write them says so and goes on.
+        """
+        for path, expected in [
+            (self.checkpoints, True),
+            *[(file, False) for file in (self.metrics_path, self.log, self.path / "environment.json", self.model)],
+        ]:
+            if path.exists() and path.is_dir() != expected:
+                kind, wanted = ("file", "folder") if expected else ("folder", "file")
+                raise LockstepError(f"{path} is a {kind}, and the run needs a {wanted} there: move it away", DATA)
+
+    def data(self) -> Path | None:
+        """Return the data folder that the last session was given, or None."""
+        known = (self.sessions() or [{}])[-1].get("data")
+        return Path(known) if isinstance(known, str) and known else None
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
+        sessions = self.read("environment.json") or []
+        sound = isinstance(sessions, list) and all(isinstance(one, dict) for one in sessions)
+        if not sound or not all(isinstance(one.get("model_source", {}), dict) for one in sessions):
+            raise self._unreadable("environment.json", "it is not a list of sessions")
+        return sessions
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the final record, or None if the run is not complete."""
+        return self._object("result.json")
+
+    def _object(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object in the file `name`, or None if it does not exist. Raises: LockstepError."""
+        record = self.read(name)
+        if record is not None and not isinstance(record, dict):
+            raise self._unreadable(name, "it is not a JSON object")
+        return record
+
+    def lock(self) -> None:
+        """Keep other programs from writing here until `unlock`, or until this process ends in any way.
+
+        Raises: LockstepError if another program holds the lock, or if a file of the run is a symbolic link.
+        """
+        for path in (self.path / ".lock", self.log, self.metrics_path):
+            if path.is_symlink():
+                raise LockstepError(
+                    f"{path} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
+                )
+        try:
+            self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
+            if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
+                time.sleep(0.1)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._token = uuid.uuid4().hex
+            self._lock.write(self._token)
+            self._lock.truncate()
+            self._lock.flush()
+        except BlockingIOError:
+            self.unlock()
+            raise LockstepError(
+                f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
+            ) from None
+        except OSError as error:
+            raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
+
+    def require_lock(self) -> None:
+        """Raise a LostRunError if another program has locked the run since this one did.
+
+        On the hosts of a network file system, a lock may not keep out the other hosts. A process that was cut off from
+        its run then finds the token of the program that has taken over.
+        """
+        try:
+            token = (self.path / ".lock").read_bytes()
+        except OSError as error:
+            raise LockstepError(
+                f"{self.path / '.lock'} cannot be read ({error.strerror}), so another program may be writing there",
+                ENVIRONMENT,
+            ) from None
+        if token != self._token.encode():
+            raise LostRunError(
+                f"another program has continued {self.path}, so this one must not write there any more: it ends",
+                ENVIRONMENT,
+            )
+
+    def is_held(self) -> bool:
+        """Return whether a program is training here now. In a copy of a run without a lock file, none is."""
+        try:
+            with (self.path / ".lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def unlock(self) -> None:
+        """Allow other programs to write here."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def write(self, name: str, record: Any) -> None:
+        """Replace the JSON file `name` atomically."""
+        replace(self.path / name, (json.dumps(record, indent=1) + "\n").encode())
+
+    def read(self, name: str) -> Any:
+        """Return the content of the JSON file `name`, or None if it does not exist. Raises: LockstepError."""
+        path = self.path / name
+        try:
+            return read_json(path) if path.is_file() else None
+        except (OSError, ValueError) as error:
+            raise self._unreadable(name, error) from None
+
+    def _unreadable(self, name: str, problem: object) -> LockstepError:
+        what = "restore it" if name == "recipe.json" else "remove it to go on without it"
+        return LockstepError(f"{self.path / name} cannot be read ({problem}): {what}", DATA)
+
+    def evaluations(self, step: int) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl for evaluations after `step` updates."""
+        return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
+
+    def forget_ahead(self, step: int, note: Callable[[str], None] = lambda text: None) -> None:
+        """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
+
+        Damaged lines, such as the last one of a killed run, are deleted too, with a `note`; and temporary files.
+        """
+        remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
+        if not self.metrics_path.is_file():
+            return
+        kept, damaged = [], []
+        for number, line in enumerate(self.metrics_path.read_bytes().splitlines(), start=1):
+            row = _row(line)
+            if row is None:
+                damaged.append(str(number))
+            elif row["step"] < step + (row["kind"] == "evaluation"):
+                kept.append(line + b"\n")
+        if damaged:
+            lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
+            note(f"{self.metrics_path}: {lines} damaged and deleted")
+        replace(self.metrics_path, b"".join(kept))
+
+
+def metadata(path: Path) -> dict[str, Any] | None:
+    """Return what the model file at `path` states besides its tensors, or None if there is no file.
+
+    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON. Needs no torch.
+    Raises: LockstepError if the file is not a model that Lockstep has written.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _MOST_HEADER_BYTES:
+                raise ValueError("it is not a safetensors file")
+            stated = parse_json(file.read(length))["__metadata__"]["lockstep"]
+            facts: object = parse_json(stated)
+            if not isinstance(facts, dict):
+                raise ValueError("its metadata is not a JSON object")
+            return facts
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"{error}" if isinstance(error, OSError | ValueError) else "it has no metadata of Lockstep"
+        raise LockstepError(f"{path} is not a model of Lockstep, or is damaged: {problem}", DATA) from None
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics.jsonl as a row, or None if the line is damaged."""
+    try:
+        row = parse_json(line)
+        valid = isinstance(row["step"], int)
+        if row["kind"] == "evaluation":
+            valid = valid and all(isinstance(row[name], str) for name in ("split", "weights"))
+            valid = valid and all(isinstance(row[name], float | int) for name in ("accuracy", "loss"))
+        return row if valid else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def is_begun(path: Path) -> bool:
+    """Return whether there is anything at `path` but a run that a program began, and left before it had a recipe."""
+    return os.path.lexists(path) and ((path / "recipe.json").is_file() or not _has_no_step(path))
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise a LockstepError if `path` exists, unless it is a run without a step that no program is training."""
+    if os.path.lexists(path) and (not _has_no_step(path) or Run(path).is_held()):
+        raise _exists(path)
+
+
+def _exists(path: Path) -> LockstepError:
+    return LockstepError(
+        f"{path} exists, and a run is never overwritten: continue it with --resume, or choose another --name "
+        f"than {path.name}"
+    )
+
+
+def _has_no_step(path: Path) -> bool:
+    """Return whether the folder at `path` is a run that contains only what a run makes before its first step."""
+    if path.is_symlink() or not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
+        return False
+    for member in path.rglob("*"):
+        name = member.relative_to(path).as_posix()
+        allowed = _FIRST_FOLDERS if member.is_dir() else _FIRST_FILES
+        if member.is_symlink() or not (member.is_dir() or member.is_file()) or not allowed.fullmatch(name):
+            return False
+    metrics = path / "metrics.jsonl"
+    return not metrics.is_file() or not metrics.read_bytes().strip()
+
+
+def fresh_path(runs: Path, stem: str) -> Path:
+    """Return the first of runs/<stem>-1, -2, ... that does not exist."""
+    number = 1
+    while (runs / f"{stem}-{number}").exists():
+        number += 1
+    return runs / f"{stem}-{number}"
+
+
+def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
+    """Return the run of `recipe_name` in `runs` that was started last, if `data` is given one on that data folder.
+
+    Raises: LockstepError if there is none.
+    """
+    started = []
+    for recipe_json in runs.glob("*/recipe.json"):
+        with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
+            run = Run(recipe_json.parent)
+            if run.recipe().name == recipe_name and (data is None or _same(run.data(), data)):
+                started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
+    if not started:
+        what = recipe_name if data is None else f"{recipe_name} on {data}"
+        raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
+    return max(started)[1]
+
+
+def _same(path: Path | None, other: Path) -> bool:
+    return path is not None and os.path.realpath(path) == os.path.realpath(other)

@@ -1,0 +1,112 @@
+"""The runs in a folder, each in a few facts. Reading them needs no torch, and no run is too damaged to be listed."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import LockstepError
+from lockstep.runs.folder import Run
+
+_SIGNS = ("recipe.json", ".lock", "checkpoints", "metrics.jsonl", "result.json")  # a folder with one of them is a run
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the folder of a run tells.
+
+    Attributes:
+        name: name of the folder.
+        recipe: name of the recipe, or None if it cannot be read.
+        accuracy: accuracy of the classifier's weights, in [0, 1], or None if the run is not complete.
+        started: when the run was started, in seconds since the epoch of the system's clock.
+        total_s: seconds of the session that completed the run, or None.
+        steps: number of updates: of a complete run, else of its newest checkpoint; None if there is none.
+        state: "complete", "training", "stopped" or "damaged".
+        size_bytes: size of all files.
+        problem: why the run is damaged, or None.
+    """
+
+    name: str
+    recipe: str | None
+    accuracy: float | None
+    started: float
+    total_s: float | None
+    steps: int | None
+    state: str
+    size_bytes: int
+    problem: str | None = None
+
+
+def runs_in(folder: Path) -> list[RunFacts]:
+    """Return the runs in `folder`, sorted by start; [] if the folder does not exist. Raises: LockstepError."""
+    if not folder.exists():
+        return []
+    try:
+        members = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError as error:
+        raise LockstepError(f"{folder} cannot be read: {error.strerror or error}") from None
+    return sorted((_facts(path) for path in members if _is_run(path)), key=lambda run: (run.started, run.name))
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return any(os.path.lexists(path / name) for name in _SIGNS) or not os.access(path, os.R_OK | os.X_OK)
+    except OSError:
+        return True  # It cannot be looked into, so it is listed with that problem.
+
+
+def _facts(path: Path) -> RunFacts:
+    """Return the facts of one run. What cannot be read is None, and the first problem is stated."""
+    run = Run(path)
+    problems: list[str] = []
+    recipe = accuracy = total_s = steps = None
+    try:
+        recipe = Run.open(path).recipe().name
+    except (LockstepError, OSError) as error:
+        problems.append(str(error))
+    try:
+        accuracy = run.accuracy
+        if (result := run.result()) is not None:
+            total_s, steps = float(result["total_s"]), int(result["steps"])
+    except (LockstepError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        problems.append(str(error) if isinstance(error, LockstepError) else f"result.json is damaged: {error}")
+    if steps is None:
+        names = [name for name in _names(run.checkpoints) if name.startswith("step-") and name[5:].isdigit()]
+        steps = max((int(name[5:]) for name in names), default=None)
+    try:
+        state = run.state
+    except OSError as error:
+        problems.append(str(error))
+        state = "damaged"
+    return RunFacts(
+        path.name, recipe, accuracy, _started(path), total_s, steps, "damaged" if problems else state, _size(path),
+        problems[0] if problems else None,
+    )  # fmt: skip
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _started(path: Path) -> float:
+    """Return when the run's recipe was written, or else its folder."""
+    for candidate in (path / "recipe.json", path):
+        try:
+            return candidate.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue  # Training has deleted it.
+    return total

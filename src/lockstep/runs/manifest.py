@@ -1,0 +1,99 @@
+"""The manifest of a checkpoint: what its folder holds, and what the run knew when it was saved. Needs no torch.
+
+A manifest states the SHA-256 of the state and of itself, so that no changed bit is taken for a fact.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lockstep.files import read_json
+
+MANIFEST = "manifest.json"
+STATE = "state.safetensors"
+EARLY_STOP = "early_stop"  # name of the facts that a run with `patience` continues from
+_FOLDER = re.compile(r"step-(\d{9,})", re.ASCII)
+
+
+class _File(BaseModel):
+    bytes: int
+    sha256: str
+
+
+class _EarlyStop(BaseModel):
+    best_step: int | None
+    best_correct: int
+    waited: int
+
+
+class _Manifest(BaseModel):
+    """The types of a manifest's entries. Older releases wrote fewer of them."""
+
+    model_config = ConfigDict(strict=True)
+    step: int = Field(ge=0)
+    files: dict[str, dict[str, Any]]
+    recipe_digest: str | None = None
+    data_sha256: dict[str, str] | str | None = None
+    model_source: dict[str, str] = {}
+    classes: list[str] | None = None
+    image_shape: list[int] | None = None
+    early_stop: _EarlyStop | None = None
+    accuracy: float | None = None
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step in the name of a checkpoint's folder, or None if it is the name of another file."""
+    match = _FOLDER.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the folder of the checkpoint after `step` updates."""
+    return f"step-{step:09d}"
+
+
+def encoded(facts: Mapping[str, Any]) -> bytes:
+    """Return the file with `facts`, among them `files`, and with the SHA-256 of these facts."""
+    return _json(_sealed(facts))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint in `folder`. The state is not read.
+
+    Raises: OSError; ValueError if the manifest is not what was written, or is that of another step.
+    """
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{MANIFEST} is not a JSON object")
+    _Manifest.model_validate(manifest)
+    files = manifest["files"]
+    if not {STATE} <= files.keys() <= {STATE, MANIFEST}:
+        raise ValueError(f"{MANIFEST} lists other files than {STATE}")
+    _File.model_validate(files[STATE], strict=True)
+    if MANIFEST in files and _sealed(manifest) != manifest:  # Older releases did not state it.
+        raise ValueError(f"{MANIFEST} is not the file that was written (its sha256 differs)")
+    if step_of(folder) not in (None, manifest["step"]):
+        raise ValueError(f"it is the checkpoint of step {manifest['step']}")
+    return manifest
+
+
+def needed_step(manifest: Mapping[str, Any]) -> int | None:
+    """Return the step of the best checkpoint that a run needs if it continues from the one with this manifest."""
+    facts = manifest.get(EARLY_STOP)
+    return facts["best_step"] if isinstance(facts, dict) else None
+
+
+def _sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `facts` with their SHA-256 among their files."""
+    files = {name: file for name, file in facts["files"].items() if name != MANIFEST}
+    sha256 = hashlib.sha256(_json({**facts, "files": files})).hexdigest()
+    return {**facts, "files": {**files, MANIFEST: {"sha256": sha256}}}
+
+
+def _json(facts: Mapping[str, Any]) -> bytes:
+    return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()

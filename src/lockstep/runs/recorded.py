@@ -1,0 +1,160 @@
+"""Recorded: what the folder of a run states of its steps, to compare a replay or another run with. It is only read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import DATA, LockstepError
+from lockstep.runs import checkpoint
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.runs.folder import Run
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The steps of a replay.
+
+    Attributes:
+        start: the number of updates of the state that it starts from.
+        end: the number of updates of its last state.
+        points: the numbers of updates, after `start`, of the states that the run has recorded.
+    """
+
+    start: int
+    end: int
+    points: tuple[int, ...]
+
+
+class Recorded:
+    """What the folder of a run states of its steps. `note` receives messages about checkpoints that cannot be used.
+
+    Another program may train the run meanwhile, and delete checkpoints.
+
+    Attributes:
+        run: the run.
+        digests: the digest of the state after that many updates.
+        losses: the loss of the step of that number; None for one that is not finite.
+        steps: the numbers of updates of all checkpoints, in ascending order.
+        sessions: the entries of environment.json.
+        result: the final record, or {} if the run is not complete.
+        result_step: the number of updates of the weights that are the result, or None.
+        weights_sha256: their SHA-256, or None.
+    """
+
+    def __init__(self, path: Path, note: Note) -> None:
+        """Read the folder at `path`. Raises: LockstepError."""
+        self.run, self._note = Run(path), note
+        rows = self.run.metrics()
+        self.digests = {row["step"]: str(row.get("digest")) for row in rows if row["kind"] == "digest"}
+        losses = ((row["step"], row.get("loss")) for row in rows if row["kind"] == "step")
+        self.losses = {step: loss for step, loss in losses if loss is None or isinstance(loss, float)}
+        self.steps = sorted(step for step in checkpoint.steps(self.run.checkpoints) if step >= 0)
+        self.sessions = _sessions(self.run.read("environment.json"))
+        result = self.run.result()
+        self.result: dict[str, Any] = result if isinstance(result, dict) else {}
+        step, sha256 = self.result.get("best_step") or self.result.get("steps"), self.result.get("weights_sha256")
+        complete = isinstance(step, int) and isinstance(sha256, str)
+        self.result_step: int | None = step if complete else None
+        self.weights_sha256: str | None = sha256 if complete else None
+        self._held: dict[int, Checkpoint] = {}
+
+    @property
+    def points(self) -> list[int]:
+        """Return the numbers of updates of all states that are recorded, in ascending order."""
+        result = [] if self.result_step is None else [self.result_step]
+        return sorted({*self.digests, *self.steps, *result})
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Return the manifest of the newest checkpoint that has one, not verified; {} if there is none."""
+        return next(filter(None, map(self._manifest, reversed(self.steps))), {})
+
+    def state_sha256(self, step: int) -> str | None:
+        """Return the SHA-256 that the manifest of the checkpoint after `step` updates states of its tensors."""
+        try:
+            return str(self._manifest(step)["files"]["state.safetensors"]["sha256"])
+        except (KeyError, TypeError):
+            return None
+
+    def _manifest(self, step: int) -> Mapping[str, Any]:
+        with suppress(LockstepError):
+            found = self.run.read(f"checkpoints/step-{step:09d}/manifest.json")
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def read(self, step: int) -> Checkpoint | None:
+        """Return the checkpoint after `step` updates. Return None, with a note, if it is damaged or was deleted."""
+        if step in self._held:
+            return self._held.pop(step)
+        try:
+            return checkpoint.read_step(self.run.checkpoints, step)
+        except FileNotFoundError:
+            self._note(f"the checkpoint after {step} steps was deleted meanwhile: it is not compared")
+        except LockstepError as error:
+            self._note(f"{error}: it is not compared")
+        return None
+
+    def range(self, start: int | None, steps: int | None) -> Range:
+        """Return the steps to replay: `steps` of them from step `start` on.
+
+        By default these are the steps between the newest two valid checkpoints, or from step 0 on if there is one only.
+        With `start`, they end at the next checkpoint. Raises: LockstepError if nothing is recorded in them.
+        """
+        valid = self._newest_valid(start)
+        begin = next(valid, 0)
+        if start is None:
+            # Without a checkpoint of a later state, the digests and the result are compared.
+            end, begin = begin or max(self.points, default=0), next(valid, 0)
+            start = begin
+        else:
+            if begin != start:
+                self._note(f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}")
+            end = next((step for step in self.steps if step > start), max(self.points, default=0))
+        end = end if steps is None else start + steps
+        points = tuple(point for point in self.points if begin < point <= end)
+        if not points:
+            raise self._nothing_to_compare(begin, end)
+        if points[-1] < end:
+            self._note(f"nothing is recorded after step {points[-1]} up to step {end}: the replay ends there")
+        return Range(begin, points[-1], points)
+
+    def _newest_valid(self, most: int | None) -> Iterator[int]:
+        """Yield the steps of valid checkpoints, the newest first, from `most` on. `read` then returns them again."""
+        for step in reversed(self.steps):
+            if (most is None or step <= most) and (found := self.read(step)) is not None:
+                self._held[step] = found
+                yield step
+
+    def _nothing_to_compare(self, begin: int, end: int) -> LockstepError:
+        later = next((point for point in self.points if point > begin), None)
+        if later is None:
+            return LockstepError(
+                f"{self.run.path} has recorded no state after step {begin}, so there is nothing to compare: choose an "
+                f"earlier step as --from, or train with --digest-every or --save-every",
+                DATA,
+            )
+        return LockstepError(
+            f"{self.run.path} has recorded no state from step {begin + 1} to step {end}, so there is nothing to "
+            f"compare: the next one is after {later} steps. Give more --steps"
+        )
+
+    def sessions_of(self, start: int, end: int) -> list[dict[str, Any]]:
+        """Return the sessions that computed the steps [start, end). A later session has computed a step again."""
+        begun = [entry["step"] for entry in self.sessions]
+        changes = sorted({start, *(step for step in begun if start < step < end)})
+        numbers = {max((i for i, step in enumerate(begun) if step <= change), default=None) for change in changes}
+        return [self.sessions[number] for number in sorted(number for number in numbers if number is not None)]
+
+
+def _sessions(value: object) -> list[dict[str, Any]]:
+    """Return the entries of environment.json that can be used: each says at which step its session began."""
+    entries = [entry for entry in (value if isinstance(value, list) else []) if isinstance(entry, dict)]
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry.get("step"), int) and isinstance(entry.get("model_source", {}), dict)
+    ]

@@ -1,0 +1,86 @@
+"""The file of weights that `--init` names: a file itself, or a run's final weights or newest checkpoint.
+
+Needs no torch, because the file's SHA-256 is part of the recipe. `initial_weights.py` reads the tensors.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import DATA, LockstepError
+from lockstep.runs.folder import Run
+from lockstep.runs.manifest import MANIFEST, STATE, read_manifest
+
+SAFETENSORS = ".safetensors"
+PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its usual names
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A file of weights.
+
+    Attributes:
+        path: the file, absolute.
+        sha256: of its content, in hex.
+        run: the folder of the run that the user named, or None if the user named a file.
+    """
+
+    path: Path
+    sha256: str
+    run: Path | None = None
+
+
+def find_weights(path: Path) -> WeightsFile:
+    """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises: LockstepError."""
+    if not path.is_dir():
+        _check_kind(path)
+        return WeightsFile(path.absolute(), _sha256(path))
+    if (path / MANIFEST).is_file():
+        return _checkpoint(path, run=None)
+    run = Run.open(path)
+    if run.model.is_file():
+        return WeightsFile(run.model.absolute(), _sha256(run.model), path)
+    problems = []
+    for checkpoint in sorted(run.checkpoints.glob("step-*"), reverse=True):
+        try:
+            return _checkpoint(checkpoint, path)
+        except LockstepError as error:
+            problems.append(str(error))
+    raise LockstepError(
+        f"--init {path}: the run has neither a model.safetensors nor a valid checkpoint"
+        f"{''.join(f' ({problem})' for problem in problems[:1])}: train it first",
+        DATA,
+    )
+
+
+def _check_kind(path: Path) -> None:
+    """Raise a LockstepError unless `path` is a file of a kind that can be read."""
+    if not path.is_file():
+        raise LockstepError(f"--init {path}: there is no such file or run", DATA)
+    if path.suffix == SAFETENSORS or path.suffix in PICKLES:
+        return
+    if path.suffix == ".onnx":
+        hint = "ONNX files do not keep torch's names. Save the weights in torch: torch.save(model.state_dict(), 'w.pt')"
+    else:
+        hint = f"give a {SAFETENSORS} file, a file of torch.save ({', '.join(PICKLES)}), or the folder of a run"
+    raise LockstepError(f"--init {path}: {hint}")
+
+
+def _checkpoint(path: Path, run: Path | None) -> WeightsFile:
+    """Return the file of the checkpoint in the folder `path`. Raises: LockstepError if it is damaged."""
+    file = path / STATE
+    try:
+        stated: str = read_manifest(path)["files"][STATE]["sha256"]
+    except (OSError, ValueError) as error:
+        raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
+    if _sha256(file) != stated:
+        raise LockstepError(f"checkpoint {path} is damaged (the sha256 of {file.name} differs)", DATA)
+    return WeightsFile(file.absolute(), stated, run)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise LockstepError(f"--init {path}: cannot be read: {error.strerror or error}", DATA) from None

@@ -1,1 +1,0 @@
-"""The training step: the loop, the towers, the state they update, and the evaluation of a state."""
