@@ -50,7 +50,7 @@ def main() -> None:
     numerics.configure(1, recipe.exact)
     session = Session(recipe, Placement(data=args.data), Local(1), torch.device("cpu"))
     dataset, state = session.split("train"), session.state
-    tower = Tower(recipe.over(len(dataset)), session.network)
+    tower = Tower(recipe.bind(len(dataset)), session.network)
 
     def plan(step: int) -> Plan:
         return Plan.at(

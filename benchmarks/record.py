@@ -65,7 +65,7 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     started = time.perf_counter()
     model = initial_model(recipe, session.network.shape, train_set)
     session.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), session.device)
-    course = recipe.over(len(train_set))
+    course = recipe.bind(len(train_set))
     log = Log(course, session.placement, [], device=session.device)
     for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
         pass

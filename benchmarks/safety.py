@@ -105,7 +105,7 @@ def mnist_times(steps: int, every: int) -> dict[str, list[float]]:
         saver = Saver(Path(folder), keep=2, every_s=0)
         saver.save(state, {})  # every run does so before its first step, and it allocates the memory for copies
         saver.wait()
-        course = made.recipe.over(len(dataset))
+        course = made.recipe.bind(len(dataset))
         log = Log(course, made.placement, [])
         for _ in train(course, dataset, Tower(course, made.network), made.reduction, state, log):
             after_step()

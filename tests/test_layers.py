@@ -26,10 +26,10 @@ LAYERS = [
     {"config"},
     {"data", "models", "optim"},
     {"kernels"},
-    {"errors", "files", "hardware", "numerics", "rng", "settings"},
+    {"errors", "files", "hardware", "numerics", "rng", "settings", "words"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
-TOP_LEVEL_MODULES = 8  # A reader sees them all at once.
+TOP_LEVEL_MODULES = 9  # A reader sees them all at once.
 DISTRIBUTED = {"core/process.py", "core/rendezvous.py"}
 # These must be importable before torch is: the recipe decides torch's thread count.
 TORCH_FREE = {"cli", "api", "launch", "recipes", "config"} | LAYERS[-1]

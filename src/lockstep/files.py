@@ -15,7 +15,7 @@ _UMASK = os.umask(0o022)
 os.umask(_UMASK)
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_MOST_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
+_MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -38,7 +38,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 def read_json(path: Path) -> Any:
     """Return the value in the JSON file `path`. Raises: OSError; ValueError if it has none, or more than 16 MiB."""
-    return parse_json(read_bytes(path, _MOST_JSON_BYTES))
+    return parse_json(read_bytes(path, _MAX_JSON_BYTES))
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -200,7 +200,7 @@ def test_a_failure_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_pat
 
 
 def test_a_worker_process_is_refused(monkeypatch):
-    monkeypatch.setenv("LOCKSTEP_MEETING", "x")
+    monkeypatch.setenv("LOCKSTEP_RENDEZVOUS", "x")
     for function in (lockstep.train, lambda: lockstep.evaluate("x")):
         with pytest.raises(LockstepError, match="Move the model into a file of its own"):
             function()
@@ -263,7 +263,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
     def stored(data, image_px):
         raise LockstepError(f"stored at {image_px}")
 
-    monkeypatch.setattr("lockstep.data.own.store_in_memory", stored)
+    monkeypatch.setattr("lockstep.data.custom.store_in_memory", stored)
     run = Run.create(tmp_path / "photos", named("folder").replace(image_px=48))
     run.unlock()
     run.model.write_bytes(b"weights")

@@ -98,7 +98,7 @@ class Replica:
     def __init__(self, of: Recipe, dataset: Dataset) -> None:
         shape = of.augmentation.shape(*dataset.images.shape[1:])
         model = initial_model(of, shape, dataset)
-        self.recipe, self.course, self.dataset = of, of.over(len(dataset)), dataset
+        self.recipe, self.course, self.dataset = of, of.bind(len(dataset)), dataset
         self.state = State(of, dict(model.named_parameters()), persistent_buffers(model), CPU)
         self.tower = Tower(self.course, Network(of, model, shape, CPU))
 
@@ -107,14 +107,14 @@ class Replica:
         return [self.tower(self.state, self.dataset.shard(plan, t), step) for t in towers]
 
     def apply(self, total: torch.Tensor) -> None:
-        gradients, statistics, metrics = self.tower.layout.unpack(total.clone())
+        gradients, buffer_deltas, metrics = self.tower.layout.unpack(total.clone())
         _, non_finite = metrics.read()
         if non_finite:
             assert self.state.may_skip
             self.state.skip()
             return
         mean = gradients / (self.recipe.batch * self.state.loss_scale)
-        self.state.apply(mean, statistics / self.recipe.towers, self.course.learning_rate(self.state.step))
+        self.state.apply(mean, buffer_deltas / self.recipe.towers, self.course.learning_rate(self.state.step))
 
 
 def trained(of: Recipe, dataset: Dataset, processes: int, first: State | None = None, steps: int = STEPS) -> State:
@@ -167,7 +167,7 @@ def test_an_example_has_the_same_values_in_any_number_of_towers(policy, dataset)
     of = recipe(policy=policy, erasing=0.5, augmentation="shift", class_weights="balanced")
     batches = []
     for each in (of, of.replace(towers=9)):
-        plan = each.over(len(dataset)).plan(3)
+        plan = each.bind(len(dataset)).plan(3)
         shards = [dataset.shard(plan, tower) for tower in range(each.towers)]
         batches.append([torch.cat([getattr(s, name) for s in shards]) for name in ("images", "labels", "weights")])
     assert all(torch.equal(*pair) for pair in zip(*batches, strict=True))

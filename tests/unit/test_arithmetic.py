@@ -122,8 +122,8 @@ def test_one_bit_of_arithmetic_changes_the_probe(monkeypatch, change):
 
         apply = State.apply
 
-        def nudged(self, gradients, statistics, learning_rate):
-            apply(self, gradients, statistics, learning_rate)
+        def nudged(self, gradients, buffer_deltas, learning_rate):
+            apply(self, gradients, buffer_deltas, learning_rate)
             self._flat[3] = torch.nextafter(self._flat[3], torch.tensor(9.0))
 
         monkeypatch.setattr(State, "apply", nudged)

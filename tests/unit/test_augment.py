@@ -181,8 +181,8 @@ def test_translation_moves_the_reflected_image():
 def test_normalised_channels_have_mean_0_and_deviation_1():
     images = random_images(20)
     values = images.double() / 255
-    means, deviations = values.mean((0, 1, 2)).tolist(), values.std((0, 1, 2)).tolist()
-    found = normalise(images, means, deviations)
+    mean, std = values.mean((0, 1, 2)).tolist(), values.std((0, 1, 2)).tolist()
+    found = normalise(images, mean, std)
     assert found.mean((0, 2, 3)).abs().max() < 1e-5
     assert torch.allclose(found.std((0, 2, 3)), torch.ones(3), atol=1e-5)
 
@@ -199,7 +199,7 @@ def test_resizing_is_antialiased_bilinear_interpolation(size):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"means": (0.5,), "deviations": (0.2,)}, "1 channels, the images have 3"),
+        ({"mean": (0.5,), "std": (0.2,)}, "1 channels, the images have 3"),
         ({"cutout_px": 33}, "cutout_px 33 is larger than the images, 32x32"),
         ({"pixels": 32}, "not less than the images' side"),
     ],
@@ -238,7 +238,7 @@ def test_a_whole_square_is_cut_out_at_uniform_offsets():
         assert set(offsets.tolist()) == set(range(21))
 
 
-PLAIN_CROP = {"means": (0.0, 0.0, 0.0), "deviations": (1.0, 1.0, 1.0)}
+PLAIN_CROP = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
 def test_a_crop_of_the_whole_image_is_the_image():
@@ -292,7 +292,7 @@ def test_a_crop_is_resized_like_torchs_bilinear_interpolation():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"scale": (0.8, 0.5)}, "scale is"), ({"ratio": (2.0, 1.0)}, "ratio is"), ({"means": (0.5,)}, "1 means and 3")],
+    [({"scale": (0.8, 0.5)}, "scale is"), ({"ratio": (2.0, 1.0)}, "ratio is"), ({"mean": (0.5,)}, "1 means and 3")],
 )
 def test_a_crop_with_impossible_settings_is_refused(settings, said):
     with pytest.raises(ValueError, match=said):

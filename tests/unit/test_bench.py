@@ -6,7 +6,7 @@ from dataclasses import astuple
 import pytest
 import torch
 
-from lockstep.bench import ceiling
+from lockstep.bench import peak
 from lockstep.bench.analysis import (
     Link,
     StepParts,
@@ -164,13 +164,13 @@ def test_ticks_are_round_and_reach_the_top(high):
 
 def test_flops_of_forward_and_backward_passes_are_counted_also_in_own_functions():
     left, right = (torch.ones(8, 8, requires_grad=True) for _ in range(2))
-    assert ceiling.flops(lambda: left @ right) == 2 * 8**3
-    assert ceiling.flops(lambda: (left @ right).sum().backward()) == 3 * 2 * 8**3
+    assert peak.flops(lambda: left @ right) == 2 * 8**3
+    assert peak.flops(lambda: (left @ right).sum().backward()) == 3 * 2 * 8**3
     norm, x = LocalResponseNorm(4, radius=1, alpha=1.0), torch.ones(1, 4, 2, 2, requires_grad=True)
-    assert ceiling.flops(lambda: norm(x)) in (0, 2 * 4 * 4 * 4)  # 0 if the window is not computed as a convolution
+    assert peak.flops(lambda: norm(x)) in (0, 2 * 4 * 4 * 4)  # 0 if the window is not computed as a convolution
 
 
 def test_the_peak_is_measured_in_a_dtype_that_the_device_multiplies():
-    assert ceiling.peak(CPU, torch.float32, seconds=0.0) > 1e6
-    assert ceiling.product_dtype("float16", CPU) == torch.float32
-    assert ceiling.product_dtype("bfloat16", CPU) == torch.bfloat16
+    assert peak.peak(CPU, torch.float32, seconds=0.0) > 1e6
+    assert peak.product_dtype("float16", CPU) == torch.float32
+    assert peak.product_dtype("bfloat16", CPU) == torch.bfloat16

@@ -73,7 +73,7 @@ def test_a_bench_times_exactly_the_steps_after_the_warm_up(monkeypatch):
     clock = Clock(monkeypatch)
     seconds = [60.0] * 3 + [0.1, 0.2, 0.1, 0.4, 0.2, 0.5]
     # The real measurement of the peak would wait for this clock for ever.
-    monkeypatch.setattr("lockstep.bench.ceiling.peak", lambda *_: 1e12)
+    monkeypatch.setattr("lockstep.bench.peak.peak", lambda *_: 1e12)
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: seconds[step] if step < 9 else 0.0)
     recipe = make(named("digits").model_dump(mode="json"), {"towers": 1})
     job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=6, warmup=3)

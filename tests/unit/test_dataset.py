@@ -54,7 +54,7 @@ def train_set():
 
 
 def plan(step=0, **changes):
-    return named("digits").replace(epochs=None, steps=9, **changes).over(300).plan(step)
+    return named("digits").replace(epochs=None, steps=9, **changes).bind(300).plan(step)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +87,7 @@ def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
 def test_what_is_expected_is_what_the_shards_read(kind, train_set):
     dataset, source = through(kind, train_set)
     source.decoded.clear()
-    dataset.expect(plan(), range(1, 3))
+    dataset.prefetch(plan(), range(1, 3))
     held = dataset.held_bytes
     for tower in (1, 2):
         dataset.shard(plan(), tower)
@@ -128,7 +128,7 @@ def test_every_image_is_decoded_once_for_each_use(train, monkeypatch):
     """No step decodes an image that another step uses, although each step expects the images of the next one."""
     monkeypatch.setattr("lockstep.jobs.probe._TIMED_S", 0.0)  # else the images that are timed depend on the time
     short, long = (train("decoded", steps=steps)[1] for steps in (4, 8))
-    course = named("digits").replace(epochs=None, steps=8).over(300)
+    course = named("digits").replace(epochs=None, steps=8).bind(300)
     used = [row for step in range(4, 8) for tower in course.plan(step).examples for row in set(tower.tolist())]
     more = np.bincount(long["train"].decoded, minlength=300) - np.bincount(short["train"].decoded, minlength=300)
     assert more.tolist() == np.bincount(used, minlength=300).tolist()
@@ -144,7 +144,7 @@ class Recording(Images):
         self.pixels, self.calls = pixels, []
 
     def _expect(self, rows):
-        self.calls.append(("expect", rows.tolist()))
+        self.calls.append(("prefetch", rows.tolist()))
 
     def _gather(self, rows):
         self.calls.append(("read", rows.tolist()))
@@ -156,22 +156,22 @@ def test_training_expects_the_next_step_and_evaluation_its_next_part(train_set):
     images = Recording(train_set.images.numpy())
     dataset = Dataset(images, train_set.labels, train_set.classes, train_set.sha256)
     made = Session(recipe, Placement(), Local(2), torch.device("cpu"), {"train": dataset, "test": dataset})
-    course = recipe.over(300)
+    course = recipe.bind(300)
     images.calls.clear()
     log = Log(course, Placement(), [])
     list(loop.train(course, dataset, Tower(course, made.network), Local(2), made.state, log))
     plans = [course.plan(step).examples.tolist() for step in range(3)]
     expected = []
     for step, towers in enumerate(plans):
-        expected += [("expect", rows) for following in plans[step + 1 : step + 2] for rows in following]
+        expected += [("prefetch", rows) for following in plans[step + 1 : step + 2] for rows in following]
         expected += [("read", rows) for rows in towers]
     assert images.calls == expected
 
     images.calls.clear()
     made.evaluate(dataset, "raw")
     assert images.calls == [
-        ("expect", list(range(120, 240))), ("read", list(range(120))),
-        ("expect", list(range(240, 300))), ("read", list(range(120, 240))),
+        ("prefetch", list(range(120, 240))), ("read", list(range(120))),
+        ("prefetch", list(range(240, 300))), ("read", list(range(120, 240))),
         ("read", [*range(240, 300), *[299] * 60]),
     ]  # fmt: skip
 

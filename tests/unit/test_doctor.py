@@ -17,7 +17,7 @@ from lockstep.data.catalog import SOURCES
 from lockstep.data.download import manifest
 from lockstep.data.images import mapped
 from lockstep.doctor import exactness, machine, storage
-from lockstep.doctor.partner import TOWERS, vectors
+from lockstep.doctor.peer import TOWERS, vectors
 
 LO, ETH = {"lo": ["127.0.0.1", "::1"]}, {"eth0": ["10.0.0.1"]}
 
@@ -137,7 +137,7 @@ def test_downloaded_datasets(tmp_path, monkeypatch):
     (found,) = storage.datasets(None)
     assert (is_sound(found), found.check) == ("PASS", "data mnist")
     assert "SHA-256" in found.text
-    (found,) = storage.datasets(None, most_bytes=1000)
+    (found,) = storage.datasets(None, max_bytes=1000)
     assert "not read, to save time" in found.text
     path = folder / SOURCES["mnist"].files[0][0]
     path.write_bytes(b"x" + path.read_bytes()[1:])

@@ -12,10 +12,10 @@ from lockstep.config.placement import Placement
 from lockstep.data import DATASETS
 from lockstep.data import digits as digits_data
 from lockstep.errors import DATA, LockstepError
-from lockstep.jobs.early_stop import EarlyStop, needed_step
+from lockstep.jobs.early_stop import EarlyStop
 from lockstep.recipes import named
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import read_manifest
+from lockstep.runs.manifest import needed_step, read_manifest
 
 
 def linear(shape, classes):
@@ -90,7 +90,7 @@ def copied(whole, tmp_path):
 def test_the_run_ends_after_patience_epochs_and_has_the_best_weights(whole, tmp_path):
     result, path = whole
     evaluated = {row["step"]: row["correct"] for row in rows(path)}
-    course = recipe().over(1242)
+    course = recipe().bind(1242)
     assert [*evaluated] == [s for s in range(1, result["steps"] + 1) if course.completes_epoch(s)]
     assert {row["split"] for row in rows(path)} == {"held-out"}
     best = max(evaluated.values())
@@ -179,7 +179,7 @@ def test_a_run_that_reaches_its_last_step_ends_with_its_best_weights(whole, tmp_
 
 
 def test_counts_decide_and_the_first_of_equals_is_the_best():
-    course = recipe(patience=2, steps=20).over(1242)
+    course = recipe(patience=2, steps=20).bind(1242)
     stop = EarlyStop(course)
     assert [step for step in range(21) if stop.counts(step)] == [8, 16, 20]
     ends = []
@@ -198,7 +198,7 @@ def test_counts_decide_and_the_first_of_equals_is_the_best():
 
 
 def test_without_patience_nothing_counts_and_manifests_say_nothing():
-    stop = EarlyStop(recipe(patience=None).over(1242))
+    stop = EarlyStop(recipe(patience=None).bind(1242))
     stop.record(4, 10)
     assert not any(map(stop.counts, range(9)))
     assert (stop.facts(), stop.ended, stop.best_step, needed_step({})) == ({}, False, None, None)

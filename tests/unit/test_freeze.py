@@ -48,13 +48,13 @@ def stepped(recipe, steps=2):
     state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
     before = {name: t.clone() for name, t in {**state.parameters, **state.buffers}.items()}
     network = Network(recipe, model, SHAPE, CPU)
-    course = recipe.over(100)
+    course = recipe.bind(100)
     tower = Tower(course, network)
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         shard = Shard(0, torch.randn(32, *SHAPE, generator=generator) + 1, torch.arange(32) % 10)
-        gradients, statistics, _ = tower.layout.unpack(tower(state, shard, step))
-        state.apply(gradients / 32, statistics, 0.1, course.frozen(step))
+        gradients, buffer_deltas, _ = tower.layout.unpack(tower(state, shard, step))
+        state.apply(gradients / 32, buffer_deltas, 0.1, course.frozen(step))
     return before, {**state.parameters, **state.buffers}, network
 
 

@@ -53,7 +53,7 @@ def watched(rows, *, timeout_s, stopped_s=None, look_s=0.5):
     observer = Observer()
     for number, beats in enumerate(rows):
         observer.look(dict(enumerate(beats)), number * look_s)
-    return [(silent.process, silent.runs) for silent in observer.silent(timeout_s, stopped_s)]
+    return [(stalled.process, stalled.runs) for stalled in observer.stalled(timeout_s, stopped_s)]
 
 
 def beats(phase, looks, *, ticks=True, moves=True):
@@ -64,7 +64,7 @@ WAITING = beats(Phase.WAITING, 21, moves=False)  # 10 seconds
 
 
 @pytest.mark.parametrize(
-    ("rows", "silent"),
+    ("rows", "stalled"),
     [
         (beats(Phase.COMPUTING, 21), []),
         (beats(Phase.COMPUTING, 21, moves=False), [(1, True)]),
@@ -79,8 +79,8 @@ WAITING = beats(Phase.WAITING, 21, moves=False)  # 10 seconds
         (WAITING, [(0, True), (1, True)]),  # all wait for each other
     ],
 )
-def test_who_stands_still_while_process_0_waits(rows, silent):
-    assert watched(zip(WAITING, rows, strict=True), timeout_s=9) == silent
+def test_who_stands_still_while_process_0_waits(rows, stalled):
+    assert watched(zip(WAITING, rows, strict=True), timeout_s=9) == stalled
     assert watched(zip(WAITING, rows, strict=True), timeout_s=11) == []
 
 

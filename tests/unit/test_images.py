@@ -107,7 +107,7 @@ def test_a_selection_is_numbered_from_0_and_copies_nothing(files, kind):
     assert torch.equal(part[rows(3, 0)], tensor[[41, 7]])
     assert torch.equal(part.select(np.array([2, 1]))[:], tensor[[40, 3]])
     assert torch.equal(part.to(torch.device("cpu"))[1:], tensor[[3, 40, 41]])
-    part.expect(rows(2))
+    part.prefetch(rows(2))
     assert part.held_bytes == images.held_bytes == (0 if kind == "mapped" else np.prod(SHAPE))
     with pytest.raises(IndexError):
         part[rows(4)]
@@ -129,7 +129,7 @@ def test_pixels_do_not_depend_on_hints_threads_or_order(files, calls, threads, a
     images = DecodedImages(files, threads=threads, ahead_bytes=ahead * int(np.prod(SHAPE)))
     for hint, numbers in calls:
         if hint:
-            images.expect(rows(*numbers))
+            images.prefetch(rows(*numbers))
             assert images.held_bytes <= ahead * np.prod(SHAPE)
         else:
             assert torch.equal(images[rows(*numbers)], torch.from_numpy(files.pixels[numbers]))
@@ -452,7 +452,7 @@ def wait_until(condition):
 
 def test_expected_images_are_decoded_before_they_are_read(files):
     images = DecodedImages(files, threads=2)
-    images.expect(rows(4, 5, 6))
+    images.prefetch(rows(4, 5, 6))
     wait_until(lambda: sorted(files.decoded) == [4, 5, 6])
     images[rows(6, 5, 4)]
     assert sorted(files.decoded) == [4, 5, 6]
@@ -472,7 +472,7 @@ def test_the_reading_thread_helps_with_what_is_missing(files):
         return decode(row)
 
     files.decode = blocked
-    images.expect(rows(0))  # keeps the only thread busy
+    images.prefetch(rows(0))  # keeps the only thread busy
     assert torch.equal(images[rows(1, 2, 3)], torch.from_numpy(files.pixels[1:4]))
     busy.set()
     assert torch.equal(images[rows(0)], torch.from_numpy(files.pixels[:1]))
@@ -480,13 +480,13 @@ def test_the_reading_thread_helps_with_what_is_missing(files):
 
 def test_expected_images_are_bounded(files):
     images = DecodedImages(files, threads=2, ahead_bytes=10 * int(np.prod(SHAPE)))
-    images.expect(slice(0, 50))
+    images.prefetch(slice(0, 50))
     wait_until(lambda: len(files.decoded) == 10)
-    images.expect(slice(20, 40))
+    images.prefetch(slice(20, 40))
     assert images.held_bytes == 10 * np.prod(SHAPE)
     images[rows(0, 1, 30)]
     assert images.held_bytes == 8 * np.prod(SHAPE)
-    images.expect(slice(20, 40))
+    images.prefetch(slice(20, 40))
     wait_until(lambda: len(files.decoded) == 13)
     assert images.held_bytes == 10 * np.prod(SHAPE)
 
@@ -494,7 +494,7 @@ def test_expected_images_are_bounded(files):
 def test_an_error_in_a_thread_is_raised_when_the_image_is_read(files):
     files.path(5).write_bytes(b"no image")
     images = DecodedImages(files, threads=2)
-    images.expect(slice(0, 10))
+    images.prefetch(slice(0, 10))
     wait_until(lambda: len(files.decoded) == 10)
     assert len(images[slice(0, 5)]) == 5
     for _ in range(2):
@@ -523,7 +523,7 @@ class Source:
     def decode(self, row):
         time.sleep(3600)
 images = DecodedImages(Source(), threads=2)
-images.expect(slice(0, 3))
+images.prefetch(slice(0, 3))
 time.sleep(0.1)
 print("end", flush=True)
 """
@@ -546,7 +546,7 @@ def test_the_memory_of_read_images_is_released(files):
         return array
 
     files.decode = counted
-    images.expect(slice(0, 10))
+    images.prefetch(slice(0, 10))
     images[slice(0, 10)]
     gc.collect()
     wait_until(lambda: not any(reference() is not None for reference in made))

@@ -11,7 +11,7 @@ from lockstep.core.local import Local
 from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.tower import NonFiniteError
-from lockstep.core.vector import Requests
+from lockstep.core.vector import ControlFlags
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import named
 
@@ -26,7 +26,7 @@ def dataset():
 def loop(recipe=RECIPE, **options):
     """Return the state, and the generator that trains it."""
     tower, state, _ = parts(recipe, (1, 8, 8))
-    course = recipe.over(200)
+    course = recipe.bind(200)
     log = Log(course, Placement(), [])
     return state, train(course, dataset(), tower, Local(recipe.towers), state, log, **options)
 
@@ -35,7 +35,7 @@ def test_it_yields_once_after_each_update():
     state, items = loop()
     weights = [state.weights_sha256()]
     for number, requested in enumerate(items, 1):
-        assert requested == Requests()
+        assert requested == ControlFlags()
         assert state.step == number
         weights.append(state.weights_sha256())
     assert state.step == 6
@@ -44,7 +44,7 @@ def test_it_yields_once_after_each_update():
 
 def test_nothing_is_computed_before_the_first_item_is_taken():
     calls = []
-    state, items = loop(poll_requests=lambda: calls.append(state.step) or Requests())
+    state, items = loop(poll_flags=lambda: calls.append(state.step) or ControlFlags())
     assert (state.step, calls) == (0, [])
     next(items)
     assert (state.step, calls) == (1, [0] * RECIPE.towers)
@@ -53,13 +53,13 @@ def test_nothing_is_computed_before_the_first_item_is_taken():
 
 
 def test_it_ends_after_the_step_in_which_a_process_requests_to_stop():
-    state, items = loop(poll_requests=lambda: Requests(SIGTERM if state.step == 2 else None))
-    assert list(items) == [Requests(), Requests(), Requests(SIGTERM)]
+    state, items = loop(poll_flags=lambda: ControlFlags(SIGTERM if state.step == 2 else None))
+    assert list(items) == [ControlFlags(), ControlFlags(), ControlFlags(SIGTERM)]
     assert state.step == 3
 
 
 def test_a_request_to_save_does_not_end_it():
-    state, items = loop(poll_requests=lambda: Requests(save=state.step == 4))
+    state, items = loop(poll_flags=lambda: ControlFlags(save=state.step == 4))
     assert [item.save for item in items] == [False, False, False, False, True, False]
     assert state.step == 6
 
@@ -67,11 +67,11 @@ def test_a_request_to_save_does_not_end_it():
 def test_a_stopped_state_continues_to_the_bits_of_an_uninterrupted_one():
     whole, items = loop()
     list(items)
-    state, items = loop(poll_requests=lambda: Requests(SIGTERM if state.step == 2 else None))
+    state, items = loop(poll_flags=lambda: ControlFlags(SIGTERM if state.step == 2 else None))
     list(items)
     tower, fresh, _ = parts(RECIPE, (1, 8, 8))
     fresh.load(state.tensors())
-    course = RECIPE.over(200)
+    course = RECIPE.bind(200)
     list(train(course, dataset(), tower, Local(4), fresh, Log(course, Placement(), [])))
     assert fresh.digest() == whole.digest()
 

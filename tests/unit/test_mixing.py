@@ -120,7 +120,7 @@ def digits_like(labels, side=8):
 
 def shard(dataset, **changes):
     recipe = make(named("digits").model_dump(mode="json"), {"towers": 1, "batch": 20, **changes})
-    plan = recipe.over(len(dataset)).plan(0)
+    plan = recipe.bind(len(dataset)).plan(0)
     return dataset.shard(plan, 0), plan
 
 

@@ -98,8 +98,8 @@ def test_a_skipped_step_changes_nothing_but_the_counts(whole):
 
 def test_the_learning_rate_depends_on_the_step_alone(whole):
     path, _ = whole
-    rates = {row["step"]: row["rate"] for row in Run(path).metrics() if row["kind"] == "step"}
-    course = recipe().over(1442)
+    rates = {row["step"]: row["learning_rate"] for row in Run(path).metrics() if row["kind"] == "step"}
+    course = recipe().bind(1442)
     assert rates == {step: course.learning_rate(step) for step in range(11)}
 
 

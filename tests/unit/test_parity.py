@@ -42,7 +42,7 @@ MNIST = named("mnist").model_dump(mode="json")
 
 def trained(recipe, dataset, tower, state, listeners=()):
     """Train `state` to the recipe's last step, in this process."""
-    course = recipe.over(len(dataset))
+    course = recipe.bind(len(dataset))
     log = Log(course, Placement(), listeners)
     log.start([])
     for _ in train(course, dataset, tower, Local(recipe.towers), state, log):
@@ -102,7 +102,7 @@ def test_the_start_up_block_states_global_and_tower_batch():
         parameter_count=1_068_298,
         initial_weights=None,
     )
-    lines = startup_lines(session, recipe.over(50_000), images(50_000), images(10_000), Path("runs/x"), 1)
+    lines = startup_lines(session, recipe.bind(50_000), images(50_000), images(10_000), Path("runs/x"), 1)
     assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 97.7 steps an epoch"
     assert dict(lines)["rate"] == "learning rate 0.1, x 0.1 every 350 epochs"
 
@@ -145,7 +145,7 @@ def test_the_metric_and_the_update_use_the_learning_rate_of_their_step(tmp_path,
     log = [MetricsFile(tmp_path / "metrics.jsonl", 1), weights]
     trained(recipe, images(50_000), tower, state, log)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert {row["step"]: row["rate"] for row in rows} == {
+    assert {row["step"]: row["learning_rate"] for row in rows} == {
         first - 1: 0.1, first: pytest.approx(0.01), first + 1: pytest.approx(0.01),
     }  # fmt: skip
     for rate, (before, gradient), (after, _) in zip((0.1, 0.01), weights.seen, weights.seen[1:], strict=False):
@@ -166,7 +166,7 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
     weights = list(model.parameters())
     first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
     for step in range(3):
-        plan = recipe.over(100).plan(step)
+        plan = recipe.bind(100).plan(step)
         shards = [dataset.shard(plan, t) for t in range(2)]
         assert [len(shard.labels) for shard in shards] == [32, 32]
         logits = model(torch.cat([shard.images for shard in shards]).double())

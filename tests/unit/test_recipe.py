@@ -107,7 +107,7 @@ def test_ambiguous_settings_are_rejected(settings, options):
 
 def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert make(TUTORIAL, {"epochs": 2}).steps is None
-    assert make(TUTORIAL, {"epochs": 2}).over(50_000).steps == 781
+    assert make(TUTORIAL, {"epochs": 2}).bind(50_000).steps == 781
     changed = make(TUTORIAL, {"optimizer.kind": "adam", "optimizer.beta1": 0.8})
     assert changed.optimizer.model_dump()["beta1"] == 0.8
 

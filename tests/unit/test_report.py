@@ -14,7 +14,7 @@ from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
-from lockstep.core.vector import Metrics, Requests
+from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.recipes import named
 from lockstep.report import console, lines
 from lockstep.report.metrics import MetricsFile
@@ -31,13 +31,13 @@ def sums(
     cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS, gpu=(0.0,) * TOWERS
 ):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    flags, digest = (torch.zeros(len(Requests().flags())), torch.zeros(TOWERS)), torch.zeros(TOWERS, 3)
+    flags, digest = (torch.zeros(len(ControlFlags().flags())), torch.zeros(TOWERS)), torch.zeros(TOWERS, 3)
     return Metrics(*one, *flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
     recipe = make(named("digits").model_dump(mode="json"), {"steps": steps})
-    return Log(recipe.over(1442), Placement(**placement), listeners, processes=processes)
+    return Log(recipe.bind(1442), Placement(**placement), listeners, processes=processes)
 
 
 class Recorder(Listener):

@@ -22,8 +22,8 @@ def network(px=32, classes=5, **options):
 def test_stem_and_stages_follow_from_the_size_of_the_images(px, stride, stages):
     model = network(px)
     assert (model.stride, len(model.stages)) == (stride, stages)
-    assert model.least_px <= px // 2  # so that training can begin with images of half the side
-    for side in (model.least_px, px):
+    assert model.min_px <= px // 2  # so that training can begin with images of half the side
+    for side in (model.min_px, px):
         assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
 
 

@@ -22,11 +22,11 @@ def state(**changes):
 
 def advance(s, steps, first=0, frozen=()):
     parameters = sum(p.numel() for p in s.parameters.values())
-    statistics = sum(b.numel() for b in s.buffers.values() if b.is_floating_point())
+    buffer_deltas = sum(b.numel() for b in s.buffers.values() if b.is_floating_point())
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
         gradient = torch.randn(parameters, generator=generator)
-        s.apply(gradient, torch.rand(statistics, generator=generator), 0.01, frozen)
+        s.apply(gradient, torch.rand(buffer_deltas, generator=generator), 0.01, frozen)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

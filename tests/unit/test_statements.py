@@ -112,7 +112,7 @@ def page_statements() -> dict[int, list[str]]:
     distort, staircase, placement = TUTORIAL.augmentation, TUTORIAL.schedule, Placement()
     (decay,) = set(TUTORIAL.weight_decay.values())
     first_dense, second_dense = (name.removesuffix(".weight") for name in TUTORIAL.weight_decay)
-    first = next(step for step in range(1, 200_000) if TUTORIAL.over(50_000).learning_rate(step) < TUTORIAL.lr)
+    first = next(step for step in range(1, 200_000) if TUTORIAL.bind(50_000).learning_rate(step) < TUTORIAL.lr)
     network, mnist = build_model(TUTORIAL, (3, 24, 24), 10), build_model(MNIST, (1, 28, 28), 10)
     dropped = mnist.dropout.p
     return {

@@ -85,7 +85,7 @@ def test_summaries_are_of_their_own_step(trained):
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     logged = {row["step"]: row for row in rows if row["kind"] == "step"}
     fields = {
-        "loss/total": "loss", "loss/total_average": "loss_average", "learning_rate": "rate",
+        "loss/total": "loss", "loss/total_average": "loss_average", "learning_rate": "learning_rate",
         "loss/cross_entropy_average": "cross_entropy_average",
     }  # fmt: skip
     for tag, field in fields.items():

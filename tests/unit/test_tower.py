@@ -14,7 +14,7 @@ from lockstep.core.local import Local
 from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
-from lockstep.core.vector import Requests
+from lockstep.core.vector import ControlFlags
 from lockstep.data import Plain
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
@@ -33,11 +33,11 @@ def parts(recipe, shape=(3, 24, 24)):
     model = build_model(recipe, shape, 10)
     network = Network(recipe, build_model(recipe, shape, 10), shape, CPU)
     state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
-    return Tower(recipe.over(EXAMPLES), network), state, model
+    return Tower(recipe.bind(EXAMPLES), network), state, model
 
 
 def plan(recipe, step, examples, augmentation=None):
-    return recipe.replace(augmentation=augmentation or recipe.augmentation).over(examples).plan(step)
+    return recipe.replace(augmentation=augmentation or recipe.augmentation).bind(examples).plan(step)
 
 
 def reduced(recipe, tower, state, dataset, step=0, augmentation=None):
@@ -93,8 +93,8 @@ def test_one_update_equals_a_float64_reference(towers, network, tolerance):
     recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
     dataset = cifar_like()
-    gradients, statistics, _ = tower.layout.unpack(reduced(recipe, tower, state, dataset))
-    state.apply(gradients / 48, statistics / towers, 0.1)
+    gradients, buffer_deltas, _ = tower.layout.unpack(reduced(recipe, tower, state, dataset))
+    state.apply(gradients / 48, buffer_deltas / towers, 0.1)
 
     model = model.double()
     p = plan(recipe, 0, 96)
@@ -147,8 +147,8 @@ def test_batch_norm_statistics_are_the_mean_of_the_towers():
     tower, state, model = parts(recipe, (1, 8, 8))
     before = {name: b.clone() for name, b in state.buffers.items()}
     total = reduced(recipe, tower, state, dataset)
-    gradients, statistics, _ = tower.layout.unpack(total)
-    state.apply(gradients / 128, statistics / 4, 0.1)
+    gradients, buffer_deltas, _ = tower.layout.unpack(total)
+    state.apply(gradients / 128, buffer_deltas / 4, 0.1)
     p = plan(recipe, 0, 128)
     expected = []
     for t in range(4):
@@ -197,7 +197,7 @@ def test_a_tower_that_is_not_finite_is_named():
     total = Local(4)(tower(state, shard, 7) for shard in shards)
     _, _, metrics = tower.layout.unpack(total)
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
-    assert metrics.read() == (Requests(), [2])
+    assert metrics.read() == (ControlFlags(), [2])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
 
 
@@ -248,7 +248,7 @@ def test_a_frozen_first_layer_ends_the_backward_pass():
         tower, state, _ = parts(recipe, (1, 8, 8))
         return state.by_name(tower.layout.unpack(tower(state, shard, step))[0])
 
-    course = digits.replace(freeze={"conv1": 0.5}).over(100)
+    course = digits.replace(freeze={"conv1": 0.5}).bind(100)
     assert [course.frozen(step) for step in (0, 4, 5, 9)] == [(), (), ("conv1",), ("conv1",)]
     for step in (4, 5):
         trained, frozen = gradients({}, step), gradients({"conv1": 0.5}, step)

@@ -116,10 +116,10 @@ def test_the_mean_gradient_of_the_whole_batch_is_clipped(towers):
     images = cifar_like(EXAMPLES, 8)
     images = type(images).of(images.images[..., :1].numpy(), images.labels.numpy(), images.classes)
     tower, state, _ = parts(recipe, (1, 8, 8))
-    gradients, statistics, _ = tower.layout.unpack(reduced(recipe, tower, state, images))
+    gradients, buffer_deltas, _ = tower.layout.unpack(reduced(recipe, tower, state, images))
     before = state._flat.clone()
     assert gradients.div_(32).norm() > 0.1
-    state.apply(gradients, statistics / towers, 1.0)
+    state.apply(gradients, buffer_deltas / towers, 1.0)
     moved = before - state._flat
     assert moved.norm() == pytest.approx(0.01, rel=1e-4)
     assert torch.nn.functional.cosine_similarity(moved, gradients, dim=0) > 0.9999

@@ -76,7 +76,7 @@ def test_gpu_use_is_in_the_vector_of_the_first_tower_of_a_process(driver, answer
 
 
 def log_on(device, listeners):
-    course = make(DIGITS, {"steps": 3}).over(1442)
+    course = make(DIGITS, {"steps": 3}).bind(1442)
     return Log(course, Placement(), listeners, processes=2, device=torch.device(device))
 
 

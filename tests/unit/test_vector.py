@@ -1,4 +1,4 @@
-"""The flat vector carries requests, gradients and statistics, and returns them as they were."""
+"""The flat vector carries requests, gradients and buffer_deltas, and returns them as they were."""
 
 from itertools import product
 from signal import SIGHUP, SIGINT, SIGTERM
@@ -6,46 +6,46 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import pytest
 import torch
 
-from lockstep.core.vector import Layout, Requests
+from lockstep.core.vector import ControlFlags, Layout
 from lockstep.errors import STOP_SIGNALS
 
 
 @pytest.mark.parametrize(("stop", "save"), list(product((None, *STOP_SIGNALS), (False, True))))
 def test_requests_survive_the_conversion_to_flags_and_back(stop, save):
-    requests = Requests(stop, save)
-    assert Requests.of(requests.flags()) == requests
+    requests = ControlFlags(stop, save)
+    assert ControlFlags.of(requests.flags()) == requests
     assert sum(requests.flags()) == (stop is not None) + save
 
 
 @pytest.mark.parametrize(
     ("requests", "expected"),
     [
-        ([Requests(SIGHUP), Requests(SIGTERM), Requests(SIGINT)], Requests(SIGINT)),
-        ([Requests(SIGHUP), Requests(SIGTERM)], Requests(SIGTERM)),
-        ([Requests(), Requests(SIGHUP), Requests(save=True)], Requests(SIGHUP, save=True)),
-        ([Requests(save=True)] * 3, Requests(save=True)),
-        ([Requests(SIGTERM)] * 3, Requests(SIGTERM)),
-        ([Requests()] * 3, Requests()),
+        ([ControlFlags(SIGHUP), ControlFlags(SIGTERM), ControlFlags(SIGINT)], ControlFlags(SIGINT)),
+        ([ControlFlags(SIGHUP), ControlFlags(SIGTERM)], ControlFlags(SIGTERM)),
+        ([ControlFlags(), ControlFlags(SIGHUP), ControlFlags(save=True)], ControlFlags(SIGHUP, save=True)),
+        ([ControlFlags(save=True)] * 3, ControlFlags(save=True)),
+        ([ControlFlags(SIGTERM)] * 3, ControlFlags(SIGTERM)),
+        ([ControlFlags()] * 3, ControlFlags()),
     ],
 )
 def test_of_several_requests_sigint_precedes_sigterm_and_sighup(requests, expected):
     sums = torch.tensor([each.flags() for each in requests]).sum(0).tolist()
-    assert Requests.of(sums) == expected
+    assert ControlFlags.of(sums) == expected
 
 
 def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece():
     layout = Layout({"w": torch.zeros(2, 3), "b": torch.zeros(3)}, {"mean": torch.zeros(4)}, towers=3)
     gradients = [torch.randn(2, 3), torch.randn(3).bfloat16()]
-    statistics, sums = [torch.randn(4)], torch.zeros(layout.metric_length)
+    buffer_deltas, sums = [torch.randn(4)], torch.zeros(layout.metric_length)
     metrics = layout.metrics(sums)
-    metrics.requests[:] = torch.tensor(Requests(SIGTERM, save=True).flags())
+    metrics.requests[:] = torch.tensor(ControlFlags(SIGTERM, save=True).flags())
     metrics.non_finite[2] = 1.0
     metrics.digest[1] = torch.tensor([1.0, 2.0, 3.0])
     vector = torch.empty(layout.length)
-    layout.pack(vector, gradients, statistics, sums)
-    of_gradients, of_statistics, of_metrics = layout.unpack(vector)
+    layout.pack(vector, gradients, buffer_deltas, sums)
+    of_gradients, of_buffer_deltas, of_metrics = layout.unpack(vector)
     assert torch.equal(of_gradients, torch.cat([gradients[0].flatten(), gradients[1].float()]))
-    assert torch.equal(of_statistics, statistics[0])
-    assert of_metrics.read() == (Requests(SIGTERM, save=True), [2])
+    assert torch.equal(of_buffer_deltas, buffer_deltas[0])
+    assert of_metrics.read() == (ControlFlags(SIGTERM, save=True), [2])
     assert of_metrics.digest.tolist() == [[0.0] * 3, [1.0, 2.0, 3.0], [0.0] * 3]
     assert layout.length == 9 + 4 + layout.metric_length

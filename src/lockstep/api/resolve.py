@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lockstep.config.overrides import make, read_file
 from lockstep.config.precision import on_gpu, resolve
-from lockstep.config.recipe import LEAST_IMAGE_PX, Recipe, plain_name
+from lockstep.config.recipe import MIN_IMAGE_PX, Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.catalog import SOURCES
 from lockstep.data.folder.scan import is_image_folder
@@ -120,7 +120,7 @@ def _on_images(
     absent = not source.files or not (present(source, data) or incomplete(source, data))
     if not (absent and is_image_folder(data)):
         return Subject(recipe, None, data)
-    image_px = max(LEAST_IMAGE_PX, source.side_px)
+    image_px = max(MIN_IMAGE_PX, source.side_px)
     on_images = {"dataset": IMAGE_FOLDER, "image_px": image_px}
     note(f"{data} is a folder of images: they replace the dataset {recipe.dataset}, at {image_px} pixels a side")
     return Subject(make(fields, on_images, *sources), None, data)
@@ -132,7 +132,7 @@ def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:
     The run may come from somebody else, and importing its model or dataset would execute a module in the current
     folder. `given` are the names of the settings that the command states itself.
     """
-    if missing := {name: value for name, value in recipe.own_code.items() if name not in given}:
+    if missing := {name: value for name, value in recipe.custom_code.items() if name not in given}:
         what = " and ".join(f"a {name} that is not built in, {value}" for name, value in missing.items())
         options = " ".join(f"--{name} {value}" for name, value in missing.items())
         raise LockstepError(

@@ -120,7 +120,7 @@ def train(
             raise KeyboardInterrupt  # before there was a run
         run = Run.open(path_file.read_text())
         if not done:
-            code = "".join(f", {setting}={value!r}" for setting, value in job.recipe.own_code.items())
+            code = "".join(f", {setting}={value!r}" for setting, value in job.recipe.custom_code.items())
             print(f"  in Python  lockstep.train({str(run.path)!r}, resume=True{code})", file=out)
         return run
 
@@ -136,7 +136,7 @@ def _stored(data: Mapping[str, Any], what: str | Recipe, changes: dict[str, Any]
 
     Raises: LockstepError if the dataset or the recipe is not valid.
     """
-    from lockstep.data.own import store_in_memory  # imports torch
+    from lockstep.data.custom import store_in_memory  # imports torch
 
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")

@@ -12,7 +12,7 @@ from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, Model,
 from lockstep.errors import CRASH, printable
 
 _SHOWN = 12  # tensors that are listed; --json lists all
-_MOST_ULP = 1_000_000  # A larger difference, in units in the last place (ulp), is not printed exactly.
+_MAX_ULP = 1_000_000  # A larger difference, in units in the last place (ulp), is not printed exactly.
 
 _ALIKE = "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
 _WHAT = {
@@ -145,7 +145,7 @@ def difference_lines(differing: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ulps(most: int) -> str:
-    return f"by at most {most:,} ulp" if most <= _MOST_ULP else f"by more than {_MOST_ULP:,} ulp"
+    return f"by at most {most:,} ulp" if most <= _MAX_ULP else f"by more than {_MAX_ULP:,} ulp"
 
 
 def _machine_lines(machine: list[dict[str, Any]], same: bool) -> Iterator[str]:

@@ -11,7 +11,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import parse_json, read_bytes
 from lockstep.settings import validated
 
-_MOST_BYTES = 1 << 20  # of a recipe file
+_MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 _OF_ONE_MODEL = ("model_options", "weight_decay", "freeze", "lr_factors")  # these name parts of a model
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
@@ -51,7 +51,7 @@ def _value(text: str) -> Any:
 def read_file(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file. Raises: LockstepError if it cannot be read."""
     try:
-        return tomllib.loads(read_bytes(path, _MOST_BYTES).decode())
+        return tomllib.loads(read_bytes(path, _MAX_BYTES).decode())
     except (OSError, ValueError) as error:  # ValueErrors: not TOML, not UTF-8, a number of thousands of digits
         raise LockstepError(f"recipe file {path}: {error}") from None
     except RecursionError:

@@ -23,8 +23,8 @@ from lockstep.settings import Settings, choose, dotted
 if TYPE_CHECKING:
     from lockstep.data.plan import Plan
 
-LEAST_IMAGE_PX = 32  # the least side of the images of a folder
-_LEAST_EPOCH_STEPS = 8  # between two evaluations of `patience`: an epoch of few images may be a part of a step
+MIN_IMAGE_PX = 32  # the least side of the images of a folder
+_MIN_EPOCH_STEPS = 8  # between two evaluations of `patience`: an epoch of few images may be a part of a step
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -117,7 +117,7 @@ class Recipe(Settings):
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
     dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    image_px: int | None = Field(None, ge=LEAST_IMAGE_PX, le=256)
+    image_px: int | None = Field(None, ge=MIN_IMAGE_PX, le=256)
     test_share: float = Field(0.2, gt=0, lt=1)
     skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
@@ -191,7 +191,7 @@ class Recipe(Settings):
         return self.batch // self.towers
 
     @property
-    def own_code(self) -> dict[str, str]:
+    def custom_code(self) -> dict[str, str]:
         """Return the settings that name code of the user's own, as package.module:function."""
         return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
 
@@ -205,12 +205,12 @@ class Recipe(Settings):
             return "held-out"
         return "test" if self.patience is None else "validation"
 
-    def over(self, examples: int) -> "Course":
-        """Return the course of a run on `examples` training examples."""
+    def bind(self, num_examples: int) -> "Course":
+        """Return the course of a run on `num_examples` training examples."""
         if self.steps is not None:
-            return Course(self, examples, self.steps)
+            return Course(self, num_examples, self.steps)
         assert self.epochs is not None
-        return Course(self, examples, max(self.min_steps, round(self.epochs * examples / self.batch)))
+        return Course(self, num_examples, max(self.min_steps, round(self.epochs * num_examples / self.batch)))
 
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the non-default settings.
@@ -265,7 +265,7 @@ class Course:
     def completes_epoch(self, step: int) -> bool:
         """Return whether update number `step` (1 for the first) completes an epoch, or 8 steps if these are longer."""
         batch = self.recipe.batch
-        length = max(self.examples, _LEAST_EPOCH_STEPS * batch)
+        length = max(self.examples, _MIN_EPOCH_STEPS * batch)
         return step * batch // length > (step - 1) * batch // length
 
     def learning_rate(self, step: int) -> float:

@@ -86,7 +86,7 @@ def evaluate(
     for row, chunk in enumerate(own):
         tell(row / len(own))
         for following in own[row + 1 : row + 2]:
-            dataset.expect_rows(following * size, (following + 1) * size)
+            dataset.prefetch_rows(following * size, (following + 1) * size)
         index = torch.arange(chunk * size, (chunk + 1) * size, device=dataset.labels.device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)

@@ -27,7 +27,7 @@ class StepEvent:
         decay: loss term of each parameter with weight decay, keyed by name.
         decay_average: their running averages.
         accuracy: share of the batch that is classified correctly. A mixed image counts by the label of its larger part.
-        rate: learning rate.
+        learning_rate: learning rate of the step.
         images_per_s: mean since the previous event of this listener, without evaluation and saving.
         s_per_step: mean seconds of a step over the same time.
         split: mean seconds of each part of a step (`clock.PARTS`) over the same time, in process 0.
@@ -55,7 +55,7 @@ class StepEvent:
     decay: dict[str, float]
     decay_average: dict[str, float]
     accuracy: float
-    rate: float
+    learning_rate: float
     images_per_s: float
     s_per_step: float
     split: dict[str, float]

@@ -30,14 +30,14 @@ class Phase(IntEnum):
     OTHER_JOB = 7  # anything but training
 
     @property
-    def patience(self) -> float | None:
+    def time_limit(self) -> float | None:
         """Return how many timeouts a phase may last without progress; None if it has no limit."""
         if self in (Phase.READING, Phase.WAITING, Phase.REPORTING, Phase.OTHER_JOB):
             return None
         return 1 if self == Phase.COMPUTING else _LONG
 
     @property
-    def patience_of_ticks(self) -> float:
+    def tick_limit(self) -> float:
         """Return how many timeouts a phase may last without a sign that the process runs at all.
 
         Imports and readers of data may keep Python's other threads from running.
@@ -163,7 +163,7 @@ def ask_to_save(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Silent:
+class Stalled:
     """A process that stands still.
 
     Attributes:
@@ -211,7 +211,7 @@ class Observer:
             moved = moved if before is not None and before.moves == beat.moves else self._now
             self._seen[process] = beat, ticked, moved
 
-    def silent(self, timeout_s: float, stopped_s: float | None = None) -> list[Silent]:
+    def stalled(self, timeout_s: float, stopped_s: float | None = None) -> list[Stalled]:
         """Return the processes that have stood still for too long, in order of number.
 
         A process may take `timeout_s` seconds for a tower, and ten times as long for its start, an evaluation and
@@ -221,11 +221,11 @@ class Observer:
         stopped_s = timeout_s if stopped_s is None else stopped_s
         found, waiting = [], []
         for process, (beat, ticked, moved) in sorted(self._seen.items()):
-            still_s, idle_s, patience = self._now - ticked, self._now - moved, beat.phase.patience
-            if still_s >= stopped_s * beat.phase.patience_of_ticks:
-                found.append(Silent(process, beat, still_s, runs=False))
-            elif patience is not None and idle_s >= patience * timeout_s:
-                found.append(Silent(process, beat, idle_s, runs=True))
+            still_s, idle_s, limit = self._now - ticked, self._now - moved, beat.phase.time_limit
+            if still_s >= stopped_s * beat.phase.tick_limit:
+                found.append(Stalled(process, beat, still_s, runs=False))
+            elif limit is not None and idle_s >= limit * timeout_s:
+                found.append(Stalled(process, beat, idle_s, runs=True))
             elif beat.phase == Phase.WAITING and idle_s >= timeout_s:
-                waiting.append(Silent(process, beat, idle_s, runs=True))
+                waiting.append(Stalled(process, beat, idle_s, runs=True))
         return found or (waiting if len(waiting) == len(self._seen) else [])

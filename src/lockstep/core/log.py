@@ -115,7 +115,7 @@ class Log:
             "cross_entropy": float(metrics.cross_entropy) / self._recipe.batch,
             "decay": {name: float(term) for name, term in decay.items()},
             "accuracy": float(metrics.correct) / self._recipe.batch,
-            "rate": learning_rate,
+            "learning_rate": learning_rate,
             "memory_bytes": [int(metrics.memory_mib[first] * 2**20) for first in self._first_towers],
             "gpu_utilisation": self._gpu_utilisation(metrics),
             "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,

@@ -11,7 +11,7 @@ from lockstep.core.log import Log
 from lockstep.core.reduction import Reduction, first_towers
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import NonFiniteError, Tower
-from lockstep.core.vector import Metrics, Requests, is_finite
+from lockstep.core.vector import ControlFlags, Metrics, is_finite
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 
@@ -24,14 +24,14 @@ def train(
     state: State,
     log: Log,
     *,
-    poll_requests: Callable[[], Requests] = Requests,
+    poll_flags: Callable[[], ControlFlags] = ControlFlags,
     digest_every: int = 0,
     heartbeat: Heartbeat | None = None,
-) -> Iterator[Requests]:
+) -> Iterator[ControlFlags]:
     """Train `state`, in place, to the last step of `course`. Yield after every update.
 
     Each item is the combined requests of all processes, equal in each. The iterator ends after a request to stop.
-    `poll_requests` returns what this process requests now. Every `digest_every` steps (0: never), the processes
+    `poll_flags` returns what this process requests now. Every `digest_every` steps (0: never), the processes
     compare digests of their states. `heartbeat` is told which tower is computed.
     Raises: NonFiniteError or StatesDifferError, in every process at the same step; `state` is then as before the step.
     """
@@ -43,16 +43,16 @@ def train(
         plan, upcoming = upcoming, course.plan(step + 1) if step + 1 < course.steps else None
         assert plan is not None
         if upcoming is not None:
-            dataset.expect(upcoming, reduction.owned)
+            dataset.prefetch(upcoming, reduction.owned)
         log.lap("data")
         state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
         vectors = _vectors(
-            tower, state, dataset, plan, step, reduction.owned, poll_requests, state_digest, log,
+            tower, state, dataset, plan, step, reduction.owned, poll_flags, state_digest, log,
             before=lambda index: heartbeat.at(phase, step, index),  # noqa: B023  called within this step only
         )  # fmt: skip
         total = reduction(vectors)
         log.lap("communication")
-        gradients, statistics, metrics = tower.layout.unpack(total)
+        gradients, buffer_deltas, metrics = tower.layout.unpack(total)
         with heartbeat.during(Phase.WAITING):  # for the device, which may wait for the other processes
             requested, non_finite = metrics.read()
         if not recipe.compile:  # A compiled network may be compiled again, for another image size.
@@ -72,7 +72,7 @@ def train(
         if skipped:
             state.skip()
         else:
-            state.apply(gradients, statistics.div_(recipe.towers), learning_rate, course.frozen(step))
+            state.apply(gradients, buffer_deltas.div_(recipe.towers), learning_rate, course.frozen(step))
         log.lap("update")
         yield requested
         if requested.stop is not None:
@@ -86,7 +86,7 @@ def _vectors(
     plan: Plan,
     step: int,
     towers: range,
-    poll_requests: Callable[[], Requests],
+    poll_flags: Callable[[], ControlFlags],
     state_digest: str,
     log: Log,
     before: Callable[[int], None],
@@ -100,7 +100,7 @@ def _vectors(
         log.lap("communication")  # the reduction of the previous vector
         shard = dataset.shard(plan, index)
         log.lap("data")
-        vector = tower(state, shard, step, poll_requests(), digest.values(state_digest))
+        vector = tower(state, shard, step, poll_flags(), digest.values(state_digest))
         log.lap("compute")
         yield vector
 

@@ -213,11 +213,11 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
 def _check_sizes(recipe: Recipe, model: nn.Module, shape: Shape) -> None:
     """Raise a LockstepError unless the model takes every image size of progressive training.
 
-    A model states its smallest size as `least_px`. Another one computes an image of each size, as a test.
+    A model states its smallest size as `min_px`. Another one computes an image of each size, as a test.
     """
     if recipe.progressive is None:
         return
-    least, largest = getattr(model, "least_px", None), min(shape[1:])
+    least, largest = getattr(model, "min_px", None), min(shape[1:])
     for size in recipe.progressive.sizes_px:
         if size > largest or (least is not None and size < least):
             raise LockstepError(f"progressive.sizes_px: got {size}: {least or 1} to {largest} is allowed here")

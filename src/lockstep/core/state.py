@@ -81,12 +81,12 @@ class State:
             self.step += 1
 
     @torch.no_grad()
-    def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
+    def apply(self, gradients: Tensor, buffer_deltas: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
         """Make one update, in place. Waits for `update_lock`.
 
-        `gradients` is the mean gradient, float32 [parameters]; it is clipped if the recipe says so. `statistics` is the
-        mean change of the floating-point buffers, float32 [their elements]. `frozen` names layers and parameters that
-        do not move.
+        `gradients` is the mean gradient, float32 [parameters]; it is clipped if the recipe says so. `buffer_deltas` is
+        the mean change of the floating-point buffers, float32 [their elements]. `frozen` names layers and parameters
+        that do not move.
         """
         with self.update_lock:
             if self._recipe.clip is not None:
@@ -99,7 +99,7 @@ class State:
             self.optimizer.step()
             self.step += 1
             self.skipped_in_a_row = 0
-            self._update_buffers(statistics, unmoved_buffers)
+            self._update_buffers(buffer_deltas, unmoved_buffers)
             if self._scale is not None:
                 self._scale.stepped()
             if self._average is not None and self._recipe.ema is not None:
@@ -115,11 +115,11 @@ class State:
             self._unmoved_by = key, layer_parameters(key, self.parameters), buffers
         return self._unmoved_by[1:]
 
-    def _update_buffers(self, statistics: Tensor, unmoved: Collection[str]) -> None:
+    def _update_buffers(self, buffer_deltas: Tensor, unmoved: Collection[str]) -> None:
         start = 0
         for name, buffer in self.buffers.items():
             if buffer.is_floating_point():
-                change = statistics[start : start + buffer.numel()].view_as(buffer)
+                change = buffer_deltas[start : start + buffer.numel()].view_as(buffer)
                 start += buffer.numel()
                 if name not in unmoved:
                     buffer.add_(change)

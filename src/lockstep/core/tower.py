@@ -11,7 +11,7 @@ from lockstep import rng
 from lockstep.config.recipe import Course
 from lockstep.core.network import Network
 from lockstep.core.state import State
-from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, Layout, Metrics, Requests
+from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, ControlFlags, Layout, Metrics
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes
@@ -39,12 +39,12 @@ class Tower:
         state: State,
         shard: Shard,
         step: int,
-        requests: Requests = Requests(),  # noqa: B008  a frozen constant
+        requests: ControlFlags = ControlFlags(),  # noqa: B008  a frozen constant
         digest: Sequence[float] = (),
     ) -> Tensor:
         """Return the tower's vector for `shard`.
 
-        The gradients and statistics are a pure function of (state, shard, step), so they are equal in every process.
+        The gradients and buffer_deltas are a pure function of (state, shard, step), so they are equal in every process.
         The metrics also carry this process's `requests`, its memory and CPU time, and the `digest` of its state, if
         one was taken.
         """
@@ -61,7 +61,7 @@ class Tower:
         loss = summed_loss(logits, shard, recipe.label_smoothing)
         gradients = network.gradients(loss * state.loss_scale if recipe.precision == "float16" else loss)
         with torch.no_grad():
-            statistics = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
+            buffer_deltas = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
             out = torch.empty(self.layout.length, device=loss.device)
             sums = torch.zeros(self.layout.metric_length, device=loss.device)
             metrics = self.layout.metrics(sums)
@@ -74,7 +74,7 @@ class Tower:
                     metrics.requests[i] = flag
             if first:
                 self._describe_process(metrics, shard.tower, digest)
-            self.layout.pack(out, gradients, statistics, sums)
+            self.layout.pack(out, gradients, buffer_deltas, sums)
             # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16 times as much.
             finite = torch.stack(out.aminmax()).isfinite().all()
             self.layout.unpack(out)[2].non_finite[shard.tower] = (~finite).float()

@@ -1,7 +1,7 @@
 """The flat vector of a tower: all that a step adds over towers, so that one reduction carries everything.
 
-A vector is float32 [gradient sums | statistics | metric sums]. Statistics are the changes that a step makes to the
-floating-point buffers (batch norm's running averages). Requests to stop or save travel as metrics, so every process
+A vector is float32 [gradient sums | buffer_deltas | metric sums]. Statistics are the changes that a step makes to the
+floating-point buffers (batch norm's running averages). ControlFlags to stop or save travel as metrics, so every process
 reads the same requests after the same step.
 """
 
@@ -20,8 +20,8 @@ UNKNOWN = -1.0  # in place of a GPU's utilisation
 
 
 @dataclass(frozen=True)
-class Requests:
-    """Requests to all processes, to act on after a step.
+class ControlFlags:
+    """ControlFlags to all processes, to act on after a step.
 
     Attributes:
         stop: the signal to stop for, or None.
@@ -36,14 +36,14 @@ class Requests:
         return [float(self.stop == one) for one in STOP_SIGNALS] + [float(self.save)]
 
     @staticmethod
-    def of(counts: Sequence[float]) -> "Requests":
+    def of(counts: Sequence[float]) -> "ControlFlags":
         """Return the requests that at least one process made, from the sums of `flags` over towers."""
         *signals, save = counts
         stop = next((one for one, count in zip(STOP_SIGNALS, signals, strict=True) if count), None)
-        return Requests(stop, bool(save))
+        return ControlFlags(stop, bool(save))
 
 
-_REQUEST_FLAGS = len(Requests().flags())
+_CONTROL_FLAGS = len(ControlFlags().flags())
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Metrics:
         cross_entropy: [], summed over the examples.
         last_cross_entropy: [], the last tower's part of it.
         correct: [], how many examples are classified correctly.
-        requests: [4], for each flag of `Requests` the number of towers whose process set it.
+        requests: [4], for each flag of `ControlFlags` the number of towers whose process set it.
         non_finite: [towers], 1 if the tower's loss or gradient is not finite.
         memory_mib: [towers], memory that the process holds.
         cpu_s: [towers], CPU time that the process has used, in seconds modulo CPU_S_MODULUS.
@@ -77,7 +77,7 @@ class Metrics:
     @staticmethod
     def sizes(towers: int) -> list[int]:
         """Return the number of values of each field, in order."""
-        return [1, 1, 1, _REQUEST_FLAGS, towers, towers, towers, towers, towers * digest.VALUES]
+        return [1, 1, 1, _CONTROL_FLAGS, towers, towers, towers, towers, towers * digest.VALUES]
 
     @staticmethod
     def views(sums: Tensor, towers: int) -> "Metrics":
@@ -86,11 +86,11 @@ class Metrics:
         rows = digests.view(-1, digest.VALUES)
         return Metrics(loss[0], last[0], correct[0], requests, non_finite, memory, cpu, gpu, rows)
 
-    def read(self) -> tuple[Requests, list[int]]:
+    def read(self) -> tuple[ControlFlags, list[int]]:
         """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""
         flags = torch.cat([self.requests, self.non_finite]).tolist()
-        towers = [tower for tower, flag in enumerate(flags[_REQUEST_FLAGS:]) if flag]
-        return Requests.of(flags[:_REQUEST_FLAGS]), towers
+        towers = [tower for tower, flag in enumerate(flags[_CONTROL_FLAGS:]) if flag]
+        return ControlFlags.of(flags[:_CONTROL_FLAGS]), towers
 
 
 class Layout:
@@ -101,26 +101,26 @@ class Layout:
         metric_length: number of values of its last part, the metrics.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], towers: int) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int) -> None:
         self._towers = towers
-        self._shapes = [[t.shape for t in group.values()] for group in (parameters, statistics)]
+        self._shapes = [[t.shape for t in group.values()] for group in (parameters, buffer_deltas)]
         self.metric_length = sum(Metrics.sizes(towers))
         self._sizes = [sum(s.numel() for s in shapes) for shapes in self._shapes] + [self.metric_length]
         self.length = sum(self._sizes)
 
-    def pack(self, out: Tensor, gradients: Sequence[Tensor], statistics: Sequence[Tensor], metrics: Tensor) -> None:
+    def pack(self, out: Tensor, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], metrics: Tensor) -> None:
         """Fill the vector `out` [length], converting to float32."""
         parts = torch.split(out, self._sizes)
         # parts[2], the metrics, have no shapes; they are copied last.
-        for part, shapes, tensors in zip(parts, self._shapes, (gradients, statistics), strict=False):
+        for part, shapes, tensors in zip(parts, self._shapes, (gradients, buffer_deltas), strict=False):
             if tensors:
                 torch._foreach_copy_(views(part, shapes), list(tensors))
         parts[2].copy_(metrics)
 
     def unpack(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        """Return (gradient sums, statistics sums, metrics) as views of `total` [length]."""
-        gradients, statistics, sums = torch.split(total, self._sizes)
-        return gradients, statistics, self.metrics(sums)
+        """Return (gradient sums, buffer_deltas sums, metrics) as views of `total` [length]."""
+        gradients, buffer_deltas, sums = torch.split(total, self._sizes)
+        return gradients, buffer_deltas, self.metrics(sums)
 
     def metrics(self, sums: Tensor) -> Metrics:
         """Return the fields of a vector's last part, as views of `sums` [metric_length]."""

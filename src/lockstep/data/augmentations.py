@@ -114,7 +114,7 @@ class FlipTranslate(Settings):
 
     A moved image is continued by its reflection at the edge. `cutout_px` is the side of a square at a random position
     that is set to the mean colour (DeVries and Taylor, 2017); 0 means no cutout. In training and testing, each channel
-    is normalised by `means` and `deviations`: of pixels / 255, over the training images.
+    is normalised by `mean` and `std`: of pixels / 255, over the training images.
     Source: Jordan 2024 (arXiv:2404.00498).
     """
 
@@ -122,8 +122,8 @@ class FlipTranslate(Settings):
     pixels: int = Field(2, ge=0)
     flip: bool = True
     cutout_px: int = Field(0, ge=0)
-    means: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
-    deviations: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
+    mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
 
     @model_validator(mode="before")
     @classmethod
@@ -142,16 +142,16 @@ class FlipTranslate(Settings):
 
     @model_validator(mode="after")
     def _paired(self) -> "FlipTranslate":
-        if len(self.means) != len(self.deviations):
+        if len(self.mean) != len(self.std):
             raise ValueError(
-                f"{len(self.means)} means and {len(self.deviations)} deviations: give one of each for every channel"
+                f"{len(self.mean)} values of mean and {len(self.std)} of std: give one of each for every channel"
             )
         return self
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
-        if channels != len(self.means):
-            raise ValueError(f"augmentation.means are for {len(self.means)} channels, the images have {channels}")
+        if channels != len(self.mean):
+            raise ValueError(f"augmentation.means are for {len(self.mean)} channels, the images have {channels}")
         if self.pixels >= min(height, width):
             raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
         if self.cutout_px > min(height, width):
@@ -164,14 +164,14 @@ class FlipTranslate(Settings):
 
         flips = transforms.alternating_flip(keys) & self.flip
         moved = transforms.translate(images, keys, self.pixels, flips)
-        values = transforms.normalise(moved, self.means, self.deviations)
+        values = transforms.normalise(moved, self.mean, self.std)
         return transforms.cutout(values, keys, self.cutout_px) if self.cutout_px else values
 
     def test(self, images: "Tensor") -> "Tensor":
         """Return the images, normalised."""
         from lockstep.data import transforms
 
-        return transforms.normalise(images, self.means, self.deviations)
+        return transforms.normalise(images, self.mean, self.std)
 
 
 class Crop(Settings):
@@ -179,32 +179,32 @@ class Crop(Settings):
 
     In training, a crop has a share of the image's area uniform in `scale`, and a ratio of width to height uniform in
     `ratio` on a logarithmic scale, both cut to the image. With `flip`, half of the images are mirrored, at random. In
-    training and testing, each channel is normalised by `means` and `deviations`, of pixels / 255.
-    Source: Szegedy et al. 2015 (arXiv:1409.4842); the defaults of `means` and `deviations` are those of ImageNet.
+    training and testing, each channel is normalised by `mean` and `std`, of pixels / 255.
+    Source: Szegedy et al. 2015 (arXiv:1409.4842); the defaults of `mean` and `std` are those of ImageNet.
     """
 
     kind: Literal["crop"] = "crop"
     scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.35, 1.0)
     ratio: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.75, 4 / 3)
     flip: bool = True
-    means: tuple[float, ...] = (0.485, 0.456, 0.406)
-    deviations: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Crop":
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
                 raise ValueError(f"{name} is [low, high], got {[low, high]}")
-        if len(self.means) != len(self.deviations):
+        if len(self.mean) != len(self.std):
             raise ValueError(
-                f"{len(self.means)} means and {len(self.deviations)} deviations: give one of each for every channel"
+                f"{len(self.mean)} values of mean and {len(self.std)} of std: give one of each for every channel"
             )
         return self
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
-        if channels != len(self.means):
-            raise ValueError(f"augmentation.means are for {len(self.means)} channels, the images have {channels}")
+        if channels != len(self.mean):
+            raise ValueError(f"augmentation.means are for {len(self.mean)} channels, the images have {channels}")
         return channels, height, width
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
@@ -212,10 +212,10 @@ class Crop(Settings):
         from lockstep.data import transforms
 
         crops = transforms.resized_crop(images, keys, self.scale, self.ratio, self.flip)
-        return transforms.normalise(crops, self.means, self.deviations)
+        return transforms.normalise(crops, self.mean, self.std)
 
     def test(self, images: "Tensor") -> "Tensor":
         """Return the images, normalised."""
         from lockstep.data import transforms
 
-        return transforms.normalise(images, self.means, self.deviations)
+        return transforms.normalise(images, self.mean, self.std)

@@ -18,7 +18,7 @@ from lockstep.files import read_bytes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _PIXEL_BYTES = 3 * 32 * 32
-_MOST_NAMES_BYTES = 1 << 20  # The official file has 875 bytes.
+_MAX_NAMES_BYTES = 1 << 20  # The official file has 875 bytes.
 
 
 def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
@@ -34,7 +34,7 @@ def load_cifar100(folder: Path | None) -> dict[str, Dataset]:
     """Return the 50 000 training and 10 000 test images, 32x32 RGB, with their fine labels."""
     paths = locate.find(SOURCES["cifar100"], folder)
     try:
-        classes = tuple(read_bytes(paths[2], _MOST_NAMES_BYTES).decode().split())
+        classes = tuple(read_bytes(paths[2], _MAX_NAMES_BYTES).decode().split())
     except (OSError, ValueError) as error:
         raise LockstepError(f"{paths[2]}: cannot be read: {error}", DATA) from None
     if len(classes) != 100:

@@ -102,16 +102,16 @@ class Dataset:
         """Return the bytes of pixels that this process holds."""
         return self.images.nbytes if isinstance(self.images, Tensor) else self.images.held_bytes
 
-    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+    def prefetch(self, plan: Plan, towers: Iterable[int]) -> None:
         """Prepare for reading the shards of `towers` under `plan` soon. Does nothing for images in memory."""
         if isinstance(self.images, Images):
             for tower in towers:
-                self.images.expect(torch.from_numpy(plan.examples[tower]))
+                self.images.prefetch(torch.from_numpy(plan.examples[tower]))
 
-    def expect_rows(self, start: int, stop: int) -> None:
-        """Prepare for reading the images from `start` to `stop` (not included) soon, as `expect` does."""
+    def prefetch_rows(self, start: int, stop: int) -> None:
+        """Prepare for reading the images from `start` to `stop` (not included) soon, as `prefetch` does."""
         if isinstance(self.images, Images):
-            self.images.expect(slice(start, stop))
+            self.images.prefetch(slice(start, stop))
 
     def shard(self, plan: Plan, tower: int) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.

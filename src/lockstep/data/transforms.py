@@ -104,9 +104,9 @@ def resized_crop(
     return _interpolated(images, rows, columns)
 
 
-def normalise(images: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Tensor:
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Return (pixel / 255 - mean) / deviation by channel: [b, H, W, C] -> float32 [b, C, H, W], channels last."""
-    scales, offsets = _affine(tuple(means), tuple(deviations), images.device)
+    scales, offsets = _affine(tuple(mean), tuple(std), images.device)
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
 
@@ -274,10 +274,10 @@ def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:
 
 
 @cache  # without the cache, each call would copy these constants to the GPU and wait for the copy
-def _affine(means: tuple[float, ...], deviations: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (scales, offsets), float32 [C] each, with which `normalise` is pixel * scale + offset."""
-    deviation, mean = (torch.tensor(values, dtype=torch.float64) for values in (deviations, means))
-    return (1.0 / (255.0 * deviation)).float().to(device), (-mean / deviation).float().to(device)
+    deviation, mean_value = (torch.tensor(values, dtype=torch.float64) for values in (std, mean))
+    return (1.0 / (255.0 * deviation)).float().to(device), (-mean_value / deviation).float().to(device)
 
 
 @cache

@@ -18,7 +18,7 @@ from lockstep.core.digest import digest
 from lockstep.core.local import Local
 from lockstep.data import Plain, synthetic
 from lockstep.doctor.finding import Finding, passed
-from lockstep.doctor.partner import TOWERS, vectors
+from lockstep.doctor.peer import TOWERS, vectors
 from lockstep.jobs.session import Session
 from lockstep.optim import SGD
 from lockstep.runs.environment import fingerprint
@@ -42,7 +42,7 @@ def two_processes(folder: Path, variables: Mapping[str, str]) -> Iterator[list[s
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "lockstep.doctor.partner", str(folder / "meeting"), str(number)],
+            [sys.executable, "-P", "-m", "lockstep.doctor.peer", str(folder / "meeting"), str(number)],
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for number in range(2)

@@ -14,8 +14,8 @@ from lockstep.doctor.finding import Finding, passed
 from lockstep.runs.environment import deciding
 
 _RESOLVE_S = 2.0  # how long the host's name may take to resolve
-_LEAST_SHM_BYTES = 2**30  # NCCL's buffers for the GPUs of one host
-_MOST_LAG_S = 2.0  # between the clock of the host and that of its file system
+_MIN_SHM_BYTES = 2**30  # NCCL's buffers for the GPUs of one host
+_MAX_LAG_S = 2.0  # between the clock of the host and that of its file system
 _EARLIEST = 1_735_689_600  # 2025-01-01, before this release
 
 
@@ -86,7 +86,7 @@ def shared_memory(folder: Path, gpus: int) -> Finding:
     """Judge the shared memory in `folder`, which only the GPUs of one host exchange data through."""
     size = shutil.disk_usage(folder).total if folder.is_dir() else 0
     text = f"{folder} has {size / 2**30:.1f} GiB"
-    if gpus > 1 and size < _LEAST_SHM_BYTES:
+    if gpus > 1 and size < _MIN_SHM_BYTES:
         return Finding("shared memory", "WARN", f"{text}; NCCL may need more", "start the container with --shm-size=8g")
     return passed("shared memory", text if gpus > 1 else f"{text}; not needed without several GPUs")
 
@@ -144,7 +144,7 @@ def clock(wall_s: float, ticks: Sequence[float], lag_s: float) -> Finding:
         return Finding("clock", "FAIL", text, "report it to whoever runs this machine's hypervisor")
     if wall_s < _EARLIEST:
         return Finding("clock", "WARN", "the clock is before 2025: downloads over https fail", "set the clock (NTP)")
-    if abs(lag_s) > _MOST_LAG_S:
+    if abs(lag_s) > _MAX_LAG_S:
         text = f"the file system's clock and the host's differ by {abs(lag_s):.1f} s, so times of files mislead"
         return Finding("clock", "WARN", text, "synchronise the host and the file server by NTP")
     return passed("clock", f"monotonic; the file system's clock differs by {abs(lag_s):.2f} s")

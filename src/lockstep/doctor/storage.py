@@ -20,7 +20,7 @@ from lockstep.errors import LockstepError
 
 _SYNC_BYTES, _SYNCS = 1 << 20, 3
 _SLOW_SYNC_S = 0.2
-_LOW_BYTES, _LEAST_BYTES = 2_000_000_000, 100_000_000
+_LOW_BYTES, _MIN_BYTES = 2_000_000_000, 100_000_000
 _HASHED_BYTES = 1_000_000_000  # of downloaded datasets: about two seconds
 _CACHES, _IMAGES = 8, 64  # caches, and images of each, whose CRC is computed
 
@@ -58,7 +58,7 @@ def disk(folder: Path, measured: Disk) -> Finding:
     free = f"{measured.free_bytes / 1e9:.1f} GB are free"
     remedy = "free some space, or name a folder on another disk: --runs DIR"
     if measured.free_bytes < _LOW_BYTES:
-        status: Status = "FAIL" if measured.free_bytes < _LEAST_BYTES else "WARN"
+        status: Status = "FAIL" if measured.free_bytes < _MIN_BYTES else "WARN"
         return Finding("disk", status, f"only {free} for {folder}", remedy)
     sync = f"writing and flushing 1 MiB takes {measured.sync_s * 1e3:.0f} ms"
     if measured.sync_s > _SLOW_SYNC_S:
@@ -73,8 +73,8 @@ def not_writable(folder: Path, error: OSError) -> Finding:
     return Finding("disk", "FAIL", text, "name another folder: --runs DIR, or correct its access rights")
 
 
-def datasets(data: Path | None, most_bytes: int = _HASHED_BYTES) -> Iterator[Finding]:
-    """Judge each downloaded dataset by the SHA-256 of its files, as long as they have `most_bytes` together.
+def datasets(data: Path | None, max_bytes: int = _HASHED_BYTES) -> Iterator[Finding]:
+    """Judge each downloaded dataset by the SHA-256 of its files, as long as they have `max_bytes` together.
 
     `data` is as in `locate.find`. Of other folders, nothing is known.
     """
@@ -84,10 +84,10 @@ def datasets(data: Path | None, most_bytes: int = _HASHED_BYTES) -> Iterator[Fin
     for source, (folder, downloaded) in here:
         check = f"data {source.name}"
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if downloaded else 0
-        most_bytes -= size
+        max_bytes -= size
         if not downloaded:
             yield passed(check, f"{folder}: placed by hand. Check it with: lockstep data check {source.name}")
-        elif most_bytes < 0:
+        elif max_bytes < 0:
             yield passed(check, f"{folder}: not read, to save time. Check it with: lockstep data check {source.name}")
         elif problem := manifest.problem(folder):
             yield Finding(check, "FAIL", problem, f"replace it: lockstep data fetch {source.name}")

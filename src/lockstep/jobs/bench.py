@@ -13,7 +13,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from lockstep.bench import ceiling
+from lockstep.bench import peak
 from lockstep.bench.record import Measurement, Speed
 from lockstep.config.recipe import Course
 from lockstep.core.clock import PARTS
@@ -23,7 +23,7 @@ from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.core.vector import Requests
+from lockstep.core.vector import ControlFlags
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.download.transfer import say
@@ -48,7 +48,7 @@ class ConstantInput(Dataset):
             self._shards[tower] = super().shard(plan, tower)
         return self._shards[tower]
 
-    def expect(self, plan: Plan, towers: Iterable[int]) -> None:
+    def prefetch(self, plan: Plan, towers: Iterable[int]) -> None:
         """Do nothing, as no other images are read."""
 
 
@@ -77,7 +77,7 @@ class ForwardOnly(Tower):
         state: State,
         shard: Shard,
         step: int,
-        requests: Requests = Requests(),  # noqa: B008  a frozen constant
+        requests: ControlFlags = ControlFlags(),  # noqa: B008  a frozen constant
         digest: Sequence[float] = (),
     ) -> Tensor:
         """Run a forward pass, and return a vector of zeros."""
@@ -94,7 +94,7 @@ class NoUpdate(State):
     def __init__(self, state: State) -> None:
         self.__dict__.update(vars(state))
 
-    def apply(self, gradients: Tensor, statistics: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
+    def apply(self, gradients: Tensor, buffer_deltas: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
         """Count the step."""
         self.step += 1
 
@@ -147,7 +147,7 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     for text in session.notes if reduction.process == 0 else ():
         say(text)
     dataset, state = session.split("train"), session.state
-    course = recipe.over(len(dataset))
+    course = recipe.bind(len(dataset))
     tower = Tower(course, session.network)
     if "synthetic" in modes:
         dataset = ConstantInput(dataset)
@@ -161,7 +161,7 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
         pass
     memory = session.peak_memory_bytes()  # before the peak's matrices are there
     flops = _flops_per_step(course, dataset, tower, state, reduction)
-    peak_dtype = ceiling.product_dtype(recipe.precision, device)
+    peak_dtype = peak.product_dtype(recipe.precision, device)
     environment = fingerprint(device)
     return {
         "kind": "bench",
@@ -210,11 +210,11 @@ def _speed(batch: int, timed: Sequence[TimedSteps], reduction: Reduction) -> Spe
 def _flops_per_step(course: Course, dataset: Dataset, tower: Tower, state: State, reduction: Reduction) -> int:
     """Return the operations of this process's towers in a step."""
     shard = dataset.shard(course.plan(0), reduction.owned.start)
-    return ceiling.flops(lambda: tower(state, shard, state.step)) * len(reduction.owned)
+    return peak.flops(lambda: tower(state, shard, state.step)) * len(reduction.owned)
 
 
 def _mean_peak(dtype: torch.dtype, reduction: Reduction, device: torch.device) -> float:
     """Return the mean of the processes' peaks in FLOP/s, measured at the same time in all of them."""
     reduction.gather(torch.zeros(1))  # a barrier, so that all processes begin together
-    peak = torch.tensor([ceiling.peak(device, dtype)], dtype=torch.float64)
-    return float(reduction.gather(peak).mean())
+    own = torch.tensor([peak.peak(device, dtype)], dtype=torch.float64)
+    return float(reduction.gather(own).mean())

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lockstep.data.given import first_other_class
+from lockstep.data.user_data import first_other_class
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import read_json
 from lockstep.runs.manifest import MANIFEST

@@ -46,7 +46,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
     A network that torch compiles is probed uncompiled, because compiling it for another batch size takes a minute.
     Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is repeated.
     """
-    course = recipe.over(len(dataset))
+    course = recipe.bind(len(dataset))
     shard = _first_images(recipe, network, dataset)
     with network.uncompiled():
         _check_output(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
@@ -54,8 +54,8 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
         for _ in range(1 if _is_large(network) else 2):
             began = time.perf_counter()
             vector = tower(state, shard, 0)
-            gradients, statistics, metrics = tower.layout.unpack(vector)
-            digests.append(digest([gradients, statistics, metrics.cross_entropy, metrics.correct]))
+            gradients, buffer_deltas, metrics = tower.layout.unpack(vector)
+            digests.append(digest([gradients, buffer_deltas, metrics.cross_entropy, metrics.correct]))
             image_s = (time.perf_counter() - began) / len(shard.labels)  # `digest` waits for a GPU
         tower_s = None
         if not recipe.compile:
@@ -69,7 +69,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
     decay = {name: coefficient for name, coefficient in state.decay.items() if name in part}
     small = State(recipe.replace(weight_decay=decay, freeze={}, lr_factors={}), part, state.buffers, gradients.device)
     flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
-    small.apply(flat, statistics, course.learning_rate(0))
+    small.apply(flat, buffer_deltas, course.learning_rate(0))
     sha256 = digest([torch.frombuffer(bytearray(digests[0]), dtype=torch.uint8), *small.named().values()]).hex()
     return Probe(sha256, tower_s)
 
@@ -102,7 +102,7 @@ def slowdown(
     plain_network = Network(plain, model, network.shape, shard.images.device)
     pairs = (recipe, network), (plain, plain_network)
     with network.uncompiled(), plain_network.uncompiled():
-        times = [_seconds(Tower(one.over(len(dataset)), its_network), state, shard) for one, its_network in pairs]
+        times = [_seconds(Tower(one.bind(len(dataset)), its_network), state, shard) for one, its_network in pairs]
     return times[0] / times[1]
 
 
@@ -118,7 +118,7 @@ def _seconds(tower: Tower, state: State, shard: Shard, calls: int = _TIMED_CALLS
 
 def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
     """Return the first images of tower 0 at step 0."""
-    plan = recipe.over(len(dataset)).plan(0)
+    plan = recipe.bind(len(dataset)).plan(0)
     return dataset.shard(plan.first(_IMAGES_OF_LARGE if _is_large(network) else _IMAGES), 0)
 
 

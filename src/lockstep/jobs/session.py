@@ -90,7 +90,7 @@ class Session:
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
-        self.early_stop = EarlyStop(recipe.over(len(train_set)))
+        self.early_stop = EarlyStop(recipe.bind(len(train_set)))
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
 
     @property
@@ -216,7 +216,7 @@ class Session:
             texts["training data" if name == "train" else f"{name} data"] = digest
         # The sha256 of a split covers labels, not their names. Other names would give checkpoints that differ.
         texts["names of the classes"] = json.dumps(self.splits["train"].classes)
-        texts["source of the dataset or model" if "dataset" in self.recipe.own_code else "source of the model"] = (
+        texts["source of the dataset or model" if "dataset" in self.recipe.custom_code else "source of the model"] = (
             json.dumps(self.model_source)
         )
         texts["weights"] = self.state.weights_sha256()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, own
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, custom
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.settings import load_object
@@ -20,9 +20,9 @@ def read_splits(recipe: Recipe, placement: Placement, note: Callable[[str], None
             return _folder(recipe, placement, note)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
-            return own.load_stored(placement.data, recipe.dataset_sha256)
-        if "dataset" in recipe.own_code:
-            return own.load_function(recipe.dataset, placement.data, recipe.image_px)
+            return custom.load_stored(placement.data, recipe.dataset_sha256)
+        if "dataset" in recipe.custom_code:
+            return custom.load_function(recipe.dataset, placement.data, recipe.image_px)
         splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
         return splits
     except (OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,7 @@ from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction
 from lockstep.core.tower import NonFiniteError, OverflowedError, Tower
-from lockstep.core.vector import Requests
+from lockstep.core.vector import ControlFlags
 from lockstep.errors import LockstepError
 from lockstep.jobs.emergency_save import save_alone
 from lockstep.jobs.profile import check_profile
@@ -61,7 +61,7 @@ def fit(
     with reading, heartbeat.during(Phase.READING):
         session = Session(recipe, placement, reduction, device)
     state, train_set = session.state, session.split("train")
-    course, early_stop = recipe.over(len(train_set)), session.early_stop
+    course, early_stop = recipe.bind(len(train_set)), session.early_stop
     check_profile(placement, 0, course.steps)
     # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
     probe = session.probe(train_set)
@@ -106,7 +106,7 @@ def fit(
         if due and reduction.broadcast(b"evaluate" if writer.evaluation_missing() else b""):
             evaluations = evaluate()
 
-        requested = Requests()
+        requested = ControlFlags()
         try:
             writer.before_step(state.step)
             updates = train(
@@ -116,7 +116,7 @@ def fit(
                 reduction,
                 state,
                 log,
-                poll_requests=lambda: Requests(stop_requested(), writer.save_due()),
+                poll_flags=lambda: ControlFlags(stop_requested(), writer.save_due()),
                 digest_every=placement.digest_every,
                 heartbeat=heartbeat,
             )

@@ -45,7 +45,7 @@ def verify(
     with reading:
         session = Session(job.recipe, job.placement, reduction, device)
     state, train_set = session.state, session.split("train")
-    course, probe = job.recipe.over(len(train_set)), session.probe(train_set)
+    course, probe = job.recipe.bind(len(train_set)), session.probe(train_set)
     points = json.loads(reduction.broadcast(json.dumps(comparison.points).encode()))
     session.restore(comparison.begin(session, probe))
     comparison.compare(state)

@@ -13,7 +13,7 @@ from lockstep.core.events import Listener
 from lockstep.core.log import Log
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.given import first_other_class
+from lockstep.data.user_data import first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
 from lockstep.jobs.probe import Probe
@@ -29,7 +29,7 @@ from lockstep.runs.environment import changes
 from lockstep.runs.folder import LostRunError, Run
 from lockstep.runs.model_file import save_model
 from lockstep.runs.saver import Saver
-from lockstep.runs.source import own_code, source_changes
+from lockstep.runs.source import describe_custom_code, source_changes
 
 # Entries of environment.json that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "model_source", "decoder")
@@ -242,7 +242,8 @@ class RunWriter(Writer):
             sources = source_changes(earlier.get("model_source", {}), self._session.model_source)
             elsewhere = changes(earlier, self._session.fingerprint)
             if sources and "model_source" in earlier:
-                self.notes.append(f"the source of {own_code(self._session.recipe)} has changed: {'; '.join(sources)}")
+                code = describe_custom_code(self._session.recipe)
+                self.notes.append(f"the source of {code} has changed: {'; '.join(sources)}")
             if "probe" in earlier and earlier["probe"] != self._environment["probe"]:
                 where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
                 self.notes.append(
@@ -485,7 +486,7 @@ class RunWriter(Writer):
 
     def _command(self, name: str, *options: str) -> str:
         """Return a shell command on this run. It names the user's own code, because the command runs it."""
-        code = [word for setting, value in self._session.recipe.own_code.items() for word in (f"--{setting}", value)]
+        code = [word for setting, value in self._session.recipe.custom_code.items() for word in (f"--{setting}", value)]
         return shlex.join(["lockstep", name, str(self.run.path), *options, *code])
 
     def _note(self, text: str) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from lockstep.core.heartbeat import Observer, Silent
+from lockstep.core.heartbeat import Observer, Stalled
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
 from lockstep.jobs.specs import Job, TrainJob
 from lockstep.launch.signals import SignalForwarder
@@ -76,23 +76,23 @@ class Supervisor:
         try:
             self._start(workers)
             self.signals.repeat()
-            failed, silent = self._wait(workers)
+            failed, stalled = self._wait(workers)
             if not failed:
                 return None
             if was_stopped(failed):
                 grace_s = _SAVE_S + _STOP_S
                 return int(SIGNAL_BASE + (self.signals.received or signal.SIGTERM))
             failure = workers.failure(failed)
-            if silent is not None:
-                text = f"{workers.describe(silent.process)} {silent.why}, {silent.beat.where}"
-                failure = failure._replace(message=text, step=silent.beat.step, restartable=True)
+            if stalled is not None:
+                text = f"{workers.describe(stalled.process)} {stalled.why}, {stalled.beat.where}"
+                failure = failure._replace(message=text, step=stalled.beat.step, restartable=True)
             if not failure.restartable:
                 grace_s = _SAVE_S + _STOP_S  # The others end by themselves, and process 0 may be saving.
             return failure
         finally:
             workers.end(grace_s)
 
-    def _wait(self, workers: Workers) -> tuple[dict[int, int], Silent | None]:
+    def _wait(self, workers: Workers) -> tuple[dict[int, int], Stalled | None]:
         """Wait for the workers. Return the exit codes of those that failed, and the one that stood still, if any did.
 
         A worker that stands still is killed. If the workers were asked to stop, another one then saves the state.
@@ -107,15 +107,15 @@ class Supervisor:
                     continue
                 next_look = now + _LOOK_S
                 observer.look(beats := workers.beats(), now)
-                if silent := self._silent(observer):
+                if stalled := self._stalled(observer):
                     # A process whose main thread makes no progress can still save.
-                    stopped = {one.process for one in silent if not one.runs}
-                    answering = sorted(set(beats) - {one.process for one in silent}) or sorted(set(beats) - stopped)
+                    stopped = {one.process for one in stalled if not one.runs}
+                    answering = sorted(set(beats) - {one.process for one in stalled}) or sorted(set(beats) - stopped)
                     if self._stopping and answering:
-                        return self._save_without(workers, silent, answering[0]), None
-                    for one in silent:
+                        return self._save_without(workers, stalled, answering[0]), None
+                    for one in stalled:
                         workers.kill(one.process)
-                    return {silent[0].process: -signal.SIGKILL}, silent[0]
+                    return {stalled[0].process: -signal.SIGKILL}, stalled[0]
             except KeyboardInterrupt:  # in a program that calls Lockstep
                 self.signals.stop(signal.SIGINT, None)
 
@@ -124,16 +124,16 @@ class Supervisor:
         """Return whether training was asked to stop. In an outer launch, the worker itself sees to the end."""
         return isinstance(self._job, TrainJob) and self.signals.received is not None and self._outer is None
 
-    def _silent(self, observer: Observer) -> list[Silent]:
+    def _stalled(self, observer: Observer) -> list[Stalled]:
         """Return the workers that stand still for too long."""
         timeout_s = self._job.placement.timeout
-        silent = observer.silent(timeout_s)
-        if self._stopping and not silent and self.signals.since() > _STOP_S:
+        stalled = observer.stalled(timeout_s)
+        if self._stopping and not stalled and self.signals.since() > _STOP_S:
             # Who presses Ctrl-C waits for a slow step. A scheduler does not.
             slow_s = _SLOW_S if self.signals.received == signal.SIGTERM else timeout_s
-            silent = observer.silent(slow_s, _STOPPED_S)
+            stalled = observer.stalled(slow_s, _STOPPED_S)
         # In an outer launch, the one worker here may wait for another host.
-        return [one for one in silent if not one.runs] if self._outer else silent
+        return [one for one in stalled if not one.runs] if self._outer else stalled
 
     def _all_failed(self, workers: Workers) -> dict[int, int]:
         """Return the exit codes of the workers that failed. If these have lost another one, wait until it has ended."""
@@ -142,14 +142,14 @@ class Supervisor:
             time.sleep(POLL_S)
         return workers.failed() or {}
 
-    def _save_without(self, workers: Workers, silent: list[Silent], saver: int) -> dict[int, int]:
+    def _save_without(self, workers: Workers, stalled: list[Stalled], saver: int) -> dict[int, int]:
         """Save the state in the worker `saver`, without those that stand still. Return its exit code, by its number."""
         workers.ask_to_save(saver)
-        for one in silent:  # Process 0 holds the lock of the run's folder until it has ended.
+        for one in stalled:  # Process 0 holds the lock of the run's folder until it has ended.
             if one.process != saver:
                 workers.kill(one.process)
         code = workers.await_end(saver, _SAVE_S)
-        first = f"{workers.describe(silent[0].process)} {silent[0].why}, {silent[0].beat.where}"
+        first = f"{workers.describe(stalled[0].process)} {stalled[0].why}, {stalled[0].beat.where}"
         if not was_stopped({saver: code}):
             text = f"{first}, and the state could not be saved without it{self._how_to_continue()}"
             raise LockstepError(text, ENVIRONMENT)
@@ -186,7 +186,7 @@ class Supervisor:
         """Return a sentence with the command that continues the run; "" if there is no run."""
         if not isinstance(self._job, TrainJob) or not self._path_file.exists():
             return ""
-        code = [word for setting, value in self._job.recipe.own_code.items() for word in (f"--{setting}", value)]
+        code = [word for setting, value in self._job.recipe.custom_code.items() for word in (f"--{setting}", value)]
         return f". Continue with: {shlex.join(['lockstep', 'train', self._path_file.read_text(), '--resume', *code])}"
 
     def _tell(self, text: str) -> None:

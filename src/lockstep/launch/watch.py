@@ -104,7 +104,7 @@ class HostWatch:
             others.look(self._beats, now)
             own.look({self._process: self._heartbeat.beat}, now)
             self._read_signals(now)
-            blocked = bool(own.silent(self._timeout_s))  # It waits for others, or makes no progress itself.
+            blocked = bool(own.stalled(self._timeout_s))  # It waits for others, or makes no progress itself.
             if blocked and self._board is not None and (error := self._cause(others, now)) is not None:
                 try:
                     self._failed(error)
@@ -119,7 +119,7 @@ class HostWatch:
         """End this process, `seconds` after it was asked to stop, if the loop cannot do it."""
         if self._heartbeat.save_alone is None and self._heartbeat.beat.step < 0:  # Nothing was made yet.
             os._exit(SIGNAL_BASE + signal.SIGTERM)
-        if seconds > _DEADLINE_S and others.silent(_DEADLINE_S, _STOPPED_S):
+        if seconds > _DEADLINE_S and others.stalled(_DEADLINE_S, _STOPPED_S):
             os._exit(_save(self._heartbeat) if self._process == 0 else SIGNAL_BASE + signal.SIGTERM)
 
     def _cause(self, others: Observer, now: float) -> LockstepError | None:
@@ -130,12 +130,12 @@ class HostWatch:
                 f"ends and writes nothing more. The run continues from its newest checkpoint",
                 ENVIRONMENT,
             )
-        for silent in others.silent(self._timeout_s):
+        for stalled in others.stalled(self._timeout_s):
             assert self._board is not None
-            host = self._board.hosts.get(silent.process, "unknown")
+            host = self._board.hosts.get(stalled.process, "unknown")
             return LockstepError(
-                f"process {silent.process} on host {host} {silent.why}, {silent.beat.where}. Continue from the newest "
-                f"checkpoint; --timeout sets how long the others wait",
+                f"process {stalled.process} on host {host} {stalled.why}, {stalled.beat.where}. Continue from the "
+                f"newest checkpoint; --timeout sets how long the others wait",
                 ENVIRONMENT,
             )
         return None

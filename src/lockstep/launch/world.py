@@ -10,10 +10,10 @@ from typing import NamedTuple
 from lockstep.errors import ENVIRONMENT, LockstepError
 
 # Our launcher's variable: where its worker processes find each other. A file, or process 0's "address:port".
-RENDEZVOUS = "LOCKSTEP_MEETING"
+RENDEZVOUS = "LOCKSTEP_RENDEZVOUS"
 
 _FIRST_PORT, _PORTS = 20_000, 20_000  # All tasks of a Slurm step derive the same port from its job number.
-_MOST_PORT = 65_535
+_MAX_PORT = 65_535
 
 
 class _Names(NamedTuple):
@@ -142,7 +142,7 @@ def _meeting(text: str) -> Path | tuple[str, int]:
 def _master(variables: Mapping[str, str], launcher: str) -> tuple[str, int]:
     """Return MASTER_ADDR and MASTER_PORT."""
     address, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT", "")
-    if not address or not (port.isdecimal() and 0 < int(port) <= _MOST_PORT):
+    if not address or not (port.isdecimal() and 0 < int(port) <= _MAX_PORT):
         raise LockstepError(
             f"{launcher} started several processes, which connect at MASTER_ADDR and MASTER_PORT: got "
             f"{address!r} and {port!r}. Set both to the first host's name and a free port in every process. To run "

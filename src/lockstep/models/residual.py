@@ -9,7 +9,7 @@ from torch.nn import functional
 from lockstep.errors import LockstepError
 from lockstep.models.layers import at_least, whitening_filters
 
-_LEAST_SIDE = 4  # of the last stage's input, so that its pool leaves 2x2 positions
+_MIN_SIDE = 4  # of the last stage's input, so that its pool leaves 2x2 positions
 _STEM_DIRECTIONS = 32
 
 
@@ -19,7 +19,7 @@ class Residual(nn.Module):
     The stem is a constant convolution of `2 stride` pixels a side. Its filters are the principal directions of the
     training images' patches, set by `whiten`, and the opposite directions, because the activation suppresses negative
     values. A stage is a convolution with a 2x2 pool, and a second convolution whose result is added to its input.
-    The images may have any side of `least_px` or more, so training can begin with small images.
+    The images may have any side of `min_px` or more, so training can begin with small images.
     Source: He et al. 2016 (residuals); Page 2018 and Jordan 2024, arXiv:2404.00498 (whitening, short training).
     """
 
@@ -29,7 +29,7 @@ class Residual(nn.Module):
     def __init__(self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.least_px = stride * _LEAST_SIDE * 2 ** (len(widths) - 1)
+        self.min_px = stride * _MIN_SIDE * 2 ** (len(widths) - 1)
         values = shape[0] * (2 * stride) ** 2
         directions = min(values, _STEM_DIRECTIONS)
         # Constants: buffers, so part of the state, and not trained. The bias keeps its random initial values, so that

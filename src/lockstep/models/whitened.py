@@ -24,7 +24,7 @@ class Whitened(nn.Module):
 
     whitening: Tensor
     whitening_bias: Tensor
-    least_px = 16  # the side of the smallest images that the network takes
+    min_px = 16  # the side of the smallest images that the network takes
 
     def __init__(
         self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depths: Sequence[int], activation: str
@@ -125,7 +125,7 @@ def build(
     widths, depths: the number of channels in each of the three groups, and of convolutions, 2 or 3. activation: gelu or
     silu.
     """
-    at_least(shape, Whitened.least_px, "whitened")
+    at_least(shape, Whitened.min_px, "whitened")
     if len(widths) != 3 or not all(isinstance(w, int) and w >= 1 for w in widths):
         raise LockstepError(f"model_options.widths: got {widths!r}: give three whole numbers of 1 or more")
     if len(depths) != 3 or any(depth not in (2, 3) for depth in depths):

@@ -106,7 +106,7 @@ def cifar100() -> Recipe:
     return cifar10().replace(
         name="cifar100",
         dataset="cifar100",
-        augmentation=FlipTranslate(pixels=2, means=(0.5071, 0.4865, 0.4409), deviations=(0.2673, 0.2564, 0.2762)),
+        augmentation=FlipTranslate(pixels=2, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
         epochs=18.0,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from lockstep.core.evaluate import Evaluation
 from lockstep.errors import printable
 
-_MOST_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
+_MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 _NAME_LENGTH = 24  # characters of a class's name that the table shows
 
 
@@ -63,7 +63,7 @@ def table_lines(evaluation: CheckpointEvaluation) -> list[str]:
         name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
         for name in map(printable, evaluation.classes)
     ]
-    matrix = len(names) <= _MOST_COLUMNS
+    matrix = len(names) <= _MAX_COLUMNS
     rows = [["class", "examples", "accuracy", *(names if matrix else ["most often taken for"])]]
     for label, (name, examples, row) in enumerate(zip(names, result.class_examples, result.confusion, strict=True)):
         accuracy = f"{row[label] / examples:.1%}" if examples else "-"

@@ -34,7 +34,7 @@ def live_line(event: StepEvent, width: int, ascii_only: bool = False) -> str:
         (8, f"epoch {event.epoch:.1f}"),
         (3, f"loss {event.logged_loss:.3f}"),
         (4, f"acc {event.accuracy:.1%}"),
-        (9, f"lr {event.rate:.2g}"),
+        (9, f"lr {event.learning_rate:.2g}"),
         (5, f"{event.images_per_s:,.0f} img/s"),
         *[(7, f"gpu {fmean(used):.0f}%") for used in [event.gpu_utilisation] if used],
         (2, f"ETA {_clock((event.steps - done) * event.s_per_step)}"),

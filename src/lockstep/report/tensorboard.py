@@ -140,7 +140,7 @@ class TensorBoard(Listener):
             "loss/cross_entropy_average": event.cross_entropy_average,
             **{f"loss/decay/{name}": term for name, term in event.decay.items()},
             **{f"loss/decay/{name}_average": term for name, term in event.decay_average.items()},
-            "learning_rate": event.rate,
+            "learning_rate": event.learning_rate,
             "accuracy/batch": event.accuracy,
             "speed/images_per_s": event.images_per_s,
             "speed/s_per_step": event.s_per_step,

@@ -30,7 +30,7 @@ _FIRST_FILES = re.compile(
 )
 
 _TEMPORARY = re.compile(r"\.(recipe\.json|environment\.json|result\.json|metrics\.jsonl|model\.safetensors)-\d+")
-_MOST_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
+_MAX_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
 
 
 class LostRunError(LockstepError):
@@ -352,7 +352,7 @@ def metadata(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > _MOST_HEADER_BYTES:
+            if length > _MAX_HEADER_BYTES:
                 raise ValueError("it is not a safetensors file")
             stated = parse_json(file.read(length))["__metadata__"]["lockstep"]
             facts: object = parse_json(stated)

@@ -28,9 +28,9 @@ def sources(function: str) -> dict[str, str]:
     return {str(file.relative_to(root)): _sha256(file) for file in sorted(files)}
 
 
-def own_code(recipe: Recipe) -> str:
+def describe_custom_code(recipe: Recipe) -> str:
     """Return in words which code of the user's own the recipe names, as in "model mynet:build"."""
-    return " and ".join(f"{name} {value}" for name, value in recipe.own_code.items()) or f"model {recipe.model}"
+    return " and ".join(f"{name} {value}" for name, value in recipe.custom_code.items()) or f"model {recipe.model}"
 
 
 def source_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

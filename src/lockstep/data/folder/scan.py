@@ -25,7 +25,7 @@ IGNORED = {
     "__MACOSX", "Thumbs.db", "thumbs.db", "desktop.ini", "Desktop.ini", "$RECYCLE.BIN", "System Volume Information",
     "lost+found", "@eaDir", "__pycache__",
 }  # fmt: skip
-_MOST_LOOKED_AT = 20_000  # entries that `is_image_folder` looks at, so that it ends soon in a folder like /
+_MAX_LOOKED_AT = 20_000  # entries that `is_image_folder` looks at, so that it ends soon in a folder like /
 
 
 class Group(NamedTuple):
@@ -97,7 +97,7 @@ def is_divided(root: Path) -> bool:
 def is_image_folder(root: Path) -> bool:
     """Return whether `root` is a folder with a folder in it that holds an image, so that it can be trained on."""
     looked_at, waiting = 0, [(root, 0)]
-    while waiting and looked_at < _MOST_LOOKED_AT:
+    while waiting and looked_at < _MAX_LOOKED_AT:
         folder, depth = waiting.pop()
         try:
             entries = list(_visible(folder))

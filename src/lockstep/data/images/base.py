@@ -55,7 +55,7 @@ class Images(ABC):
         """
         return torch.from_numpy(self._gather(self._numbers(rows)))
 
-    def expect(self, rows: Tensor | slice) -> None:
+    def prefetch(self, rows: Tensor | slice) -> None:
         """Prepare for reading `rows` soon. The next reading of them is then faster; its result is the same."""
         self._expect(self._numbers(rows))
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from lockstep.data.dataset import Dataset
-from lockstep.data.given import Given, Labels, classes_of, require_shape, splits_of
 from lockstep.data.images.mapped import CacheWriter, MappedImages, caches, locked_cache, new_cache
+from lockstep.data.user_data import Given, Labels, classes_of, require_shape, splits_of
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import no_room
 from lockstep.settings import load_object

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.data import own
+from lockstep.data import custom
 from lockstep.data.decode import decode_image
 from lockstep.data.images.mapped import MappedImages
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -33,7 +33,7 @@ def arrays(**changes):
 
 
 def read(data, image_px=None):
-    return own.load_stored(*own.store_in_memory(data, image_px))
+    return custom.load_stored(*custom.store_in_memory(data, image_px))
 
 
 class Torchvision:
@@ -107,17 +107,17 @@ def test_every_form_gives_the_same_images(form):
         assert splits[name].labels.tolist() == labels.tolist()
     named = form in ("torchvision", "hugging face")
     assert splits["test"].classes == (("a", "b", "c") if named else ("0", "1", "2"))
-    stored = own.store_in_memory({**FORMS[form](), "classes": ["x", "y", "z"]}, None)
-    assert stored == own.store_in_memory(arrays(classes=("x", "y", "z")), None)
+    stored = custom.store_in_memory({**FORMS[form](), "classes": ["x", "y", "z"]}, None)
+    assert stored == custom.store_in_memory(arrays(classes=("x", "y", "z")), None)
 
 
 def test_equal_data_is_written_once(cache):
-    folder, sha256 = own.store_in_memory(arrays(), None)
+    folder, sha256 = custom.store_in_memory(arrays(), None)
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert own.store_in_memory(arrays(), None) == (folder, sha256)
-    assert own.store_in_memory({name: pairs(part) for name, part in arrays().items()}, None) == (folder, sha256)
+    assert custom.store_in_memory(arrays(), None) == (folder, sha256)
+    assert custom.store_in_memory({name: pairs(part) for name, part in arrays().items()}, None) == (folder, sha256)
     reordered = dict(reversed(arrays().items()))
-    assert own.store_in_memory(reordered, None) == (folder, sha256)
+    assert custom.store_in_memory(reordered, None) == (folder, sha256)
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
@@ -136,7 +136,7 @@ def test_equal_data_is_written_once(cache):
     ],
 )
 def test_other_data_has_another_sha256(other):
-    assert own.store_in_memory(other, None)[1] != own.store_in_memory(arrays(), None)[1]
+    assert custom.store_in_memory(other, None)[1] != custom.store_in_memory(arrays(), None)[1]
 
 
 def test_splits_have_their_own_sha256():
@@ -273,7 +273,7 @@ WRONG = {
 def test_a_mistake_is_one_sentence_that_names_the_split(case, cache):
     data, image_px, words = WRONG[case]
     with pytest.raises(LockstepError, match=words) as error:
-        own.store_in_memory(data, image_px)
+        custom.store_in_memory(data, image_px)
     assert error.value.code == DATA
     assert "\n" not in str(error.value)
     assert not cache.exists() or list(cache.iterdir()) == []
@@ -299,44 +299,44 @@ def test_a_file_that_a_sequence_cannot_open_is_named():
         open("/nowhere/cat.jpg")  # noqa: SIM115
 
     with pytest.raises(LockstepError, match=r"^train: an example cannot be read: .*/nowhere/cat\.jpg"):
-        own.store_in_memory({"train": lazily()}, None)
+        custom.store_in_memory({"train": lazily()}, None)
 
 
 # ---- the stored dataset
 
 
 def test_a_deleted_cache_is_named():
-    folder, sha256 = own.store_in_memory(arrays(), None)
+    folder, sha256 = custom.store_in_memory(arrays(), None)
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
     with pytest.raises(LockstepError, match="give data= again") as error:
-        own.load_stored(folder, sha256)
+        custom.load_stored(folder, sha256)
     assert error.value.code == DATA
 
 
 def test_a_cache_is_found_without_its_folder(tmp_path):
-    _, sha256 = own.store_in_memory(arrays(), None)
+    _, sha256 = custom.store_in_memory(arrays(), None)
     for folder in (None, tmp_path / "elsewhere"):
-        assert len(own.load_stored(folder, sha256)["train"]) == 7
+        assert len(custom.load_stored(folder, sha256)["train"]) == 7
 
 
 def test_another_dataset_is_refused():
-    folder, sha256 = own.store_in_memory(arrays(), None)
-    _, other = own.store_in_memory(arrays(classes=["a", "b", "c"]), None)
+    folder, sha256 = custom.store_in_memory(arrays(), None)
+    _, other = custom.store_in_memory(arrays(classes=["a", "b", "c"]), None)
     with pytest.raises(LockstepError, match="is not the dataset that was given"):
-        own.load_stored(folder, other)
-    own.load_stored(folder, sha256)
+        custom.load_stored(folder, other)
+    custom.load_stored(folder, sha256)
 
 
 @pytest.mark.parametrize("name", ["labels", "manifest.json", "pixels"])
 def test_a_changed_file_is_noticed(name):
-    folder, sha256 = own.store_in_memory(arrays(classes=["a", "b", "c"]), None)
+    folder, sha256 = custom.store_in_memory(arrays(classes=["a", "b", "c"]), None)
     path = folder / name
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"a"', b'"q"') if name == "manifest.json" else bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(LockstepError, match=r"Delete the folder|delete the folder"):
-        own.load_stored(folder, sha256)["train"].images[:]
+        custom.load_stored(folder, sha256)["train"].images[:]
 
 
 def test_a_disk_without_room_is_named(monkeypatch):
@@ -345,7 +345,7 @@ def test_a_disk_without_room_is_named(monkeypatch):
 
     monkeypatch.setattr("lockstep.data.images.mapped.os.pwrite", full)
     with pytest.raises(LockstepError, match="the disk is full") as error:
-        own.store_in_memory(arrays(), None)
+        custom.store_in_memory(arrays(), None)
     assert error.value.code == ENVIRONMENT
 
 
@@ -374,7 +374,7 @@ GIVEN = "np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), [0, 1, 0, 1]"
 
 def test_a_function_of_arrays_is_kept_in_memory_and_not_cached(function, cache):
     path = function(f"def load(): return {{'train': ({GIVEN}), 'test': ({GIVEN})}}")
-    splits = own.load_function(path, None, None)
+    splits = custom.load_function(path, None, None)
     assert isinstance(splits["train"].images, torch.Tensor)
     assert splits["train"].images.shape == (4, 8, 8, 1)
     assert splits["train"].labels.dtype == torch.int64
@@ -383,12 +383,12 @@ def test_a_function_of_arrays_is_kept_in_memory_and_not_cached(function, cache):
 
 def test_arrays_that_cannot_be_written_are_copied(function):
     path = function("def load(): return {'train': (np.frombuffer(bytes(128), np.uint8).reshape(2, 8, 8), [0, 1])}")
-    own.load_function(path, None, None)["train"].images[0] = 1
+    custom.load_function(path, None, None)["train"].images[0] = 1
 
 
 def test_a_function_of_a_sequence_is_mapped_from_the_cache(function):
     path = function(f"images, labels = {GIVEN}\ndef load(): return {{'train': list(zip(images, labels))}}")
-    train = own.load_function(path, None, None)["train"]
+    train = custom.load_function(path, None, None)["train"]
     assert isinstance(train.images.select(np.arange(2))._images, MappedImages)
     assert train.images[:].flatten().tolist() == list(range(256))
 
@@ -398,13 +398,13 @@ def test_a_function_may_take_the_folder(function, signature, tmp_path):
     takes = "folder" in signature
     use = {"folder": "folder", "folder=None": "folder", "*folders": "folders[0]"}.get(signature, "None")
     path = function(f"seen = []\ndef load({signature}):\n  seen.append({use})\n  return {{'train': ({GIVEN})}}")
-    own.load_function(path, None, None)
+    custom.load_function(path, None, None)
     if takes:
-        own.load_function(path, tmp_path, None)
+        custom.load_function(path, tmp_path, None)
         assert sys.modules[path.partition(":")[0]].seen == [None, tmp_path]
     else:
         with pytest.raises(LockstepError, match=f"takes no data folder: leave out --data {tmp_path}"):
-            own.load_function(path, tmp_path, None)
+            custom.load_function(path, tmp_path, None)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_a_function_may_take_the_folder(function, signature, tmp_path):
 def test_a_wrong_function_is_named(function, code, words):
     path = function(code)
     with pytest.raises(LockstepError, match=f"^dataset {path}.*{words}"):
-        own.load_function(path, None, None)
+        custom.load_function(path, None, None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")

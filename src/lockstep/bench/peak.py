@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 _SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: long enough to reach the peak, short enough to repeat
-_LEAST_REPEATS = 3
+_MIN_REPEATS = 3
 
 
 def flops(work: Callable[[], object]) -> int:
@@ -43,6 +43,6 @@ def peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> floa
 
     product_s()  # the first call is slow, as it chooses a kernel
     times: list[float] = []
-    while sum(times) < seconds or len(times) < _LEAST_REPEATS:
+    while sum(times) < seconds or len(times) < _MIN_REPEATS:
         times.append(product_s())
     return 2 * side**3 / statistics.median(times)

@@ -27,8 +27,8 @@ Labels = NDArray[np.int64]
 
 CLASSES = "classes"
 _CHUNK_IMAGES = 64
-_MOST_INT64 = 2**63 - 1
-_MOST_UNNAMED = 1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
+_MAX_INT64 = 2**63 - 1
+_MAX_UNNAMED = 1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
 _SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
 _IMAGE_KEYS, _LABEL_KEYS = ("image", "img"), ("label", "labels")
 _MODES = {"L": 1, "RGB": 3}  # Pillow's modes that are taken as they are -> channels
@@ -121,10 +121,10 @@ def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[s
         names = _stated_classes(data["train"])
     if names is None:
         row = int(labels["train"].argmax())
-        if (largest := int(labels["train"][row])) >= _MOST_UNNAMED:
+        if (largest := int(labels["train"][row])) >= _MAX_UNNAMED:
             _refuse(
                 f"train, example {row}",
-                f"label {largest}, allowed are 0 to {_MOST_UNNAMED - 1} in a dataset that names no classes",
+                f"label {largest}, allowed are 0 to {_MAX_UNNAMED - 1} in a dataset that names no classes",
             )
         names = tuple(map(str, range(largest + 1)))
     if not _is_names(names):
@@ -270,7 +270,7 @@ def _labels(name: str, labels: object) -> Labels:
 
 
 def _require_int64(where: str, label: int) -> None:
-    if not -_MOST_INT64 <= label <= _MOST_INT64:
+    if not -_MAX_INT64 <= label <= _MAX_INT64:
         _refuse(where, f"a label of {label.bit_length()} bits: allowed are the numbers of the classes, from 0")
 
 
