@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 
-def plural(count: int, word: str, several: str = "") -> str:
-    """Return `1 step` or `2 steps`; `several` is the plural of a word that does not take -s or, after an s, -es."""
-    return f"{count} {word if count == 1 else several or plural_word(word)}"
+def plural(count: int, word: str) -> str:
+    """Return `1 step` or `2 steps`. The plural ends in -s, or after an s in -es."""
+    return f"{count} {word if count == 1 else plural_word(word)}"
 
 
 def plural_word(word: str) -> str:

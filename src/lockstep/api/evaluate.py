@@ -1,16 +1,16 @@
 """lockstep.evaluate."""
 
-import io
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.api.jobs import eval_job
 from lockstep.api.output import streams
+from lockstep.api.specs import evaluate_spec
 from lockstep.config.placement import Placement
-from lockstep.errors import printable
-from lockstep.launch.caller import compute, require_alone
+from lockstep.errors import LockstepError
+from lockstep.launch.submit import require_alone, submit_from_program
+from lockstep.launch.workers import Output
+from lockstep.messages import muted
 from lockstep.runs.folder import Run
 from lockstep.settings import validated
 
@@ -85,6 +85,8 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C.
     """
     require_alone("evaluate")
+    if weights not in ("ema", "raw", None):
+        raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
     opened = run if isinstance(run, Run) else Run.open(Path(run).expanduser())
     placement = validated(
         Placement,
@@ -93,15 +95,12 @@ def evaluate(
             "data": Path(data).expanduser().absolute() if data else None,
         },
     )  # fmt: skip
-    with streams(quiet) as (_, err):
-        job = eval_job(
+    with muted(quiet), streams(quiet) as (out, err):
+        spec = evaluate_spec(
             opened, placement, code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
-            note=lambda text: print(printable(text), file=err),
-            weights=weights, examples=examples, strict=strict, json_output=True, quiet=quiet,
+            weights=weights, examples=examples, strict=strict,
         )  # fmt: skip
-        printed = io.StringIO()
-        if not compute(job, printed, err):
-            raise KeyboardInterrupt
-    # A model of the user's own may print too, in any worker process.
-    record = next(line for line in reversed(printed.getvalue().splitlines()) if line.startswith('{"run": '))
-    return EvaluationRecord(**json.loads(record))
+        outcome = submit_from_program(spec, Output(quiet, lines_to_stderr=True), (out, err))
+    if outcome.record is None:
+        raise KeyboardInterrupt
+    return EvaluationRecord(**outcome.record)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.api.jobs import chosen_checkpoint
+from lockstep.api.specs import chosen_checkpoint
 from lockstep.errors import printable
 from lockstep.runs.folder import Run
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from lockstep.data.folder.scan import is_image_folder
 from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
 from lockstep.launch.world import World
+from lockstep.messages import logger
 from lockstep.recipes import RECIPES, named
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
 from lockstep.runs.weights_file import WeightsFile
@@ -63,37 +64,35 @@ def subject_of(
     data: Path | None = None,
     *,
     imports: bool = True,
-    note: Callable[[str], None] = lambda text: None,
 ) -> Subject:
     """Return what the word `what` of a command names: a recipe, a recipe file, a run or a folder of images.
 
     If the folder `data` has no files of the recipe's dataset, but folders of images, the recipe is trained on these.
     `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
-    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). `note` receives messages for
-    the user about the recipe. Raises: LockstepError.
+    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). Raises: LockstepError.
     """
     if isinstance(what, Recipe):
-        return _on_images(what.model_dump(mode="json"), [changes], data, note)
+        return _on_images(what.model_dump(mode="json"), [changes], data)
     path = Path(what).expanduser()
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        return _on_images(_fields(str(start)) if start else {}, [settings, changes], data, note)
+        return _on_images(_fields(str(start)) if start else {}, [settings, changes], data)
     if what in RECIPES or not (path.is_dir() or "/" in what):
-        return _on_images(_fields(what), [changes], data, note)
+        return _on_images(_fields(what), [changes], data)
     if (path / "recipe.json").is_file():
         recipe = Run.open(path).recipe()
         if imports:
             refuse_code(path, recipe, changes)
-        return Subject(make(recipe.model_dump(mode="json"), changes, note=note), path, data)
-    return _folder_of_images(path, changes, data, note)
+        return Subject(make(recipe.model_dump(mode="json"), changes, note=logger.warning), path, data)
+    return _folder_of_images(path, changes, data)
 
 
 def _fields(name: str) -> dict[str, Any]:
     return named(name).model_dump(mode="json")
 
 
-def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None, note: Callable[[str], None]) -> Subject:
+def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None) -> Subject:
     """Return the recipe "folder" on the images in `path`. Raises: LockstepError if it holds none."""
     if not path.exists():
         raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
@@ -106,14 +105,12 @@ def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None, no
         )
     if data is not None and data.resolve() != path.resolve():
         raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
-    return Subject(make(_fields("folder"), changes, note=note), None, path.absolute())
+    return Subject(make(_fields("folder"), changes, note=logger.warning), None, path.absolute())
 
 
-def _on_images(
-    fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None, note: Callable[[str], None]
-) -> Subject:
+def _on_images(fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None) -> Subject:
     """Return the recipe of `fields` and `sources`; on the images in `data`, if its own dataset is not there."""
-    recipe = make(fields, *sources, note=note)
+    recipe = make(fields, *sources, note=logger.warning)
     source = SOURCES.get(recipe.dataset)
     if data is None or source is None or any("dataset" in changes for changes in sources):
         return Subject(recipe, None, data)
@@ -122,7 +119,8 @@ def _on_images(
         return Subject(recipe, None, data)
     image_px = max(MIN_IMAGE_PX, source.side_px)
     on_images = {"dataset": IMAGE_FOLDER, "image_px": image_px}
-    note(f"{data} is a folder of images: they replace the dataset {recipe.dataset}, at {image_px} pixels a side")
+    replaced = f"they replace the dataset {recipe.dataset}, at {image_px} pixels a side"
+    logger.warning(f"{data} is a folder of images: {replaced}")
     return Subject(make(fields, on_images, *sources), None, data)
 
 
@@ -179,10 +177,10 @@ def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> N
     refuse_code(path, recipe, [name for name, value in given.items() if value is not None])
 
 
-def data_of(path: Path, data: Path | None, note: Callable[[str], None]) -> Path | None:
+def data_of(path: Path, data: Path | None) -> Path | None:
     """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
 
-    If that folder does not exist on this host, `note` says so, and None is returned, which searches the usual folders.
+    If that folder does not exist on this host, a message says so, and None is returned: the usual folders are searched.
     Raises: LockstepError if it was a folder of images, which no other place has.
     """
     known = Run(path).data() if data is None else None
@@ -192,7 +190,7 @@ def data_of(path: Path, data: Path | None, note: Callable[[str], None]) -> Path 
                 f"{path} was trained on the images in {known}, which is not on this host: give their folder as --data",
                 DATA,
             )
-        note(f"{path} was trained with --data {known}, which is not on this host: searching")
+        logger.warning(f"{path} was trained with --data {known}, which is not on this host: searching")
         return None
     return known or data
 

@@ -1,20 +1,22 @@
 """lockstep.train."""
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lockstep.api.jobs import CompleteRun, train_job
 from lockstep.api.output import line_width, streams
 from lockstep.api.resolve import subject_of
+from lockstep.api.specs import CompleteRun, train_spec
+from lockstep.config.overrides import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
 from lockstep.errors import LockstepError, printable, unknown
-from lockstep.launch.caller import compute, outer_world
+from lockstep.launch.submit import outer_world, submit_from_program
+from lockstep.launch.workers import Output
+from lockstep.messages import muted
 from lockstep.runs.folder import Run
 from lockstep.runs.weights_file import find_weights
 from lockstep.settings import validated
@@ -22,11 +24,6 @@ from lockstep.settings import validated
 # None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for such a case: all
 # other callers get a Run, and need not check for None.
 NoneElsewhere: TypeAlias = Any
-
-# Options of `lockstep train` that change the recipe. All other settings of the recipe are given as `settings`.
-RECIPE_OPTIONS = (
-    "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision",
-)  # fmt: skip
 
 
 def train(
@@ -96,33 +93,25 @@ def train(
     elif data is not None:
         where["data"] = Path(data).expanduser().absolute()
     placement = validated(Placement, where | placing)
-
-    def note(text: str) -> None:
-        if world.process == 0:
-            print(printable(text), file=err)
-
-    with streams(quiet) as (out, err), tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        path_file = Path(folder) / "path"
-        job = train_job(
-            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(), resume=resume,
-            world=world, note=note, strict=strict, quiet=quiet,
-            started=started, line_width=line_width(out), path_file=path_file,
+    with muted(quiet or world.process != 0), streams(quiet) as (out, err):
+        spec = train_spec(
+            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser().absolute(),
+            resume=resume, world=world, strict=strict, started=started,
         )  # fmt: skip
+        if isinstance(spec, CompleteRun):
+            if world.process != 0:
+                return None
+            print(f"{printable(str(spec.path))} is complete: nothing to resume", file=out)
+            return Run.open(spec.path)
+        outcome = submit_from_program(spec, Output(quiet, columns=line_width(out)), (out, err), world)
         if world.process != 0:
-            if not isinstance(job, CompleteRun):
-                compute(job, out, err, world)
             return None
-        if isinstance(job, CompleteRun):
-            print(f"{printable(str(job.path))} is complete: nothing to resume", file=out)
-            return Run.open(job.path)
-        done = compute(job, out, err, world)
-        if not path_file.exists():
+        if outcome.run is None:
             raise KeyboardInterrupt  # before there was a run
-        run = Run.open(path_file.read_text())
-        if not done:
-            code = "".join(f", {setting}={value!r}" for setting, value in job.recipe.custom_code.items())
-            print(f"  in Python  lockstep.train({str(run.path)!r}, resume=True{code})", file=out)
-        return run
+        if outcome.code:
+            code = "".join(f", {setting}={value!r}" for setting, value in spec.recipe.custom_code.items())
+            print(f"  in Python  lockstep.train({str(outcome.run)!r}, resume=True{code})", file=out)
+        return Run.open(outcome.run)
 
 
 def _parent(weights: Path | None) -> str | None:
@@ -206,6 +195,10 @@ def _in_main(option: str, path: str) -> LockstepError:
 
 def _changes(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings and the options as one mapping. Raises: LockstepError if both set the same."""
+    if not isinstance(settings, Mapping):
+        raise LockstepError(
+            f"settings: got a {type(settings).__name__}: give a dict, as in {{'optimizer.momentum': 0.8}}"
+        )
     for name in options:
         if name in settings:
             raise LockstepError(f"{name} is given twice, as an option and in settings: give one of them")

@@ -20,6 +20,8 @@ from lockstep.cli.train import train
 from lockstep.cli.verify import verify
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 from lockstep.files import reserve_standard_streams
+from lockstep.launch.world import World
+from lockstep.messages import handled, on_stderr
 
 app = typer.Typer(
     name="lockstep",
@@ -87,7 +89,8 @@ def main() -> None:
     """
     reserve_standard_streams()
     try:
-        app(prog_name="lockstep")
+        with handled(on_stderr if _world().process == 0 else lambda text: None):
+            app(prog_name="lockstep")
     except LockstepError as error:
         sys.stdout.flush()
         if (name := _name(error.code)) is not None:
@@ -105,12 +108,14 @@ def _name(code: int) -> str | None:
 
     None if another process prints the error: all processes of a host have the same mistakes in usage and data.
     """
-    from lockstep.launch.world import World
-
-    try:
-        world = World.from_environment()
-    except LockstepError:  # the environment itself is the error
-        world = World()
+    world = _world()
     if code in (USAGE, DATA) and world.local != 0:
         return None
     return f"lockstep (process {world.process} on host {gethostname()})" if world.processes > 1 else "lockstep"
+
+
+def _world() -> World:
+    try:
+        return World.from_environment()
+    except LockstepError:  # The environment itself is the error, which the command reports.
+        return World()

@@ -1,13 +1,12 @@
 """`lockstep bench`."""
 
 import json
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import CacheLimit, Data, Device, Json
+from lockstep.cli.options import Json, options_from, placement_of
 
 if TYPE_CHECKING:
     from lockstep.bench.record import Measurement, Summary
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
     from lockstep.jobs.specs import BenchMode
 
 
+_RECIPE = ("tower_batch", "precision", "model", "dataset")
+
+
+@options_from(recipe=_RECIPE, placement=("processes", "reduction", "device", "data", "cache_limit"))
 def bench(
     what: Annotated[
         str,
@@ -24,10 +27,6 @@ def bench(
             help="Name of a recipe, a recipe file, the folder of a run, or a folder of images.",
         ),
     ] = "cifar10-tutorial",
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Greatest number of processes. Default: number of GPUs; on CPU cores / threads."),
-    ] = None,
     only: Annotated[bool, typer.Option("--only", help="Measure --processes only, not 1 to --processes.")] = False,
     steps: Annotated[int, typer.Option(min=2, help="Number of timed steps.")] = 50,
     warmup: Annotated[int, typer.Option(min=0, help="Number of untimed steps before the timed ones.")] = 10,
@@ -40,26 +39,10 @@ def bench(
     independent: Annotated[
         bool, typer.Option("--independent", help="Leave out exchange: every process adds its own towers only.")
     ] = False,
-    tower_batch: Annotated[int | None, typer.Option(min=1, help="Images per step and tower.")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (or fp32, bf16, fp16).")] = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model, or your own as package.module:function.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="A built-in dataset, or your own as package.module:function.")
-    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change any setting of the recipe. Repeatable."),
     ] = None,
-    reduction: Annotated[
-        str,
-        typer.Option(
-            help="How towers' vectors are added: tree, central, central-cpu, or allreduce (not exact: also "
-            "give --set exact=false)."
-        ),
-    ] = "tree",
-    device: Device = "auto",
-    data: Data = None,
-    cache_limit: CacheLimit = None,
     table: Annotated[
         bool, typer.Option("--table", help="Print the table only, without analysis, verdict and prediction.")
     ] = False,
@@ -71,6 +54,7 @@ def bench(
     ] = 12.5,
     latency: Annotated[float, typer.Option(min=0, help="For the prediction: microseconds per message.")] = 10.0,
     json_output: Json = False,
+    **options: Any,
 ) -> None:
     """Measure training speed on 1 to N processes, and what limits it.
 
@@ -95,11 +79,9 @@ def bench(
     from lockstep.api.resolve import fixed_precision, subject_of
     from lockstep.bench.analysis import Link, summarise
     from lockstep.config import overrides
-    from lockstep.config.placement import Placement
     from lockstep.errors import LockstepError
     from lockstep.launch.submit import capacity
     from lockstep.launch.world import World
-    from lockstep.settings import validated
 
     if World.from_environment().joined:
         raise LockstepError("lockstep bench starts its own processes: start it without torchrun, srun or mpirun")
@@ -109,15 +91,14 @@ def bench(
         _check_plot(plot)
     switches: dict[BenchMode, bool] = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     modes = tuple(mode for mode, chosen in switches.items() if chosen)
-    options = {"tower_batch": tower_batch, "precision": precision, "model": model, "dataset": dataset}
-    changes = overrides.parse(settings or [], options)
-    subject = subject_of(what, changes, data.absolute() if data else None)
+    changes = overrides.parse(settings or [], {name: options[name] for name in _RECIPE})
+    placement = placement_of(options)
+    subject = subject_of(what, changes, placement.data)
     recipe = subject.recipe
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
-    recipe, _ = fixed_precision(recipe, device, None)
-    place = {"device": device, "processes": processes, "data": subject.data}
-    placement = validated(Placement, {**place, "cache_limit": cache_limit, "reduction": reduction})
-    most = processes or capacity(recipe, placement)
+    recipe, _ = fixed_precision(recipe, placement.device, None)
+    placement = placement.replace(data=subject.data)
+    most = placement.processes or capacity(recipe, placement)
 
     def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Measurement":
         return _measure(recipe, placement.on(count), steps, warmup, modes)
@@ -132,7 +113,7 @@ def bench(
         ablations.append(measure(most, ("synthetic",)))
         if most > 1:
             ablations.append(measure(most, ("synthetic", "independent")))
-    summary = summarise(measurements, ablations, reduction, Link(latency * 1e-6, link * 1e9))
+    summary = summarise(measurements, ablations, placement.reduction, Link(latency * 1e-6, link * 1e9))
     if plot is not None:
         _draw(plot, summary)
     if json_output:
@@ -146,24 +127,20 @@ def bench(
 def _measure(
     recipe: "Recipe", placement: "Placement", steps: int, warmup: int, modes: "tuple[BenchMode, ...]"
 ) -> "Measurement":
-    """Measure in new processes, and return their record. Raises: typer.Exit if they fail or are stopped."""
+    """Measure in new processes, and return their record. Raises: typer.Exit if they are stopped."""
     from lockstep.config import overrides
-    from lockstep.jobs.specs import BenchJob
-    from lockstep.launch.submit import launch
+    from lockstep.jobs.specs import BenchSpec
+    from lockstep.launch.submit import submit
+    from lockstep.launch.workers import Output
+    from lockstep.launch.world import World
 
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
-        job = BenchJob(
-            recipe=overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes}),
-            placement=placement,
-            record=Path(folder) / "record.json",
-            steps=steps,
-            warmup=warmup,
-            modes=modes,
-        )
-        if code := launch(job):
-            raise typer.Exit(code)
-        record: Measurement = json.loads(job.record.read_text())
-        return record
+    recipe = overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes})
+    spec = BenchSpec(recipe=recipe, placement=placement, steps=steps, warmup=warmup, modes=modes)
+    outcome = submit(spec, Output(), World())
+    if outcome.record is None:
+        raise typer.Exit(outcome.code)
+    record: Measurement = outcome.record  # type: ignore[assignment]  # as `bench` has returned it
+    return record
 
 
 def _print_row(measurements: "list[Measurement]") -> None:

@@ -1,21 +1,28 @@
 """lockstep eval."""
 
+import json
 import math
 import os
-import sys
 import time
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, Model, note_of
+from lockstep.cli.options import EVERYWHERE, Dataset, Inline, Json, Model, options_from, placement_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from lockstep.runs.folder import Run
 
+_MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
+_NAME_LENGTH = 24  # characters of a class's name that the table shows
 
+
+@options_from(placement=EVERYWHERE)
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     weights: Annotated[
@@ -55,17 +62,6 @@ def evaluate(
         bool,
         typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new."),
     ] = False,
-    data: Data = None,
-    cache_limit: CacheLimit = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of processes. Default: one per GPU, or on CPU min(towers, cores / threads). With --watch: 1, "
-            "which leaves other cores to training. On GPUs choose a free one: --device cuda:1, or cpu.",
-        ),
-    ] = None,
-    device: Device = "auto",
     model: Model = None,
     dataset: Dataset = None,
     strict: Annotated[
@@ -83,7 +79,9 @@ def evaluate(
             help="Print only errors (and the JSON of --json). --watch still records in RUN/eval.",
         ),
     ] = False,
+    inline: Inline = False,
     json_output: Json = False,
+    **options: Any,
 ) -> None:
     """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split counts exactly once.
 
@@ -103,12 +101,11 @@ def evaluate(
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
-    from lockstep.api.jobs import chosen_checkpoint, eval_job
-    from lockstep.config.placement import Placement
-    from lockstep.launch.submit import launch
+    from lockstep.api.specs import chosen_checkpoint, evaluate_spec
+    from lockstep.launch.submit import submit
+    from lockstep.launch.workers import Output
     from lockstep.launch.world import World
     from lockstep.runs.folder import Run
-    from lockstep.settings import validated
 
     if not watch and (once or interval is not None):
         raise LockstepError(f"{'--once' if once else '--interval'} needs --watch: add it, or leave out the option")
@@ -123,16 +120,23 @@ def evaluate(
     if save_model is not None and world.process == 0:
         _check_new_file(save_model)
     opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.open(run)
-    processes = 1 if watch and processes is None else processes
-    fields = {
-        "device": device, "processes": processes, "data": data.absolute() if data else None, "cache_limit": cache_limit,
-    }  # fmt: skip
-    job = eval_job(
-        opened, validated(Placement, fields), code={"model": model, "dataset": dataset}, split=split,
-        checkpoint=checkpoint, note=note_of(world), weights=weights, examples=examples, save_model=save_model,
-        watch=watch, interval=interval, once=once, strict=strict, json_output=json_output, quiet=quiet,
+    if watch and options["processes"] is None:
+        options["processes"] = 1  # which leaves other cores to training
+    spec = evaluate_spec(
+        opened, placement_of(options), code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
+        weights=weights, examples=examples, save_model=save_model, watch=watch, interval=interval, once=once,
+        strict=strict,
     )  # fmt: skip
-    raise typer.Exit(launch(job, world))
+
+    def show(record: Mapping[str, Any]) -> None:
+        if json_output:
+            print(json.dumps(record), flush=True)
+        elif not quiet:
+            lines = [precision_line(record)] if watch else [summary_line(record), "", *table_lines(record)]
+            print(*map(printable, lines), sep="\n", flush=True)
+
+    outcome = submit(spec, Output(quiet), world, inline=inline, on_record=show)
+    raise typer.Exit(outcome.code)
 
 
 def _check_new_file(path: Path) -> None:
@@ -151,8 +155,53 @@ def _wait_for_run(path: Path, interval: float, silent: bool) -> "Run":
     with handled_by(leave):
         while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
             if not silent:
-                text = f"{path} has not begun, as it has no recipe.json: waiting"
-                print(printable(text), file=sys.stderr, flush=True)
+                logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
             silent = True
             time.sleep(interval)
     return Run.open(path)
+
+
+def summary_line(record: Mapping[str, Any]) -> str:
+    """Return one line with the checkpoint, the weights, the accuracy and the loss."""
+    return (
+        f"{record['run']} after {record['step']} steps, {record['weights']} weights, {record['split']}: "
+        f"accuracy {record['accuracy']:.2%} ({record['correct']} of {record['examples']}), loss {record['loss']:.4f}"
+    )
+
+
+def precision_line(record: Mapping[str, Any]) -> str:
+    """Return one line in the shape of TensorFlow's CIFAR-10 evaluator."""
+    subject = f"step {record['step']}, {record['weights']}, {record['examples']} {record['split']} images"
+    return f"{datetime.now()}: precision @ 1 = {record['accuracy']:.3f}  ({subject})"
+
+
+def table_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return a table with a line per class: its examples, its accuracy, and how its images were classified.
+
+    The last part is the class's row of the confusion matrix, or with many classes its three most frequent errors.
+    """
+    names = [
+        name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
+        for name in (printable(one["name"]) for one in record["classes"])
+    ]
+    matrix = len(names) <= _MAX_COLUMNS
+    rows = [["class", "examples", "accuracy", *(names if matrix else ["most often taken for"])]]
+    for label, (name, one, row) in enumerate(zip(names, record["classes"], record["confusion"], strict=True)):
+        accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%}"
+        predictions = list(map(str, row)) if matrix else [_most_frequent_errors(names, label, row)]
+        rows.append([name, str(one["examples"]), accuracy, *predictions])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        # Align numbers right. Without a matrix the last column holds names: align it left.
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        cells = cells if matrix else [*cells[:-1], others[-1]]
+        lines.append(f"  {first:<{widths[0]}}  {'  '.join(cells)}".rstrip())
+    return lines
+
+
+def _most_frequent_errors(names: list[str], label: int, row: list[int]) -> str:
+    """Return the three most frequent wrong predictions as `name count`. Equal counts stand in label order."""
+    wrong = [(count, other) for other, count in enumerate(row) if count and other != label]
+    wrong.sort(key=lambda pair: (-pair[0], pair[1]))
+    return ", ".join(f"{names[other]} {count}" for count, other in wrong[:3])

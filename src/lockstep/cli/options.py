@@ -1,33 +1,22 @@
-"""Options that several commands share."""
+"""Options that several commands share, and options that are made from the fields of Placement and Recipe."""
 
-import sys
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
-if TYPE_CHECKING:
-    from lockstep.launch.world import World
+from lockstep.config.overrides import RECIPE_OPTIONS
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", help="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download."
-    ),
-]
-CacheLimit = Annotated[
-    float | None,
-    typer.Option(
-        "--cache-limit",
-        metavar="GB",
-        min=0,
-        help="Disk space for caches of decoded images; 0: decode on the fly. Default: half of the free space.",
-    ),
-]
 Model = Annotated[
     str | None,
     typer.Option("--model", help="The run's own package.module:function, to allow that its code is executed."),
@@ -36,15 +25,9 @@ Dataset = Annotated[
     str | None,
     typer.Option("--dataset", help="The run's own package.module:function, to allow that its code is executed."),
 ]
-Processes = Annotated[
-    int | None,
-    typer.Option(
-        "--processes", min=1, help="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads)."
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option("--device", help="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."),
+Inline = Annotated[
+    bool,
+    typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted."),
 ]
 Quiet = Annotated[
     bool,
@@ -52,12 +35,73 @@ Quiet = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout, and nothing else there.")]
 
+EVERYWHERE = ("data", "cache_limit", "processes", "device")  # what every command that computes can be told
+_METAVARS = {"cache_limit": "GB", "profile": "steps=FIRST:END"}
 
-def note_of(world: "World") -> Callable[[str], None]:
-    """Return a function that prints a message for the user on stderr, in the first process of the run only."""
 
-    def note(text: str) -> None:
-        if world.process == 0:
-            print(text, file=sys.stderr)
+def options_from(*, recipe: Sequence[str] = (), placement: Sequence[str] = ()) -> Callable[..., Callable[..., Any]]:
+    """Return a decorator that gives a command the options of these fields, in place of its `**options`.
 
-    return note
+    Options of the recipe come first, before the command's own ones; those of the placement last. All are None unless
+    they are given, so that the fields alone state the defaults.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        arguments = [p for p in own if isinstance(get_args(p.annotation)[1], typer.models.ArgumentInfo)]
+        made = [_of_recipe(name) for name in recipe]
+        last = [_option(name, Placement.model_fields[name]) for name in placement]
+        others = [p for p in own if p not in arguments]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in [*arguments, *made, *others, *last]]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def _of_recipe(name: str) -> inspect.Parameter:
+    kind = int if name == "tower_batch" else _plain(Recipe.model_fields[name].annotation)
+    return _parameter(name, kind, typer.Option(_flag(name), help=RECIPE_OPTIONS[name]))
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the option of a field: its name, bound and description, and its default in the help."""
+    least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
+    shown = (
+        ""
+        if field.default in (None, False)
+        else f" Default: {field.default:g}."
+        if isinstance(field.default, float)
+        else f" Default: {field.default}."
+    )
+    kind = str if name == "profile" else _plain(field.annotation)
+    option = typer.Option(
+        _flag(name), metavar=_METAVARS.get(name), min=least, help=f"{field.description}{shown}", show_default=False
+    )
+    return _parameter(name, kind, option)
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type of a field without None and without validators. A choice of texts is a text."""
+    if get_origin(annotation) is Annotated or isinstance(annotation, UnionType):
+        return _plain(get_args(annotation)[0])
+    return annotation if isinstance(annotation, type) else str
+
+
+def placement_of(options: dict[str, Any], **others: Any) -> Placement:
+    """Return the placement that the options of a command state. Raises: LockstepError."""
+    given = {name: value for name, value in options.items() if name in Placement.model_fields and value is not None}
+    if (data := given.get("data")) is not None:
+        given["data"] = Path(data).absolute()
+    return validated(Placement, given | others)

@@ -6,17 +6,19 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Device, Model
+from lockstep.cli.options import Model, options_from
 from lockstep.errors import DATA, LockstepError, printable
+from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from lockstep.inference.classifier import Prediction
 
 
+@options_from(placement=("device",))
 def predict(
     source: Annotated[
         Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or a model file such as model.safetensors.")
@@ -44,10 +46,10 @@ def predict(
             "batch prints the first result sooner.",
         ),
     ] = None,
-    device: Device = "auto",
     model: Model = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each image.")] = False,
     csv_output: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    **options: Any,
 ) -> None:
     """Classify images with a trained run, or with a model file alone.
 
@@ -67,7 +69,7 @@ def predict(
       find . -name '*.jpg' | lockstep predict runs/photos - --batch 16
     """
     from lockstep import numerics
-    from lockstep.api.jobs import chosen_checkpoint
+    from lockstep.api.specs import chosen_checkpoint
     from lockstep.inference.origin import allow_code, recipe_of
 
     if json_output and csv_output:
@@ -79,7 +81,9 @@ def predict(
     from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
 
     numerics.configure(recipe.threads_per_tower, recipe.exact)
-    classifier = load(source, step, model, device, note=lambda text: print(printable(text), file=sys.stderr))
+    classifier = load(
+        source, step, model, options["device"] or "auto", note=lambda text: print(printable(text), file=sys.stderr)
+    )
     printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
     count = unreadable = 0
     for prediction in classifier.predict(_paths(images), top, batch):

@@ -1,14 +1,13 @@
 """lockstep verify."""
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import CacheLimit, Data, Dataset, Device, Json, Model, Processes, note_of
+from lockstep.cli.options import EVERYWHERE, Dataset, Inline, Json, Model, options_from, placement_of
 from lockstep.errors import CRASH, printable
 
 _SHOWN = 12  # tensors that are listed; --json lists all
@@ -23,6 +22,7 @@ _WHAT = {
 }
 
 
+@options_from(placement=EVERYWHERE)
 def verify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder. Nothing is written there.")],
     start: Annotated[
@@ -43,13 +43,11 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE|RUN", help="The weights that the run was started from, to compute its step 0."),
     ] = None,
-    data: Data = None,
-    cache_limit: CacheLimit = None,
-    processes: Processes = None,
-    device: Device = "auto",
     model: Model = None,
     dataset: Dataset = None,
+    inline: Inline = False,
     json_output: Json = False,
+    **options: Any,
 ) -> None:
     """Replay steps of a run, and compare them bit by bit with what the run has recorded.
 
@@ -66,27 +64,21 @@ def verify(
       lockstep verify runs/big --from 400 --steps 50
       lockstep verify downloaded/run --from 0 --processes 4 --json
     """
-    from lockstep.api.jobs import verify_job
-    from lockstep.config.placement import Placement
-    from lockstep.launch.submit import launch
+    from lockstep.api.specs import verify_spec
+    from lockstep.launch.submit import submit
+    from lockstep.launch.workers import Output
     from lockstep.launch.world import World
     from lockstep.runs.folder import Run
-    from lockstep.settings import validated
 
     world = World.from_environment()
-    fields = {
-        "device": device, "processes": processes, "data": data.absolute() if data else None, "cache_limit": cache_limit,
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
-        job = verify_job(
-            Run.open(run), validated(Placement, fields), code={"model": model, "dataset": dataset}, init=init,
-            note=note_of(world), record=Path(folder) / "record.json", start=start, steps=steps,
-        )  # fmt: skip
-        if code := launch(job, world):
-            raise typer.Exit(code)
-        if world.process != 0:
-            return
-        record = json.loads(job.record.read_text())
+    spec = verify_spec(
+        Run.open(run), placement_of(options), code={"model": model, "dataset": dataset}, init=init, start=start,
+        steps=steps,
+    )  # fmt: skip
+    outcome = submit(spec, Output(), world, inline=inline)
+    record = outcome.record
+    if outcome.code or record is None:
+        raise typer.Exit(outcome.code)
     print(json.dumps(record) if json_output else "\n".join(map(printable, lines_of(record))))
     if not record["same"]:
         raise typer.Exit(CRASH)

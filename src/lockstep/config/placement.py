@@ -43,47 +43,56 @@ def _profile(value: Any) -> Any:
 class Placement(Settings):
     """All settings that cannot change a bit of the weights: where a run computes and what it records.
 
-    Attributes:
-        device: "auto" uses GPUs if the host has any. "cuda:0,2" uses these GPUs, one for each process of the host.
-        processes: number of processes. None: one for each GPU, or on CPU min(towers, cores / threads_per_tower).
-        reduction: a name in REDUCTIONS. One that is not exact needs exact = false in the recipe.
-        data: folder of the dataset. None searches LOCKSTEP_DATA and the user's cache.
-        cache_limit: GB that the caches of decoded images may take on the disk, together; 0 makes none. None: half of
-            what is free.
-        init: file of weights that the run starts from, or None. The recipe has its SHA-256.
-        log_every, save_every, eval_every: steps between lines, checkpoints and evaluations. eval_every None: at the
-            end only.
-        save_every_s: seconds of training that a crash may cost at most; 0 saves by steps only.
-        digest_every: steps between comparisons of the processes' states, which metrics.jsonl records; 0 turns it off.
-        summary_every: steps between TensorBoard summaries; 0 writes none.
-        keep: how many of the latest checkpoints are kept, besides the best.
-        log_loss: the loss that the log prints: the mean over all towers, or the last tower's, as TensorFlow's
-            multi-GPU tutorial printed it.
-        log_placement: True prints each process's device, and how towers are added, at the start.
-        profile: the steps [first, end) whose operators are recorded, or None.
-        max_restarts: how often our launcher starts the processes of a run again after one of them has failed.
-        timeout: seconds after which a process that stands still counts as failed. The first step, reading and saving
-            may take longer.
+    Options of the command line, and the manual's tables of them, are made from these fields.
     """
 
-    device: Annotated[str, BeforeValidator(_device)] = "auto"
-    processes: int | None = Field(None, ge=1)
-    reduction: str = "tree"
-    data: Path | None = None
-    cache_limit: float | None = Field(None, ge=0)
-    init: Path | None = None
-    log_every: int = Field(10, ge=1)
-    save_every: int = Field(1000, ge=1)
-    save_every_s: float = Field(30.0, ge=0)
-    digest_every: int = Field(100, ge=0)
-    eval_every: int | None = Field(None, ge=1)
-    summary_every: int = Field(100, ge=0)
-    keep: int = Field(5, ge=1)
-    log_loss: Literal["mean", "last"] = "mean"
-    log_placement: bool = False
-    profile: Annotated[tuple[int, int] | None, BeforeValidator(_profile)] = None
-    max_restarts: int = Field(3, ge=0)
-    timeout: float = Field(60.0, ge=1)
+    data: Path | None = Field(
+        None, description="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download."
+    )
+    cache_limit: float | None = Field(
+        None,
+        ge=0,
+        description="GB of disk space for caches of decoded images; 0: decode on the fly. Default: half of the free "
+        "space.",
+    )
+    init: Path | None = None  # the file whose SHA-256 the recipe has
+    processes: int | None = Field(
+        None,
+        ge=1,
+        description="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads).",
+    )
+    device: Annotated[str, BeforeValidator(_device)] = Field(
+        "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."
+    )
+    reduction: str = Field(
+        "tree", description="How towers are added: tree, central, central-cpu, or allreduce (not exact)."
+    )
+    log_every: int = Field(10, ge=1, description="Steps between two lines of the log.")
+    save_every: int = Field(1000, ge=1, description="Steps between two checkpoints.")
+    save_every_s: float = Field(
+        30.0, ge=0, description="Seconds of training that a crash may cost at most; 0 saves by steps only."
+    )
+    digest_every: int = Field(
+        100, ge=0, description="Steps between comparisons of the processes' states; 0 turns them off."
+    )
+    eval_every: int | None = Field(None, ge=1, description="Steps between two evaluations. Default: only at the end.")
+    summary_every: int = Field(100, ge=0, description="Steps between two TensorBoard summaries; 0 writes none.")
+    keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")
+    log_placement: bool = Field(False, description="Print each process's device, and how towers are added.")
+    log_loss: Literal["mean", "last"] = Field(
+        "mean",
+        description="The loss to print: mean over all towers, or last (tower), as in TensorFlow's tutorial.",
+    )
+    profile: Annotated[tuple[int, int] | None, BeforeValidator(_profile)] = Field(
+        None, description="Record the operators of these steps, as in steps=10:13; the end is not included."
+    )
+    max_restarts: int = Field(3, ge=0, description="How often all processes are started again after one has failed.")
+    timeout: float = Field(
+        60.0,
+        ge=1,
+        description="Seconds after which a process that hangs counts as failed. The first step, reading and saving may "
+        "take longer.",
+    )
 
     @model_validator(mode="after")
     def _known(self) -> "Placement":
@@ -101,14 +110,6 @@ class Placement(Settings):
         """Return the same placement on `processes` processes, and on the first of the GPUs that it names."""
         device = self.device if self.gpus is None else f"cuda:{','.join(map(str, self.gpus[:processes]))}"
         return self.replace(processes=processes, device=device)
-
-    def saves_after(self, step: int) -> bool:
-        """Return whether a checkpoint is due after `step` updates, by the number of steps."""
-        return step % self.save_every == 0
-
-    def evaluates_after(self, step: int) -> bool:
-        """Return whether an evaluation is due after `step` updates, besides the one at the end."""
-        return self.eval_every is not None and step > 0 and step % self.eval_every == 0
 
 
 def check(recipe: Recipe, placement: Placement) -> None:

@@ -6,8 +6,10 @@ All other settings are in `placement.py`.
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tomli_w
@@ -194,6 +196,11 @@ class Recipe(Settings):
     def custom_code(self) -> dict[str, str]:
         """Return the settings that name code of the user's own, as package.module:function."""
         return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
+
+    def command(self, name: str, run: Path, *options: str) -> str:
+        """Return a shell command on the folder `run`. It names the user's own code, because the command runs it."""
+        code = [word for setting, value in self.custom_code.items() for word in (f"--{setting}", value)]
+        return shlex.join(["lockstep", name, str(run), *options, *code])
 
     @property
     def evaluated_split(self) -> str:

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.config.recipe import Recipe
+from lockstep.core.group import Group
 from lockstep.core.network import Network
-from lockstep.core.reduction import Reduction, owned
+from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
 
 Progress = Callable[[float], None]  # receives the share of the evaluation that is done, in [0, 1]
@@ -62,7 +63,7 @@ def evaluate(
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     dataset: Dataset,
-    reduction: Reduction,
+    group: Group,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Classify `dataset`, in the views that `recipe.test_views` names. The result is equal in every process.
@@ -77,8 +78,8 @@ def evaluate(
     network.module.eval()
     size, classes = recipe.eval_batch, len(dataset.classes)
     chunks = -(-len(dataset) // size)
-    shares = [owned(chunks, reduction.processes, process) for process in range(reduction.processes)]
-    own = shares[reduction.process]
+    shares = [owned(chunks, group.processes, process) for process in range(group.processes)]
+    own = shares[group.process]
     # One loss for each chunk, so that the order in which they are summed does not depend on the processes.
     losses = torch.zeros(max(map(len, shares)), dtype=torch.float64)
     # The last column counts predictions that are not finite. The last row begins with the count by one view.
@@ -96,7 +97,7 @@ def evaluate(
         cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
         losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
-    every_loss, every_count = reduction.gather(losses).cpu(), reduction.gather(counts).cpu()
+    every_loss, every_count = group.gather(losses).cpu(), group.gather(counts).cpu()
     tell(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
     table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])

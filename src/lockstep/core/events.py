@@ -30,7 +30,7 @@ class StepEvent:
         learning_rate: learning rate of the step.
         images_per_s: mean since the previous event of this listener, without evaluation and saving.
         s_per_step: mean seconds of a step over the same time.
-        split: mean seconds of each part of a step (`clock.PARTS`) over the same time, in process 0.
+        split: mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0.
         memory_bytes: memory that each process holds.
         cpu_utilisation: CPU seconds that each process used per second. None in the first event of a session.
         gpu_utilisation: percentage of the last sampling period, a second or less, in which each process's GPU computed.

@@ -1,8 +1,7 @@
 """Log: turns what the loop does into events, and sends them to every listener."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course
-from lockstep.core.clock import Clock, Mark, mean_parts
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.core.monitor import Mark, Monitor, mean_parts
 from lockstep.core.reduction import first_towers
 from lockstep.core.state import State
 from lockstep.core.tower import named_towers
@@ -29,7 +28,7 @@ _NO_UTILISATION = (
 class Log:
     """Sends events to `listeners`. Without listeners (in all processes but process 0) every method is a no-op.
 
-    `processes` is the number of processes that share the towers.
+    `monitor` has the times; `processes` is the number of processes that share the towers.
 
     Attributes:
         last_loss: the loss of the last step that a listener received, or None.
@@ -40,16 +39,16 @@ class Log:
         course: Course,
         placement: Placement,
         listeners: Sequence[Listener],
-        *,
-        processes: int = 1,
-        device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
+        monitor: Monitor,
+        processes: int,
+        device: torch.device,
     ) -> None:
         self.course, self.listeners = course, list(listeners)
         self.last_loss: float | None = None
         self._placement, self._recipe = placement, course.recipe
         self._skips = self._recipe.non_finite == "skip"
         self._first_towers = first_towers(course.recipe.towers, processes)
-        self._clock = Clock(device)
+        self._monitor = monitor
         self._marks: dict[int, Mark] = {}
         self._cpu: dict[int, tuple[float, list[float]]] = {}  # wall time, and CPU seconds used by each process
         self._running_loss: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
@@ -59,17 +58,10 @@ class Log:
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
-        if not self.listeners:
-            return
         due = [one for one in self.listeners if one.every is not None and self._is_due(one.every, step)]
-        self._clock.begin(measure=bool(due))
+        self._monitor.begin_step(measure=bool(due))
         for listener in due:
             listener.begin(step)
-
-    def lap(self, part: str) -> None:
-        """Count the time since the last lap as `part` of the step (one of clock.PARTS)."""
-        if self.listeners:
-            self._clock.lap(part)
 
     def step(
         self,
@@ -85,9 +77,9 @@ class Log:
 
         Metrics are read from the device only if a listener is due.
         """
+        self._monitor.end_step()
         if not self.listeners:
             return
-        self._clock.step()
         decay = state.decay_losses()
         cross_entropy = metrics.cross_entropy / self._recipe.batch
         loss = sum(decay.values(), cross_entropy)
@@ -95,7 +87,7 @@ class Log:
             self.note(f"step {step}: skipped, {self._why_skipped(metrics, state)}")
         else:
             self._add_to_running_loss(torch.stack([loss, cross_entropy, *decay.values()]))
-        now = self._clock.mark
+        now = self._monitor.mark
         due = [i for i, one in enumerate(self.listeners) if self._wants(one, step, now, self._marks.get(i))]
         if not due:
             return
@@ -182,10 +174,9 @@ class Log:
         }
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Report the start-up block, (label, text) lines, and start the clock."""
+        """Report the start-up block, (label, text) lines."""
         for listener in self.listeners:
             listener.start(lines)
-        self._clock.start()
 
     def digest(self, step: int, text: str) -> None:
         """Report the state's digest after `step` updates."""
@@ -213,26 +204,15 @@ class Log:
         for listener in self.listeners:
             listener.end(lines)
 
-    @contextmanager
-    def untimed(self) -> Iterator[None]:
-        """Leave the work within the context out of training time and rates."""
-        running = self._clock.running
-        self._clock.pause()
-        try:
-            yield
-        finally:
-            if running:
-                self._clock.start()
-
     @property
     def train_s(self) -> float:
-        """Return the seconds that this session spent training."""
-        return self._clock.mark.seconds
+        """Return the seconds that this session spent training, without evaluation and saving."""
+        return self._monitor.mark.seconds
 
     @property
     def images_per_s(self) -> float:
         """Return this session's mean throughput, without its first steps if there were more."""
-        return self._clock.steps_per_s() * self._recipe.batch
+        return self._monitor.steps_per_s() * self._recipe.batch
 
     def _is_due(self, every: int, step: int) -> bool:
         return step % every == 0 or step == self.course.steps - 1

@@ -5,8 +5,10 @@ towers the total is ((v0 + v1) + (v2 + v3)) + v4. A process whose towers are a w
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Node = tuple[int, int]
 
@@ -29,7 +31,7 @@ def cover(towers: int, owned: range) -> list[Node]:
     return list(inside(0, towers)) if owned else []
 
 
-def add_leaves(node: Node, vectors: Iterator[Tensor]) -> Tensor:
+def add_leaves(node: Node, vectors: "Iterator[Tensor]") -> "Tensor":
     """Return the sum of a node's towers. `vectors` yields their vectors in order; the additions are in place.
 
     At most log2(towers in the node) + 1 vectors are in memory at a time.
@@ -41,7 +43,7 @@ def add_leaves(node: Node, vectors: Iterator[Tensor]) -> Tensor:
     return left.add_(add_leaves((middle(low, high), high), vectors))
 
 
-def add_nodes(node: Node, values: dict[Node, Tensor]) -> Tensor:
+def add_nodes(node: Node, values: "dict[Node, Tensor]") -> "Tensor":
     """Return the sum of `node` from the `values` of nodes that together cover it. The additions are in place."""
     if node in values:
         return values[node]

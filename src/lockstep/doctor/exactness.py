@@ -15,10 +15,12 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Constant
 from lockstep.core.digest import digest
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
+from lockstep.core.reduction import Reduction
 from lockstep.data import Plain, synthetic
 from lockstep.doctor.finding import Finding, passed
 from lockstep.doctor.peer import TOWERS, vectors
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.optim import SGD
 from lockstep.runs.environment import fingerprint
@@ -69,7 +71,7 @@ def totals(processes: Sequence[subprocess.Popen[str]], timeout_s: float = _TIMEO
 
 def reduction(printed: Sequence[str]) -> Finding:
     """Judge the totals that two processes have `printed` by the total of one process."""
-    expected = digest([Local(TOWERS)(vectors())]).hex()
+    expected = digest([Reduction(Alone(), TOWERS, "tree", torch.device("cpu"))(vectors())]).hex()
     if wrong := [f"process {number}: {text}" for number, text in enumerate(printed) if text != expected]:
         return Finding(
             "exact sum", "FAIL", f"two processes do not get the sum of one: {'; '.join(wrong)}",
@@ -84,7 +86,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     The probe is that of a fixed small network on random images. Torch must be configured for one thread.
     """
     splits = synthetic.load(_RECIPE.dataset, 64)
-    session = Session(_RECIPE, Placement(device=device.type), Local(1, device=device), device, splits)
+    session = Session(_RECIPE, Placement(device=device.type), Context(device=device), splits)
     facts = fingerprint(device)
     kept: dict[str, Any] = {name: facts[name] for name in ("device", "cpu", "cpu_capability", "gpu") if name in facts}
     versions = {name: facts["versions"][name] for name in ("torch", "onednn", "mkl")}

@@ -23,15 +23,18 @@ def vectors() -> list[Tensor]:
 
 def main() -> None:
     """Add the vectors of all towers on two processes."""
-    from lockstep.core.process import connect
-    from lockstep.core.rendezvous import open_store
+    from lockstep.core.group import connect
+    from lockstep.core.monitor import Monitor
+    from lockstep.core.reduction import Reduction
+    from lockstep.launch.rendezvous import open_store
 
     meeting, process = Path(sys.argv[1]), int(sys.argv[2])
     store = open_store(meeting, process, 2)
-    processes = connect("tree", TOWERS, torch.device("cpu"), process=process, processes=2, store=store)
-    every = vectors()
-    print(digest([processes(every[tower] for tower in processes.owned)]).hex(), flush=True)
-    processes.close()
+    device = torch.device("cpu")
+    group = connect(process, 2, device, store, Monitor())
+    reduction, every = Reduction(group, TOWERS, "tree", device), vectors()
+    print(digest([reduction(every[tower] for tower in reduction.owned)]).hex(), flush=True)
+    group.close()
 
 
 if __name__ == "__main__":

@@ -16,20 +16,21 @@ from torch import Tensor
 from lockstep.bench import peak
 from lockstep.bench.record import Measurement, Speed
 from lockstep.config.recipe import Course
-from lockstep.core.clock import PARTS
 from lockstep.core.events import Listener, StepEvent, Tensors
+from lockstep.core.group import Group
 from lockstep.core.log import Log
 from lockstep.core.loop import train
+from lockstep.core.monitor import PARTS
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.core.vector import ControlFlags
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
-from lockstep.data.download.transfer import say
 from lockstep.data.plan import Plan
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.jobs.specs import BenchJob, BenchMode
+from lockstep.jobs.specs import BenchMode, BenchSpec
 from lockstep.runs.environment import fingerprint
 
 MODES: tuple[BenchMode, ...] = get_args(BenchMode)
@@ -52,13 +53,8 @@ class ConstantInput(Dataset):
         """Do nothing, as no other images are read."""
 
 
-class NoExchange:
+class NoExchange(Reduction):
     """A reduction that adds only this process's vectors, so that processes do not exchange any ("independent")."""
-
-    def __init__(self, reduction: Reduction) -> None:
-        self.process, self.processes, self.owned = reduction.process, reduction.processes, reduction.owned
-        self.exact = False
-        self.gather, self.broadcast, self.close = reduction.gather, reduction.broadcast, reduction.close
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
         """Return the sum of this process's vectors."""
@@ -132,20 +128,18 @@ class StepTimes(Listener):
             self.every = self._every_timed
 
 
-def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurement:
-    """Time `job.steps` steps after `job.warmup` others, in every process. Return the record, equal in every process."""
-    modes, steps = job.modes, job.steps
+def bench(spec: BenchSpec, ctx: Context) -> Measurement:
+    """Time `spec.steps` steps after `spec.warmup` others, in every process. Return the record, equal in every one."""
+    modes, steps, group, device = spec.modes, spec.steps, ctx.group, ctx.device
     # All steps are of one kind: images of full size, and the same layers frozen. Nothing is evaluated.
-    freeze = {name: share for name, share in job.recipe.freeze.items() if share == 0}
-    recipe = job.recipe.replace(
-        steps=job.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0, patience=None
+    freeze = {name: share for name, share in spec.recipe.freeze.items() if share == 0}
+    recipe = spec.recipe.replace(
+        steps=spec.warmup + steps, epochs=None, progressive=None, freeze=freeze, held_out=0, patience=None
     )
     # The shape of another dataset is known only when it is read.
     invented = "synthetic" in modes and (recipe.dataset in synthetic.SHAPES or recipe.image_px is not None)
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None
-    session = Session(recipe, job.placement, reduction, device, splits)
-    for text in session.notes if reduction.process == 0 else ():
-        say(text)
+    session = Session(recipe, spec.placement, ctx, splits)
     dataset, state = session.split("train"), session.state
     course = recipe.bind(len(dataset))
     tower = Tower(course, session.network)
@@ -153,38 +147,40 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
         dataset = ConstantInput(dataset)
     if "forward-only" in modes:
         tower, state = ForwardOnly(course, session.network), NoUpdate(state)
-    exchanges = "independent" not in modes and "forward-only" not in modes  # a forward pass has nothing to exchange
-    times = StepTimes(device, job.warmup)
-    log = Log(course, job.placement, [times], processes=reduction.processes, device=device)
+    reduction = session.reduction
+    if "independent" in modes or "forward-only" in modes:  # a forward pass has nothing to exchange
+        reduction = NoExchange(group, recipe.towers, spec.placement.reduction, device)
+    times = StepTimes(device, spec.warmup)
+    log = Log(course, spec.placement, [times], ctx.monitor, group.processes, device)
     log.start([])
-    for _ in train(course, dataset, tower, reduction if exchanges else NoExchange(reduction), state, log):
+    for _ in train(course, dataset, tower, reduction, state, log, ctx.monitor):
         pass
     memory = session.peak_memory_bytes()  # before the peak's matrices are there
-    flops = _flops_per_step(course, dataset, tower, state, reduction)
+    flops = _flops_per_step(course, dataset, tower, state, session.reduction)
     peak_dtype = peak.product_dtype(recipe.precision, device)
     environment = fingerprint(device)
     return {
         "kind": "bench",
         "recipe": recipe.name,
         "modes": list(modes),
-        "processes": reduction.processes,
+        "processes": group.processes,
         "towers": recipe.towers,
         "batch": recipe.batch,
         "precision": recipe.precision,
         "threads": recipe.threads_per_tower,
         "steps": steps,
-        **_speed(recipe.batch, times.timed(), reduction),
+        **_speed(recipe.batch, times.timed(), group),
         "peak_memory_bytes": memory,
         "vector_bytes": 4 * tower.layout.length,
         "flops_per_step": flops,
-        "peak_flops_per_s": _mean_peak(peak_dtype, reduction, device),
+        "peak_flops_per_s": _mean_peak(peak_dtype, group, device),
         "peak_precision": str(peak_dtype).removeprefix("torch."),
         "device": environment["device"],
         "versions": environment["versions"],
     }
 
 
-def _speed(batch: int, timed: Sequence[TimedSteps], reduction: Reduction) -> Speed:
+def _speed(batch: int, timed: Sequence[TimedSteps], group: Group) -> Speed:
     """Return the speed of the timed steps.
 
     images_per_s: batch / mean seconds of a step, of the slowest process. images_per_s_error: standard error of the
@@ -194,7 +190,7 @@ def _speed(batch: int, timed: Sequence[TimedSteps], reduction: Reduction) -> Spe
     events = [steps.event for steps in timed]
     seconds = [event.s_per_step for event in events]
     mean = statistics.fmean(seconds, [steps.count for steps in timed])
-    slowest = float(reduction.gather(torch.tensor([mean], dtype=torch.float64)).max())
+    slowest = float(group.gather(torch.tensor([mean], dtype=torch.float64)).max())
     rates = [batch / s for s in seconds]
     median = statistics.median(rates)
     return {
@@ -213,8 +209,8 @@ def _flops_per_step(course: Course, dataset: Dataset, tower: Tower, state: State
     return peak.flops(lambda: tower(state, shard, state.step)) * len(reduction.owned)
 
 
-def _mean_peak(dtype: torch.dtype, reduction: Reduction, device: torch.device) -> float:
+def _mean_peak(dtype: torch.dtype, group: Group, device: torch.device) -> float:
     """Return the mean of the processes' peaks in FLOP/s, measured at the same time in all of them."""
-    reduction.gather(torch.zeros(1))  # a barrier, so that all processes begin together
+    group.gather(torch.zeros(1))  # a barrier, so that all processes begin together
     own = torch.tensor([peak.peak(device, dtype)], dtype=torch.float64)
-    return float(reduction.gather(own).mean())
+    return float(group.gather(own).mean())

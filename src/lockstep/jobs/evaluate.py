@@ -1,97 +1,258 @@
-"""The eval job: evaluate checkpoints of a run and print the results."""
+"""The evaluate job: checkpoints of a run, one, or each new one while another program trains the run.
 
-import json
-import sys
-from contextlib import AbstractContextManager, nullcontext
+Nothing here takes the run's lock, which is for programs that write recipe, metrics and checkpoints.
+"""
 
-import torch
+import math
+import time
+from collections.abc import Callable
+from typing import Any
 
-from lockstep.core.reduction import Reduction
+from lockstep.core.evaluate import Evaluation
+from lockstep.core.events import EvaluatingEvent
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.folder.scan import is_divided
-from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.jobs.specs import EvalJob
-from lockstep.jobs.watch import Evaluator, evaluate_chosen, evaluate_newest, watch
-from lockstep.report import evaluation
-from lockstep.report.console import discard, progress_on
+from lockstep.jobs.specs import EvaluateSpec
+from lockstep.messages import logger
+from lockstep.report.console import progress_on
+from lockstep.report.evaluation_log import EvaluationLog
+from lockstep.runs import checkpoint
+from lockstep.runs.checkpoint import Checkpoint, none_yet, read_chosen, read_result
 from lockstep.runs.folder import Run
 from lockstep.runs.model_file import save_model
+from lockstep.runs.source import describe_custom_code, source_changes
+
+_MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
+_EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"
 
 
-def evaluate_run(
-    job: EvalJob,
-    reduction: Reduction,
-    device: torch.device,
-    *,
-    reading: AbstractContextManager[None] = nullcontext(),  # noqa: B008  does nothing, so it can be shared
-) -> None:
-    """Evaluate the checkpoints that `job` names. Every process calls it; process 0 prints. Raises: LockstepError.
+def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
+    """Evaluate the checkpoints that `spec` names. Return the record of the only or the last one, in process 0.
 
-    Results go to stdout, notes and progress to stderr. Each result is flushed, so that a pipe's reader sees it at once.
-    `reading` is entered while the dataset is read, which may take long.
+    With `spec.watch`, the record of each evaluation goes to `ctx.emit`, and None is returned. Raises: LockstepError.
     """
-    with reading:
-        session = Session(job.recipe, job.placement, reduction, device)
-    shows_progress = reduction.process == 0 and not job.quiet and sys.stderr.isatty()
-    line = progress_on(sys.stderr) if shows_progress else None
+    session = Session(spec.recipe, spec.placement, ctx)
+    if ctx.first:
+        _note_division(spec, session)
+    stream = ctx.display.progress if ctx.first else None
+    line = progress_on(stream) if stream else None
 
-    def note(text: str) -> None:
-        if not job.quiet:
-            print(printable(text), file=sys.stderr, flush=True)
-
-    if reduction.process == 0:
-        for text in [*session.notes, *_division_notes(job, session)]:
-            note(text)
-
-    def show(result: evaluation.CheckpointEvaluation) -> None:
+    def show(event: EvaluatingEvent) -> None:
         if line:
-            line.remove()  # stdout may be the same terminal
-        if job.json_output:
-            lines = [json.dumps(result.record())]
-        elif job.quiet:
-            return
-        elif job.watch:
-            lines = [evaluation.precision_line(result)]
-        else:
-            lines = [evaluation.summary_line(result), "", *evaluation.table_lines(result)]
-        try:
-            print(*map(printable, lines), sep="\n", flush=True)
-        except BrokenPipeError:  # the reader has closed the pipe, as in `lockstep eval | head`
-            discard(sys.stdout)
+            line.evaluating(event)
 
-    evaluator = Evaluator(
-        session, job.path, split=job.split, weights=job.weights, examples=job.examples, strict=job.strict, note=note,
-        progress=line.evaluating if line else lambda event: None,
-    )  # fmt: skip
-    if job.watch:
-        watch(evaluator, interval=job.interval, once=job.once, tell=show, note=note)
-        return
-    chosen = job.checkpoint
-    result = evaluate_newest(evaluator, note) if chosen is None else evaluate_chosen(evaluator, chosen)
-    if reduction.process != 0:
-        return
-    show(result)
-    if job.save_model is not None:
+    evaluator = Evaluator(spec, session, show)
+    if spec.watch:
+        watch(evaluator, spec, ctx, before_record=line.remove if line else lambda: None)
+        return None
+    found = _read(evaluator.run, spec) if ctx.first else None
+    record = evaluator(found)
+    if line:
+        line.remove()
+    if not ctx.first:
+        return None
+    if spec.save_model is not None:
         try:
-            save_model(job.save_model, *session.model_contents(result.weights))
+            save_model(spec.save_model, *session.model_contents(record["weights"]))
         except OSError as error:
-            raise LockstepError(f"--save-model {job.save_model}: cannot be written: {error}", ENVIRONMENT) from None
-        note(f"the model after {result.step} steps, {result.weights} weights, is saved in {job.save_model}")
+            raise LockstepError(f"--save-model {spec.save_model}: cannot be written: {error}", ENVIRONMENT) from None
+        logger.warning(
+            f"the model after {record['step']} steps, {record['weights']} weights, is saved in {spec.save_model}"
+        )
+    return record
 
 
-def _division_notes(job: EvalJob, session: Session) -> list[str]:
-    """Return the note that only a part of the images is evaluated, if `test_share` divides another data folder.
+def _read(run: Run, spec: EvaluateSpec) -> Checkpoint:
+    return read_result(run) if spec.checkpoint is None else read_chosen(run, spec.checkpoint)
+
+
+class Evaluator:
+    """Evaluates checkpoints of one run on one split with one kind of weights. All processes hold the same.
+
+    `show` receives the progress of each evaluation. Raises: LockstepError if the run has no such split or weights.
+
+    Attributes:
+        usual: True if the evaluation is the one that training makes: whole split, the classifier's weights.
+    """
+
+    def __init__(
+        self, spec: EvaluateSpec, session: Session, show: Callable[[EvaluatingEvent], None] = lambda event: None
+    ) -> None:
+        self.session, self.run, self._show = session, Run(spec.path), show
+        self._strict, self._last_note, self._data_noted = spec.strict, "", False
+        self.dataset = session.split(spec.split, spec.examples)
+        own = "ema" if session.state.ema is not None else "raw"
+        if spec.weights == "ema" and own == "raw":
+            raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
+        self.split, self.weights = spec.split, spec.weights or own
+        whole = len(self.dataset) == len(session.splits[spec.split])
+        self.usual = whole and (spec.split, self.weights) == (session.recipe.evaluated_split, own)
+
+    def __call__(self, found: Checkpoint | None) -> dict[str, Any]:
+        """Evaluate the checkpoint that process 0 read; the other processes pass None. Return the record."""
+        if found is not None:
+            self._compare_source(found)
+            self._compare_data(found)
+        self.session.restore(found)
+        step = self.session.state.step
+
+        def progress(share: float) -> None:
+            self._show(EvaluatingEvent(step, self.split, share))
+
+        result = self.session.evaluate(self.dataset, self.weights, progress)
+        subject = {"run": str(self.run.path), "step": step, "split": self.split, "weights": self.weights}
+        return subject | record_of(result, self.dataset.classes)
+
+    def _compare_source(self, found: Checkpoint) -> None:
+        if changed := source_changes(found.manifest["model_source"], self.session.model_source):
+            code = describe_custom_code(self.session.recipe)
+            text = f"the source of {code} is not the one it was trained with ({'; '.join(changed)})"
+            if self._strict:
+                raise LockstepError(f"--strict: {text}", DATA)
+            if text != self._last_note:
+                logger.warning(text)
+            self._last_note = text
+
+    def _compare_data(self, found: Checkpoint) -> None:
+        """Raise a LockstepError if the dataset has other classes than the run's. Note a split that has changed."""
+        trained, own = found.manifest["classes"], list(self.dataset.classes)
+        if trained != own:
+            only = [*(f"-{name}" for name in trained if name not in own), *(f"+{n}" for n in own if n not in trained)]
+            raise LockstepError(
+                f"the dataset's classes are not those of {self.run.path} ({', '.join(only) or 'another order'}): give "
+                f"images of the same {len(trained)} classes as --data",
+                DATA,
+            )
+        whole = self.session.splits[self.split].sha256
+        if found.manifest["data_sha256"].get(self.split, whole) != whole and not self._data_noted:
+            logger.warning(f"the {self.split} data is not what it was in training (its sha256 differs)")
+            self._data_noted = True
+
+
+def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the complete result, with classes and confusion matrix, for programs to read."""
+    counts = zip(classes, result.class_examples, result.class_correct, strict=True)
+    by_class = [{"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None} for name, n, k in counts]
+    return {**result.summary(), "classes": by_class, "confusion": result.confusion}
+
+
+def watch(evaluator: Evaluator, spec: EvaluateSpec, ctx: Context, before_record: Callable[[], None]) -> None:
+    """Evaluate each new checkpoint once, until the run has ended and its last checkpoint is evaluated.
+
+    Every `spec.interval` seconds process 0 looks for checkpoints and decides what all processes do. The oldest new
+    checkpoint comes first. With `spec.once`, it looks once, and only at the newest. `before_record` is called before a
+    record is emitted, to remove what is drawn. Raises: LockstepError.
+    """
+    group = ctx.group
+    watcher = Watcher(evaluator, spec.once) if ctx.first else None
+    while True:
+        decision = group.broadcast(watcher.decide() if watcher else None)
+        if decision == _EVALUATE:
+            record = evaluator(watcher.found if watcher else None)
+            if watcher:
+                watcher.log.add(record, time.time())
+                before_record()
+                ctx.emit(record)
+            decision = group.broadcast(watcher.after() if watcher else None)
+        if decision == _END:
+            break
+        if decision == _MORE:
+            continue
+        meetings = math.ceil(spec.interval / _MEET_S)
+        for _ in range(meetings):
+            time.sleep(spec.interval / meetings)
+            group.broadcast(b"" if watcher else None)
+    if watcher:
+        watcher.log.close()
+
+
+class Watcher:
+    """Process 0's part of `watch`: it looks for checkpoints, and decides for all processes.
+
+    Attributes:
+        found: the checkpoint to evaluate.
+        log: the evaluations so far.
+    """
+
+    def __init__(self, evaluator: Evaluator, once: bool) -> None:
+        self._run, self._once = evaluator.run, once
+        self._notes: set[str] = set()
+        self._damaged: set[int] = set()
+        self._ended = False
+        self.found: Checkpoint | None = None
+        self.log = EvaluationLog(
+            evaluator.run.path / "eval", split=evaluator.split, weights=evaluator.weights,
+            examples=len(evaluator.dataset), usual=evaluator.usual,
+        )  # fmt: skip
+
+    def decide(self) -> bytes:
+        """Look for a new checkpoint. Raises: LockstepError if none can come."""
+        run = Run.open(self._run.path)  # raises if the run was deleted
+        # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.
+        self._ended = run.result() is not None
+        steps = checkpoint.steps(self._run.checkpoints)
+        if not steps:
+            if self._once or self._ended:
+                raise none_yet(self._run)
+            self._note_once(f"{self._run.path} has no checkpoint yet: waiting")
+            return _WAIT
+        if self._find(steps):
+            return _EVALUATE
+        if self._once:
+            logger.warning(f"the newest checkpoint of {self._run.path} is evaluated already, see {self.log.path}")
+        elif self._ended:
+            logger.warning(f"{self._run.path} has ended, and its last checkpoint is evaluated, see {self.log.path}")
+        elif not self._run.is_held():
+            self._note_once(f"no program is training {self._run.path} now: waiting. Use --once to stop here")
+        return self.after()
+
+    def _find(self, steps: list[int]) -> bool:
+        """Read the next checkpoint to evaluate into `found`, from `steps`, newest first. Return False if none is."""
+        for step in steps if self._once else reversed(steps):
+            if step in self.log.done and self._once:
+                return False
+            if step not in self.log.done | self._damaged and self._read(step):
+                return True
+        return False
+
+    def _read(self, step: int) -> bool:
+        try:
+            self.found = checkpoint.read_step(self._run.checkpoints, step)
+        except FileNotFoundError:
+            return False  # Training has deleted it.
+        except LockstepError as error:
+            self._damaged.add(step)
+            logger.warning(f"{error}: skipped")
+            return False
+        return True
+
+    def after(self) -> bytes:
+        """Decide what follows an evaluation: another one, waiting, or the end."""
+        self.found = None  # frees its tensors
+        waiting = set(checkpoint.steps(self._run.checkpoints)) - self.log.done - self._damaged
+        return _END if self._once or (self._ended and not waiting) else _MORE if waiting else _WAIT
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.add(text)
+            logger.warning(text)
+
+
+def _note_division(spec: EvaluateSpec, session: Session) -> None:
+    """Note that only a part of the images is evaluated, if `test_share` divides another data folder.
 
     A user who gives new photos expects that all of them are evaluated.
     """
-    folder, trained = job.placement.data, Run(job.path).data()
-    if job.recipe.dataset != IMAGE_FOLDER or folder is None or job.split not in session.splits:
-        return []
+    folder, trained = spec.placement.data, Run(spec.path).data()
+    if spec.recipe.dataset != IMAGE_FOLDER or folder is None or spec.split not in session.splits:
+        return
     if (trained is not None and folder.resolve() == trained.resolve()) or not is_divided(folder):
-        return []
-    evaluated, every = len(session.splits[job.split]), sum(map(len, session.splits.values()))
-    return [
-        f"{job.split} is {evaluated} of the {every} images in {folder}: the folder has no test folder, so "
-        f"test_share={job.recipe.test_share:g} divides its images. --split selects {' or '.join(session.splits)}"
-    ]
+        return
+    evaluated, every = len(session.splits[spec.split]), sum(map(len, session.splits.values()))
+    logger.warning(
+        f"{spec.split} is {evaluated} of the {every} images in {folder}: the folder has no test folder, so "
+        f"test_share={spec.recipe.test_share:g} divides its images. --split selects {' or '.join(session.splits)}"
+    )

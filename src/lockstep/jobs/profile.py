@@ -1,6 +1,5 @@
 """Profile: the operators of chosen steps, as a trace and as a table."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,17 +7,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
+from lockstep.messages import logger
 
 
 class Profile:
     """Records the operators of steps [first, end) of this process, and writes them into `folder`.
 
     trace-FIRST-END.pt.trace.json opens in https://ui.perfetto.dev, chrome://tracing and TensorBoard's profile plugin.
-    operators-FIRST-END.txt is a table of the most expensive operators. `note` receives where they are.
+    operators-FIRST-END.txt is a table of the most expensive operators. A message says where they are.
     """
 
-    def __init__(self, folder: Path, steps: tuple[int, int], device: torch.device, note: Callable[[str], None]) -> None:
-        self._folder, self._note = folder, note
+    def __init__(self, folder: Path, steps: tuple[int, int], device: torch.device) -> None:
+        self._folder = folder
         self._first, self._end = steps
         self._gpu = device.type == "cuda"
         self._profiler: profile | None = None
@@ -49,9 +49,9 @@ class Profile:
             table = profiler.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60)
             (self._folder / f"operators-{stem}.txt").write_text(table)
         except (OSError, RuntimeError) as error:
-            self._note(f"no profile: cannot write in {self._folder}: {error}. Training goes on")
+            logger.warning(f"no profile: cannot write in {self._folder}: {error}. Training continues")
             return
-        self._note(f"profile of steps {self._first} to {self._end - 1}: {self._folder}")
+        logger.warning(f"profile of steps {self._first} to {self._end - 1}: {self._folder}")
 
 
 def check_profile(placement: Placement, first: int, steps: int) -> None:

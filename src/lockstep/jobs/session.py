@@ -8,20 +8,22 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from lockstep import hardware
+from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation, Progress, evaluate
+from lockstep.core.monitor import Stage
 from lockstep.core.network import Network, initial_model, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
+from lockstep.core.tower import OverflowedError
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import decoder_versions
 from lockstep.errors import USAGE, LockstepError
 from lockstep.jobs.agreement import exchange, require_equal
-from lockstep.jobs.early_stop import EarlyStop
+from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.probe import Probe, probe, slowdown
 from lockstep.jobs.splits import read_splits
@@ -34,30 +36,35 @@ class Session:
     """The data, network and state of a run in one process.
 
     Attributes:
-        recipe, placement, reduction, device: what the session was made with.
+        recipe, placement, group, device: what the session was made with.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
-        early_stop: decides when a run with `patience` ends.
+        reduction: adds the vectors of all towers.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
         decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `environment.fingerprint`.
-        notes: messages for the user about the dataset.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        placement: Placement,
-        reduction: Reduction,
-        device: torch.device,
-        splits: dict[str, Dataset] | None = None,
+        self, recipe: Recipe, placement: Placement, ctx: Context, splits: dict[str, Dataset] | None = None
     ) -> None:
-        """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state."""
-        self.recipe, self.placement, self.reduction, self.device = recipe, placement, reduction, device
-        self.notes: list[str] = []
-        self.splits = splits or read_splits(recipe, placement, self.notes.append)
+        """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state.
+
+        Raises: LockstepError.
+        """
+        self.recipe, self.placement, self.group, self.device = recipe, placement, ctx.group, ctx.device
+        device = ctx.device
+        ctx.monitor.use(device)
+        self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction, device)
+        with ctx.loading_guard(), ctx.monitor.doing(Stage.READ):
+            # One process of a host downloads, indexes and decodes; then the others find the result.
+            if ctx.local:
+                ctx.group.gather(torch.zeros(1))
+            self.splits = splits or read_splits(recipe, placement)
+            if not ctx.local:
+                ctx.group.gather(torch.zeros(1))
         if recipe.held_out:
             self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
@@ -90,8 +97,9 @@ class Session:
         # The state copies the weights first, because the network casts them in place.
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
-        self.early_stop = EarlyStop(recipe.bind(len(train_set)))
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
+        # A module of the user's own, which has been imported by now, may have set torch's flags for itself.
+        numerics.configure(recipe.threads_per_tower, recipe.exact)
 
     @property
     def data_sha256(self) -> dict[str, str]:
@@ -107,7 +115,6 @@ class Session:
             "model_source": self.model_source,
             "classes": train_set.classes,
             "image_shape": list(train_set.images.shape[1:]),
-            **self.early_stop.facts(),
         }
 
     def model_contents(self, weights: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -153,13 +160,6 @@ class Session:
             dataset = dataset.spread(examples) if folder else dataset.first(examples)
         return dataset.to(self.device)
 
-    def resume(self, checkpoint: Checkpoint | None) -> None:
-        """Continue from the checkpoint that process 0 read, in every process. None keeps the initial state."""
-        self.restore(checkpoint)
-        if self.recipe.patience is not None:
-            manifest = json.dumps(checkpoint.manifest if checkpoint else {}).encode()
-            self.early_stop.load(json.loads(self.reduction.broadcast(manifest)))
-
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
 
@@ -169,7 +169,7 @@ class Session:
             raise LockstepError(
                 f"{checkpoint.path} was trained by another recipe than the run's recipe.json states", USAGE
             )
-        tensors = self.reduction.broadcast(save(checkpoint.tensors) if checkpoint else b"")
+        tensors = self.group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
         if tensors:
             self.state.load(load(tensors))
             self.require_agreement()
@@ -188,7 +188,7 @@ class Session:
         result = probe(self.recipe, self.network, self._seeded_state or self.state, train_set)
         self._seeded_state = None  # frees the memory
         if self.recipe.exact:
-            require_equal("arithmetic", result.sha256, self.reduction, self.fingerprint)
+            require_equal("arithmetic", result.sha256, self.group, self.fingerprint)
         return result
 
     def emulation_note(self, train_set: Dataset) -> str | None:
@@ -209,7 +209,7 @@ class Session:
 
         They must have the same recipe, data, names of classes, model source and weights.
         """
-        if self.reduction.processes == 1:
+        if self.group.processes == 1:
             return
         texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
         for name, digest in self.data_sha256.items():
@@ -220,25 +220,34 @@ class Session:
             json.dumps(self.model_source)
         )
         texts["weights"] = self.state.weights_sha256()
+        placement = self.placement
+        intervals = placement.eval_every, placement.save_every, placement.digest_every
+        texts["options --eval-every, --save-every and --digest-every"] = json.dumps(intervals)
         for what, own in texts.items():
-            require_equal(what, own, self.reduction, self.fingerprint)
+            require_equal(what, own, self.group, self.fingerprint)
+
+    def require_sound_state(self) -> None:
+        """Raise, in every process, unless the state is finite and has the same bits in all. Call it before a save."""
+        if not self.state.is_finite():
+            raise OverflowedError(self.state.step)
+        self.require_equal_states()
 
     def require_equal_states(self) -> None:
         """Raise a StatesDifferError, in every process, unless the states of all have the same bits."""
-        if self.reduction.processes > 1:
-            digests = exchange(self.state.digest(), self.reduction)
+        if self.group.processes > 1:
+            digests = exchange(self.state.digest(), self.group)
             if len(set(digests)) > 1:
                 raise StatesDifferError(self.state.step, digests)
 
     def peak_memory_bytes(self) -> list[int]:
         """Return the most memory that each process has held, in bytes: of its GPU, or on CPU in all."""
-        return [int(row) for row in self.reduction.gather(torch.tensor([hardware.peak_memory_bytes(self.device)]))]
+        return [int(row) for row in self.group.gather(torch.tensor([hardware.peak_memory_bytes(self.device)]))]
 
     def evaluate(self, dataset: Dataset, weights: str, progress: Progress | None = None) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.ema if weights == "ema" else self.state.parameters
         assert parameters is not None
-        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.reduction, progress)
+        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.group, progress)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""

@@ -1,18 +1,20 @@
-"""Jobs: what the processes of one command do. The launcher hands a job to its worker processes as JSON."""
+"""Specs: what a job is to compute. The launcher gives a spec to its worker processes as JSON."""
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.settings import Settings
 
 BenchMode = Literal["synthetic", "forward-only", "independent"]
+_PATH = "path in a spec"  # the only key of a JSON object that stands for a path
 
 
-class TrainJob(Settings):
+class TrainSpec(Settings):
     """Train a run.
 
     Attributes:
@@ -21,16 +23,11 @@ class TrainJob(Settings):
         numbered: True if a new run may take the next free number in place of the one in `path`.
         strict: True to refuse to resume with other arithmetic or a changed model source.
         notes: messages for the user at the start.
-        json_output: True to print the result as JSON on stdout, and everything else on stderr.
-        quiet: True to print only errors (and the JSON).
         started: time.time() at the program's start.
-        line_width: columns of a line that is redrawn on stdout, for a caller that relays stdout to a notebook or a
-            terminal; None lets stdout decide.
-        path_file: file into which process 0 writes the path of the run's folder as soon as it exists, or None.
         restarts: how often the processes were started again after a failure, since the program started.
     """
 
-    command: Literal["train"] = "train"
+    job: Literal["train"] = "train"
     recipe: Recipe
     placement: Placement
     path: Path
@@ -38,15 +35,11 @@ class TrainJob(Settings):
     numbered: bool = False
     strict: bool = False
     notes: tuple[str, ...] = ()
-    json_output: bool = False
-    quiet: bool = False
     started: float
-    line_width: int | None = None
-    path_file: Path | None = None
     restarts: int = 0
 
 
-class EvalJob(Settings):
+class EvaluateSpec(Settings):
     """Evaluate checkpoints of a run.
 
     Attributes:
@@ -59,10 +52,9 @@ class EvalJob(Settings):
         watch: True to evaluate each new checkpoint until the run ends; `interval` is in seconds.
         once: True to look for new checkpoints only once.
         strict: True to refuse a model whose source has changed since the checkpoint.
-        json_output, quiet: as in TrainJob.
     """
 
-    command: Literal["eval"] = "eval"
+    job: Literal["evaluate"] = "evaluate"
     recipe: Recipe
     placement: Placement
     path: Path
@@ -75,47 +67,53 @@ class EvalJob(Settings):
     interval: float = 5.0
     once: bool = False
     strict: bool = False
-    json_output: bool = False
-    quiet: bool = False
 
 
-class BenchJob(Settings):
+class BenchSpec(Settings):
     """Time training steps.
 
     Attributes:
-        record: file for the record, which process 0 writes as JSON.
         steps, warmup: number of timed steps, and of untimed steps before them.
         modes: parts of a step that are left out or replaced.
     """
 
-    command: Literal["bench"] = "bench"
+    job: Literal["bench"] = "bench"
     recipe: Recipe
     placement: Placement
-    record: Path
     steps: int = Field(ge=1)
     warmup: int = Field(0, ge=0)
     modes: tuple[BenchMode, ...] = ()
-    quiet: bool = False
 
 
-class VerifyJob(Settings):
+class VerifySpec(Settings):
     """Replay steps of a run, and compare them with what its folder states.
 
     Attributes:
         path: the run's folder, which is only read.
-        record: file for the record, which process 0 writes as JSON.
         start, steps: from which step to replay, and how many; None: see `lockstep verify --help`.
-        quiet: as in TrainJob.
     """
 
-    command: Literal["verify"] = "verify"
+    job: Literal["verify"] = "verify"
     recipe: Recipe
     placement: Placement
     path: Path
-    record: Path
     start: int | None = Field(None, ge=0)
     steps: int | None = Field(None, ge=1)
-    quiet: bool = False
 
 
-Job = TrainJob | EvalJob | BenchJob | VerifyJob
+Spec = TrainSpec | EvaluateSpec | BenchSpec | VerifySpec
+
+
+def encoded(spec: Spec) -> str:
+    """Return `spec` as JSON. The bytes of a path need not be UTF-8."""
+    return json.dumps(spec.model_dump(), default=lambda path: {_PATH: str(path)})
+
+
+def decoded(text: str) -> Spec:
+    """Return the spec that `encoded` wrote."""
+    fields = json.loads(text, object_hook=lambda found: Path(found[_PATH]) if found.keys() == {_PATH} else found)
+    spec: Spec = _ADAPTER.validate_python(fields)
+    return spec
+
+
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(Spec)

@@ -11,11 +11,12 @@ import torch
 from lockstep import hardware
 from lockstep.config.placement import REDUCTIONS, Placement
 from lockstep.config.recipe import Course, Recipe
-from lockstep.core.reduction import Reduction, owned, owned_in_words
+from lockstep.core.reduction import owned, owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.agreement import exchange
 from lockstep.jobs.session import Session
+from lockstep.words import duration, plural
 
 Line = tuple[str, str]  # (label, text)
 
@@ -34,7 +35,8 @@ def startup_lines(
     `local_processes` is how many of the run's processes are on this host; `tower_s` the seconds of a tower's
     computation in a step, if they were measured.
     """
-    recipe, placement, reduction, device = session.recipe, session.placement, session.reduction, session.device
+    recipe, placement, device = session.recipe, session.placement, session.device
+    processes = session.group.processes
     shape = "x".join(map(str, train_set.images.shape[1:]))
     watch = f"tail -f {shlex.quote(str(run / 'log.txt'))}"
     watch += f", or tensorboard --logdir {shlex.quote(str(run))}" if placement.summary_every else ""
@@ -43,14 +45,14 @@ def startup_lines(
         ("data", f"{_data_name(session)}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
                  f"images, {shape}, {len(train_set.classes)} classes"),
         ("model", f"{recipe.model}: {session.parameter_count:,} parameters, computed in {recipe.precision}"),
-        ("batch", f"{recipe.batch} images a step (global) = {recipe.towers} {_plural('tower', recipe.towers)} "
+        ("batch", f"{recipe.batch} images a step (global) = {plural(recipe.towers, 'tower')} "
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
         ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"
                    f"{_expected(session, course, tower_s)}"),
         ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"
                  + (f"; gradients clipped to norm {recipe.clip:g}" if recipe.clip else "")),
         ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
-        ("processes", _processes(recipe, placement, reduction, device)),
+        ("processes", _processes(session)),
         ("run", f"{run}   (watch it: {watch})"),
     ]  # fmt: skip
     if session.initial_weights and not session.state.step:
@@ -58,7 +60,7 @@ def startup_lines(
     if extras := _augmentation_extras(recipe):
         lines.insert(5, ("augmented", "; ".join(extras)))
     if recipe.patience is not None:
-        epochs = f"{recipe.patience} {_plural('epoch', recipe.patience)}"
+        epochs = plural(recipe.patience, "epoch")
         lines.insert(
             5, ("patience", f"ends after {epochs} without a better accuracy on the {recipe.evaluated_split} images")
         )
@@ -66,7 +68,7 @@ def startup_lines(
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
         lines.insert(-2, ("evaluation", f"each image in several views: {recipe.test_views}"))
-    if note := idle_devices(recipe, placement, reduction.processes, local_processes, device):
+    if note := idle_devices(recipe, placement, processes, local_processes, device):
         lines.append(("note", note))
     return lines
 
@@ -77,16 +79,9 @@ def _expected(session: Session, course: Course, tower_s: float | None) -> str:
         return ""
     recipe = session.recipe
     # All processes wait for the one with the most towers.
-    towers = max(len(owned(recipe.towers, session.reduction.processes, p)) for p in range(session.reduction.processes))
-    return f"; about {_duration((course.steps - session.state.step) * towers * tower_s)}"
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration in words, rounded to its greatest unit."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.{1 if seconds < 9.5 * size else 0}f} {unit}"
-    return f"{max(1, round(seconds))} s"
+    processes = session.group.processes
+    towers = max(len(owned(recipe.towers, processes, process)) for process in range(processes))
+    return f"; about {duration((course.steps - session.state.step) * towers * tower_s)}"
 
 
 def _augmentation_extras(recipe: Recipe) -> list[str]:
@@ -105,10 +100,10 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
 
     All processes call this together. `vector_length` is the number of values that are reduced in a step.
     """
-    recipe, reduction, state = session.recipe, session.reduction, session.state
-    texts = exchange(_describe_process(session.device), reduction)
+    recipe, group, state = session.recipe, session.group, session.state
+    texts = exchange(_describe_process(session.device), group)
     lines = [
-        (f"process {process}", f"{text}: {owned_in_words(recipe.towers, reduction.processes, process)}")
+        (f"process {process}", f"{text}: {owned_in_words(recipe.towers, group.processes, process)}")
         for process, text in enumerate(texts)
     ]
     held = {
@@ -120,7 +115,7 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
     sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
     lines.append(("in each", f"{sizes}; and the optimizer's state"))
     how = "all towers in one process"
-    if reduction.processes > 1 or session.placement.reduction == "central-cpu":
+    if group.processes > 1 or session.placement.reduction == "central-cpu":
         how = REDUCTIONS[session.placement.reduction]
     lines.append(("reduction", f"{vector_length:,} float32 values a step, {vector_length * 4 / 2**20:.1f} MiB; {how}"))
     return lines
@@ -133,7 +128,7 @@ def _describe_process(device: torch.device) -> str:
         name, total = f"{device} ({properties.name})", properties.total_memory
     else:
         cores = hardware.cores()
-        name = f"CPU ({cores} {_plural('core', cores)}, {torch.get_num_threads()} used)"
+        name = f"CPU ({plural(cores, 'core')}, {torch.get_num_threads()} used)"
         total = psutil.virtual_memory().total
     return f"{socket.gethostname()}, pid {os.getpid()}, {name}, {total / 2**30:.1f} GiB"
 
@@ -154,12 +149,12 @@ def idle_devices(
         available, each, unit = len(placement.gpus or range(torch.cuda.device_count())), 1, "GPU"
     else:
         available, each, unit = hardware.cores(), recipe.threads_per_tower, "core"
-    towers = f"{recipe.towers} {_plural('tower', recipe.towers)}"
+    towers = f"{plural(recipe.towers, 'tower')}"
     if unit == "core":
         towers += f" of {_threads(recipe)}"
     if recipe.towers > processes:
         shared = "GPU" if unit == "GPU" else "process"
-        towers += f" take turns on {processes} {_plural(shared, processes)}"
+        towers += f" take turns on {plural(processes, shared)}"
     idle = available - local_processes * each
     if idle <= 0:
         return towers if unit == "GPU" and recipe.towers > processes else None
@@ -179,24 +174,19 @@ def idle_devices(
     if other_recipes:
         ways.append(f"{' or '.join(other_recipes)} (another recipe, with other bits)")
     how = f". To use more: {', or '.join(ways)}" if ways else ""
-    return f"{idle} of {available} {_plural(unit, available)} {'is' if idle == 1 else 'are'} idle: {towers}{how}"
+    return f"{idle} of {plural(available, unit)} {'is' if idle == 1 else 'are'} idle: {towers}{how}"
 
 
-def _processes(recipe: Recipe, placement: Placement, reduction: Reduction, device: torch.device) -> str:
-    shares = [owned(recipe.towers, reduction.processes, p) for p in range(reduction.processes)]
-    counts = f"{' + '.join(str(len(share)) for share in shares)} {_plural('tower', recipe.towers)}"
+def _processes(session: Session) -> str:
+    recipe, processes, device = session.recipe, session.group.processes, session.device
+    shares = [owned(recipe.towers, processes, process) for process in range(processes)]
+    counts = f"{' + '.join(str(len(share)) for share in shares)} {'tower' if recipe.towers == 1 else 'towers'}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_threads(recipe)} each"
-    shown = reduction.processes > 1 or placement.reduction == "central-cpu"
-    how = f", reduction {placement.reduction}" if shown else ""
-    how += "" if reduction.exact else " (not exact)"
-    return f"{reduction.processes} on {where}; {counts}{how}"
+    shown = processes > 1 or session.placement.reduction == "central-cpu"
+    how = f", reduction {session.placement.reduction}" if shown else ""
+    how += "" if session.reduction.exact else " (not exact)"
+    return f"{processes} on {where}; {counts}{how}"
 
 
 def _threads(recipe: Recipe) -> str:
-    return f"{recipe.threads_per_tower} {_plural('thread', recipe.threads_per_tower)}"
-
-
-def _plural(word: str, count: int) -> str:
-    if count == 1:
-        return word
-    return f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{plural(recipe.threads_per_tower, 'thread')}"

@@ -1,161 +1,183 @@
-"""Fit: a run from its folder to its result. All processes compute the same; only process 0 writes (`writer.py`)."""
+"""The train job: a run from its folder to its result. All processes compute the same; only process 0 writes."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from signal import Signals
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
-import torch
-
 from lockstep.core.evaluate import Evaluation
-from lockstep.core.heartbeat import Heartbeat, Phase
 from lockstep.core.log import Log
-from lockstep.core.loop import train
-from lockstep.core.reduction import Reduction
-from lockstep.core.tower import NonFiniteError, OverflowedError, Tower
+from lockstep.core.loop import train as steps
+from lockstep.core.monitor import Stage
+from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import ControlFlags
-from lockstep.errors import LockstepError
-from lockstep.jobs.emergency_save import save_alone
+from lockstep.errors import SIGNAL_BASE, LockstepError
+from lockstep.jobs.context import Context
+from lockstep.jobs.due import Due
+from lockstep.jobs.emergency_save import emergency_save
+from lockstep.jobs.open_run import OpenRun, opened
 from lockstep.jobs.profile import check_profile
+from lockstep.jobs.result import complete
 from lockstep.jobs.session import Session
-from lockstep.jobs.specs import TrainJob
-from lockstep.jobs.startup import placement_lines
-from lockstep.jobs.writer import open_writer
+from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.startup import placement_lines, startup_lines
+from lockstep.messages import Held, handled, logger
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended in this process.
+class StoppedError(Exception):
+    """A signal stopped the run; its state is saved. `code` is the program's exit code."""
 
-    Attributes:
-        result: the result record of a complete run, in process 0; else None.
-        stopped_by: the signal that stopped the run, or None.
+    def __init__(self, signal: int) -> None:
+        super().__init__()
+        self.code = SIGNAL_BASE + signal
+
+
+def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
+    """Train the run of `spec`. Return its result in process 0, None in the others.
+
+    Raises: LockstepError; after a loss that is not finite, the last good state is saved first. StoppedError after a
+        request to stop.
     """
+    recipe, placement, group, monitor = spec.recipe, spec.placement, ctx.group, ctx.monitor
+    notes = Held()  # until the start-up block is printed
+    with handled(notes):
+        for text in spec.notes:
+            logger.warning(text)
+        session = Session(recipe, placement, ctx)
+        state, train_set = session.state, session.split("train")
+        course = recipe.bind(len(train_set))
+        check_profile(placement, 0, course.steps)
+        # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
+        probe = session.probe(train_set)
+        if emulation := session.emulation_note(train_set):
+            logger.warning(emulation)
+        with opened(spec, ctx, session, probe) as run:
+            due = Due(placement, course)
+            session.restore(run.checkpoint if run else None)
+            if recipe.patience is not None:
+                manifest = run.checkpoint.manifest if run and run.checkpoint else {}
+                due.load(json.loads(group.broadcast(json.dumps(manifest).encode())))
+            check_profile(placement, state.step, course.steps)
+            test_set = session.split(recipe.evaluated_split)
+            monitor.emergency_save = lambda: emergency_save(session, due, run, ctx.run_folder)
+            log = Log(course, placement, run.listeners if run else (), monitor, group.processes, session.device)
+            tower = Tower(course, session.network)
+            placed = placement_lines(session, tower.layout.length) if placement.log_placement else []
+            if run:
+                lines = startup_lines(
+                    session, course, train_set, test_set, run.run.path, ctx.local_processes, probe.tower_s
+                )
+                if spec.restarts:  # The start-up block is above, in the same output.
+                    times = f"{spec.restarts} of at most {placement.max_restarts}"
+                    lines = [("restarted", f"{times}; continues after step {state.step}")]
+                elif state.step:
+                    placed.append(("resumes", f"after step {state.step}"))
+                run.begin(log, lines + placed)
+                notes.send_to(log.note)
+                run.save(_facts(session, due))
 
-    result: dict[str, Any] | None = None
-    stopped_by: Signals | None = None
+            def evaluate_all() -> dict[str, Evaluation]:
+                def progress(share: float) -> None:
+                    with monitor.doing(Stage.REPORT):
+                        log.evaluating(state.step, recipe.evaluated_split, share)
 
+                with monitor.doing(Stage.EVALUATE):
+                    return session.evaluate_all(test_set, progress)
 
-def fit(
-    job: TrainJob,
-    reduction: Reduction,
-    device: torch.device,
-    *,
-    stop_requested: Callable[[], Signals | None] = lambda: None,
-    local_processes: int = 1,
-    heartbeat: Heartbeat | None = None,
-    begun: Callable[[Path], None] = lambda path: None,
-    reading: AbstractContextManager[None] = nullcontext(),  # noqa: B008  does nothing, so it can be shared
-) -> Outcome:
-    """Train the run of `job`.
-
-    `stop_requested` returns the signal that this process was sent, if any. `local_processes` is how many of the run's
-    processes are on this host. `heartbeat` is told what this process does. `reading` is entered while the dataset is
-    read, which may take long. `begun` is called with the run's folder, in process 0.
-    Raises: LockstepError. After a loss that is not finite, the last good state is saved first.
-    """
-    recipe, placement, heartbeat = job.recipe, job.placement, heartbeat or Heartbeat()
-    with reading, heartbeat.during(Phase.READING):
-        session = Session(recipe, placement, reduction, device)
-    state, train_set = session.state, session.split("train")
-    course, early_stop = recipe.bind(len(train_set)), session.early_stop
-    check_profile(placement, 0, course.steps)
-    # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
-    probe = session.probe(train_set)
-    emulation = session.emulation_note(train_set)
-    notes = [*job.notes, *session.notes, *([emulation] if emulation else [])]
-    with open_writer(job, session, probe, notes, begun) as writer:
-        session.resume(writer.checkpoint)
-        check_profile(placement, state.step, course.steps)
-        test_set = session.split(recipe.evaluated_split)
-        heartbeat.save_alone = partial(save_alone, session, writer, job.path_file)
-        log = Log(course, placement, writer.listeners, processes=reduction.processes, device=device)
-        tower = Tower(course, session.network)
-        lines = placement_lines(session, tower.layout.length) if placement.log_placement else []
-        writer.begin(log, train_set, test_set, lines, local_processes)
-
-        def require_sound_state() -> None:
-            """Raise, in every process, unless the state is finite and equal in all. Call it before every save."""
-            if not state.is_finite():
-                raise OverflowedError(state.step)
-            session.require_equal_states()
-
-        def evaluate_now() -> dict[str, Evaluation]:
-            def progress(share: float) -> None:
-                with heartbeat.during(Phase.REPORTING):
-                    log.evaluating(state.step, recipe.evaluated_split, share)
-
-            with heartbeat.during(Phase.EVALUATING):
-                return session.evaluate_all(test_set, progress)
-
-        def evaluate() -> dict[str, Evaluation]:
-            with log.untimed():
-                results = evaluate_now()
+            def evaluate() -> dict[str, Evaluation]:
+                """Evaluate the state, and add its accuracy to the manifest of its checkpoint."""
+                results = evaluate_all()
                 log.evaluation(state.step, recipe.evaluated_split, results)
-                early_stop.record(state.step, next(iter(results.values())).correct)
-                writer.record_accuracy(results)
-            return results
+                best = next(iter(results.values()))
+                due.record(state.step, best.correct)
+                if run:
+                    if due.best_step == state.step:
+                        run.require_saved()
+                    run.saver.add_facts(state.step, {"accuracy": best.accuracy, **due.facts()})
+                return results
 
-        evaluations: dict[str, Evaluation] = {}  # of the weights as they are after the last update
-        # A program that ended between saving and evaluating left an evaluation to do.
-        due = placement.evaluates_after(state.step) and state.step < course.steps
-        due |= early_stop.counts(state.step)
-        if due and reduction.broadcast(b"evaluate" if writer.evaluation_missing() else b""):
-            evaluations = evaluate()
+            results: dict[str, Evaluation] = {}  # of the weights as they are after the last update
+            # A program that ended between saving and evaluating left an evaluation to do.
+            if due.evaluates(state.step) and state.step < course.steps:
+                left = run and run.checkpoint and "accuracy" not in run.checkpoint.manifest
+                if group.broadcast(b"evaluate" if left else b""):
+                    results = evaluate()
 
-        requested = ControlFlags()
-        try:
-            writer.before_step(state.step)
-            updates = train(
-                course,
-                train_set,
-                tower,
-                reduction,
-                state,
-                log,
-                poll_flags=lambda: ControlFlags(stop_requested(), writer.save_due()),
-                digest_every=placement.digest_every,
-                heartbeat=heartbeat,
-            )
-            for requested in () if early_stop.ended else updates:
-                heartbeat.at(Phase.SAVING)  # until the next tower: everything that the writer does
-                writer.after_step(state.step)
-                last = state.step == course.steps
-                evaluation_due = last or placement.evaluates_after(state.step) or early_stop.counts(state.step)
-                if requested.save or evaluation_due or placement.saves_after(state.step):
-                    with log.untimed():
-                        require_sound_state()
-                        writer.save()
-                        if evaluation_due:
-                            evaluations = evaluate()
-                        if last:
-                            writer.require_saved()
-                if early_stop.ended:
-                    break
-                writer.before_step(state.step)
-            if requested.stop is not None:
-                require_sound_state()
-        except NonFiniteError as error:
-            heartbeat.at(Phase.SAVING)
+            requested = ControlFlags()
+            updates = steps(
+                course, train_set, tower, session.reduction, state, log, monitor, digest_every=placement.digest_every,
+                poll_flags=lambda: ControlFlags(ctx.stop(), run is not None and run.saver.due()),
+            )  # fmt: skip
+            with _saving_the_last_good_state(session, due, run, ctx), closing(updates):
+                if run:
+                    run.before_step(state.step)
+                for requested in () if due.ended else updates:
+                    with monitor.doing(Stage.SAVE):
+                        todo = due.after(state.step, requested)
+                        if run:
+                            run.after_step(state.step)
+                        if todo.save:
+                            session.require_sound_state()
+                            if run:
+                                run.save(_facts(session, due))
+                        if todo.evaluate:
+                            results = evaluate()
+                    if todo.stop or due.ended:
+                        break
+                    if run:
+                        run.before_step(state.step)
+                if requested.stop is not None:
+                    session.require_sound_state()
+
+            trained, skipped = state.step, state.skipped_steps  # An earlier step may have the best weights.
+            with monitor.doing(Stage.SAVE):
+                if requested.stop is not None:
+                    if run:
+                        run.save(_facts(session, due))
+                        run.require_saved()
+                        again = recipe.command("train", run.run.path, "--resume")
+                        log.end([("stopped", f"after {trained} steps, saved"), ("resume", again)])
+                    raise StoppedError(requested.stop)
+                if run:
+                    run.require_saved()
+                if due.best_step not in (None, trained):
+                    assert due.best_step is not None
+                    session.restore(run.best_checkpoint(due.best_step) if run else None)
+                    results = {}
+                if not results:  # The run was resumed after its last step, or an earlier step was the best.
+                    results = evaluate_all()
+                session.require_agreement()
+                memory = session.peak_memory_bytes()
+                if run is None:
+                    return None
+                return complete(spec, session, due, run, log, results, memory, trained, skipped)
+
+
+def _facts(session: Session, due: Due) -> dict[str, Any]:
+    """Return what the manifest of a checkpoint states about the run."""
+    return {**session.checkpoint_facts(), **due.facts()}
+
+
+@contextmanager
+def _saving_the_last_good_state(session: Session, due: Due, run: OpenRun | None, ctx: Context) -> Iterator[None]:
+    """Save the state after a NonFiniteError within the context, which becomes a LockstepError that says so."""
+    try:
+        yield
+    except NonFiniteError as error:
+        with ctx.monitor.doing(Stage.SAVE):
             session.require_equal_states()  # The state that process 0 saves must be the state of all.
             # All processes wait here until process 0 has saved, so that none reports a save that fails.
-            saved = reduction.broadcast(writer.save_last_good().encode()).decode()
-            raise LockstepError(f"{error}. {saved}", error.code) from None
-        finally:
-            heartbeat.at(Phase.SAVING)
-            writer.end_training()
+            saved = ctx.group.broadcast(_save_last_good(session, due, run).encode() if run else None).decode()
+        raise LockstepError(f"{error}. {saved}", error.code) from None
+    finally:
+        if run:
+            run.end_steps()
 
-        if requested.stop is not None:
-            writer.save_and_report_stop()
-            return Outcome(stopped_by=requested.stop)
-        trained = state.step
-        if early_stop.best_step not in (None, trained):
-            session.restore(writer.best_checkpoint())
-            evaluations = {}
-        if not evaluations:  # The run was resumed after its last step, or an earlier step was the best.
-            evaluations = evaluate_now()
-        session.require_agreement()
-        return Outcome(result=writer.finish(evaluations, session.peak_memory_bytes(), trained))
+
+def _save_last_good(session: Session, due: Due, run: OpenRun) -> str:
+    """Save the state after a failed step, if it is finite. Return a sentence about what is saved."""
+    if not session.state.is_finite():
+        return f"The last good state is the latest checkpoint in {run.run.path}"
+    run.save(_facts(session, due))
+    run.require_saved()
+    return f"The last good state, after {session.state.step} steps, is saved in {run.run.path}"

@@ -2,25 +2,21 @@
 
 import json
 import math
-import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
-
-import torch
 
 from lockstep.core.events import Listener, StepEvent, Tensors
 from lockstep.core.log import Log
 from lockstep.core.loop import train
-from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
-from lockstep.errors import DATA, LockstepError, printable
+from lockstep.errors import DATA, LockstepError
+from lockstep.jobs.context import Context
 from lockstep.jobs.probe import Probe
 from lockstep.jobs.session import Session
-from lockstep.jobs.specs import VerifyJob
+from lockstep.jobs.specs import VerifySpec
+from lockstep.messages import collected, logger
 from lockstep.report import console
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.compare import differences
@@ -29,83 +25,60 @@ from lockstep.runs.recorded import Recorded
 from lockstep.runs.source import source_changes
 
 
-def verify(
-    job: VerifyJob,
-    reduction: Reduction,
-    device: torch.device,
-    *,
-    reading: AbstractContextManager[None] = nullcontext(),  # noqa: B008  does nothing, so it can be shared
-) -> dict[str, Any]:
-    """Replay the steps that `job` names, and compare them. Return the record in process 0, {} in the others.
+def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
+    """Replay the steps that `spec` names, and compare them. Return the record in process 0, None in the others.
 
-    Every process calls it. `reading` is entered while the dataset is read, which may take long.
     Raises: LockstepError if nothing can be compared.
     """
-    comparison = FolderComparison(job) if reduction.process == 0 else Comparison()
-    with reading:
-        session = Session(job.recipe, job.placement, reduction, device)
-    state, train_set = session.state, session.split("train")
-    course, probe = job.recipe.bind(len(train_set)), session.probe(train_set)
-    points = json.loads(reduction.broadcast(json.dumps(comparison.points).encode()))
-    session.restore(comparison.begin(session, probe))
-    comparison.compare(state)
-    log = Log(course, job.placement, comparison.listeners, processes=reduction.processes, device=device)
-    log.start([("replays", f"{job.path}, steps {state.step} to {points[-1]}")])
-    tower = Tower(course, session.network)
-    try:
-        for _ in train(course, train_set, tower, reduction, state, log, digest_every=job.placement.digest_every):
-            if state.step in points:
-                ended = comparison.compare(state) or state.step == points[-1]
-                if reduction.broadcast(b"ended" if ended else b""):
-                    break
-    except NonFiniteError as error:
-        comparison.failed(state.step, error)
-    finally:
-        for listener in comparison.listeners:
-            listener.close()
-    return comparison.record()
+    with collected() as notes:
+        comparison = Comparison(spec) if ctx.first else None
+        session = Session(spec.recipe, spec.placement, ctx)
+        state, train_set = session.state, session.split("train")
+        course, probe = spec.recipe.bind(len(train_set)), session.probe(train_set)
+        points = json.loads(ctx.group.broadcast(json.dumps(comparison.points).encode() if comparison else None))
+        session.restore(comparison.begin(session, probe) if comparison else None)
+        if comparison:
+            comparison.compare(state)
+        # A display that redraws its line; other streams get notes and the result alone.
+        listeners = [_Losses(comparison), *_live(ctx)] if comparison else []
+        log = Log(course, spec.placement, listeners, ctx.monitor, ctx.group.processes, session.device)
+        log.start([("replays", f"{spec.path}, steps {state.step} to {points[-1]}")])
+        tower = Tower(course, session.network)
+        every = spec.placement.digest_every
+        updates = train(course, train_set, tower, session.reduction, state, log, ctx.monitor, digest_every=every)
+        try:
+            for _ in updates:
+                if state.step in points:
+                    ended = comparison is not None and (comparison.compare(state) or state.step == points[-1])
+                    if ctx.group.broadcast(b"ended" if ended else b""):
+                        break
+        except NonFiniteError as error:
+            if comparison:
+                comparison.failed(state.step, error)
+        finally:
+            for listener in listeners:
+                listener.close()
+        return comparison.record(notes) if comparison else None
+
+
+def _live(ctx: Context) -> list[Listener]:
+    stream = ctx.display.progress
+    return [console.for_stream(stream, 1)] if stream is not None and stream.isatty() else []
 
 
 class Comparison:
-    """The comparison in every process but process 0: all methods are no-ops.
+    """Process 0's comparison of a replay with the folder of the run.
 
     Attributes:
         points: the numbers of updates of the states to compare, in ascending order.
-        listeners: the receivers of the replay's events.
     """
 
-    points: Sequence[int] = ()
-    listeners: Sequence[Listener] = ()
-
-    def begin(self, session: Session, probe: Probe) -> Checkpoint | None:
-        """Return the checkpoint that the replay starts from; None for the initial state. Raises: LockstepError."""
-        return None
-
-    def compare(self, state: State) -> bool:
-        """Compare `state` with what is recorded of it. Return whether nothing more can be learnt from a replay."""
-        return False
-
-    def failed(self, step: int, error: NonFiniteError) -> None:
-        """Record that the replay cannot compute `step`."""
-
-    def record(self) -> dict[str, Any]:
-        """Return what was compared and what differs. Raises: LockstepError if nothing was compared."""
-        return {}
-
-
-class FolderComparison(Comparison):
-    """Process 0's comparison of a replay with the folder of the run."""
-
-    def __init__(self, job: VerifyJob) -> None:
+    def __init__(self, spec: VerifySpec) -> None:
         """Read the folder. Raises: LockstepError if there is nothing to compare."""
-        self._job = job
-        self._notes: list[str] = []
-        self._recorded = Recorded(job.path, self._note)
-        steps = self._recorded.range(job.start, job.steps)
+        self._spec = spec
+        self._recorded = Recorded(spec.path, logger.warning)
+        steps = self._recorded.range(spec.start, spec.steps)
         self._start, self._reached, self.points = steps.start, steps.start, steps.points
-        # A display that redraws its line; other streams get notes and the result alone.
-        live = [console.for_stream(sys.stderr, 1)] if sys.stderr.isatty() and not job.quiet else []
-        self.listeners = [_Losses(self), *live]
         self._loaded: int | None = None  # the step of the checkpoint that the replay starts from
         self._processes = 1
         self._compared = Counter(digests=0, checkpoints=0, weights_sha256=0, losses=0)
@@ -118,14 +91,14 @@ class FolderComparison(Comparison):
     def begin(self, session: Session, probe: Probe) -> Checkpoint | None:
         """Return the checkpoint that the replay starts from, after comparing machine and data with the run's."""
         recorded, end = self._recorded, self.points[-1]
-        self._processes = session.reduction.processes
+        self._processes = session.group.processes
         for entry in recorded.sessions_of(self._start, end):
             sources = source_changes(entry.get("model_source", {}), session.model_source)
             found = [f"source of {text}" for text in sources] + changes(entry, session.fingerprint)
             equal = entry["probe"] == probe.sha256 if "probe" in entry else None
             self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found})
             if equal is False:
-                self._note(
+                logger.warning(
                     f"the arithmetic probe differs from that of the session which computed the steps from "
                     f"{entry['step']} on: expect other bits"
                 )
@@ -141,7 +114,7 @@ class FolderComparison(Comparison):
         stated = stated if isinstance(stated, dict) else {"train": stated}
         if stated.get("train") not in (None, session.data_sha256["train"]):
             raise LockstepError(
-                f"the training data is not what {self._job.path} was trained on (its sha256 differs): give the same "
+                f"the training data is not what {self._spec.path} was trained on (its sha256 differs): give the same "
                 f"files as --data to verify it",
                 DATA,
             )
@@ -181,16 +154,16 @@ class FolderComparison(Comparison):
         if recorded != replayed:
             self._differences.append({"step": step, "what": what, "recorded": recorded, "replayed": replayed})
 
-    def record(self) -> dict[str, Any]:
-        """Return what was compared and what differs."""
+    def record(self, notes: list[str]) -> dict[str, Any]:
+        """Return what was compared and what differs. Raises: LockstepError if nothing was compared."""
         if not self._bits_compared and not self._differences:
             raise LockstepError(
-                f"{self._job.path}: steps {self._start} to {self._reached} were replayed, but no recorded state of "
+                f"{self._spec.path}: steps {self._start} to {self._reached} were replayed, but no recorded state of "
                 f"them could be read, so nothing was compared",
                 DATA,
             )
         return {
-            "run": str(self._job.path),
+            "run": str(self._spec.path),
             "same": not self._differences,
             "from_step": self._start,
             "to_step": self._reached,
@@ -200,13 +173,8 @@ class FolderComparison(Comparison):
             "differences": self._differences,
             "tensors": self._tensors,
             "machine": self._machine,
-            "notes": self._notes,
+            "notes": notes,
         }
-
-    def _note(self, text: str) -> None:
-        self._notes.append(text)
-        if not self._job.quiet:
-            print(printable(text), file=sys.stderr, flush=True)
 
 
 class _Losses(Listener):
@@ -214,7 +182,7 @@ class _Losses(Listener):
 
     every = 1
 
-    def __init__(self, comparison: FolderComparison) -> None:
+    def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:

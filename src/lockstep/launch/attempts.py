@@ -7,21 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.core.heartbeat import Heartbeat
+from lockstep.core.monitor import Monitor
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
-from lockstep.jobs.specs import Job, TrainJob
+from lockstep.jobs.specs import Spec, TrainSpec
 from lockstep.launch.watch import HostWatch
 from lockstep.launch.world import World
 from lockstep.runs.folder import Run
 
 if TYPE_CHECKING:
-    from lockstep.core.rendezvous import Store
+    from lockstep.launch.rendezvous import Store
 
 
-def watch(job: Job, world: World, heartbeat: Heartbeat) -> HostWatch:
+def watch(spec: Spec, world: World, monitor: Monitor) -> HostWatch:
     """Start to watch this process, and return what watches it."""
     agent = os.getppid() if world.launcher == "torchrun" else None
-    return HostWatch(heartbeat, world.process, job.placement.timeout, agent, partial(_end, world))
+    return HostWatch(monitor, world.process, spec.placement.timeout, agent, partial(_end, world))
 
 
 def _end(world: World, error: LockstepError) -> None:
@@ -33,24 +33,24 @@ def _end(world: World, error: LockstepError) -> None:
 def record_failure(world: World, error: Exception) -> None:
     """Write `error` where torchrun looks for the cause of a failure, in the file TORCHELASTIC_ERROR_FILE."""
     if world.launcher == "torchrun":
-        from lockstep.core.rendezvous import record_for_torchrun
+        from lockstep.launch.rendezvous import record_for_torchrun
 
         record_for_torchrun(error)
 
 
-def continued(job: Job, world: World, store: "Store") -> Job:
-    """Return `job`, or if an earlier attempt of this launch has begun the run, a job that resumes it.
+def continued(spec: Spec, world: World, store: "Store") -> Spec:
+    """Return `spec`, or if an earlier attempt of this launch has begun the run, one that resumes it.
 
     The launcher's `store` outlives an attempt, and process 0 has written the path of the run's folder into it.
     """
-    if not isinstance(job, TrainJob) or world.process != 0 or not store.check([_key()]):
-        return job
+    if not isinstance(spec, TrainSpec) or world.process != 0 or not store.check([_key()]):
+        return spec
     path = Path(store.get(_key()).decode())
     # Process 0 may be on another host than before. Its folder of the same name may hold another run.
-    if (path / "recipe.json").is_file() and Run(path).recipe().digest() == job.recipe.digest():
-        return job.replace(path=path, resume=True, numbered=False)
+    if (path / "recipe.json").is_file() and Run(path).recipe().digest() == spec.recipe.digest():
+        return spec.replace(path=path, resume=True, numbered=False)
     note = f"an earlier attempt trained in {path}, which is not on this host: starting at step 0, with the same bits"
-    return job.replace(notes=(*job.notes, note))
+    return spec.replace(notes=(*spec.notes, note))
 
 
 def report_complete(world: World) -> None:
@@ -60,7 +60,7 @@ def report_complete(world: World) -> None:
     """
     if not world.outer or world.processes == 1:
         return
-    from lockstep.core.rendezvous import CompleteError, of_this_attempt, open_store
+    from lockstep.launch.rendezvous import CompleteError, of_this_attempt, open_store
 
     assert world.rendezvous is not None
     store = open_store(world.rendezvous, world.process, world.processes)

@@ -1,61 +1,134 @@
-"""From a placement to processes: one for each GPU, or on CPU one for each share of the towers.
+"""Submit: the one road from a spec to a record, for the command line and for Python programs.
 
-A run on one process is computed in this program. For several, this program starts one `lockstep.launch.worker` for
-each, with the job in a file, and supervises them (supervisor.py). Without a GPU driver it does not import torch, which
-takes a second.
-Under an outer launch (torchrun, srun, mpirun) each process reads the launcher's variables and joins the others.
+A job is computed by worker processes: one for each GPU, or on CPU one for each share of the towers. Each is a new
+program (`worker.py`), which reads the spec from a file; a supervisor watches them, and starts them again if one fails.
+Only workers import torch, which takes a second. What process 0 returns comes back through a mailbox (workers.py).
+With `inline`, and under an outer launcher (torchrun, srun, mpirun), this program computes its part itself.
 """
 
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
-from lockstep.data import IMAGE_FOLDER
-from lockstep.data.download.fetch import ensure
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.jobs.specs import BenchJob, Job
-from lockstep.launch.signals import Handler, handled_by, leave
+from lockstep.jobs.specs import Spec
+from lockstep.launch.relay import Relay
+from lockstep.launch.signals import Handler, SignalForwarder, handled_by
 from lockstep.launch.supervisor import POLL_S, Supervisor
-from lockstep.launch.worker import run_job
-from lockstep.launch.workers import Workers
-from lockstep.launch.world import World
+from lockstep.launch.workers import Output
+from lockstep.launch.world import RENDEZVOUS, World
 
-_REDIRECTING = threading.Lock()  # sys.stderr belongs to all threads
-
-
-def launch(job: Job, world: World | None = None) -> int:
-    """Do `job` on as many processes as its placement asks for, and return the exit code. Raises: LockstepError."""
-    world = world or World.from_environment()
-    check(job.recipe, job.placement)
-    check_count(job.placement, world)
-    numerics.prepare(job.recipe.threads_per_tower)  # before anything imports torch
-    if not (isinstance(job, BenchJob) and "synthetic" in job.modes):
-        with handled_by(leave), silence_stderr(job.quiet):
-            prepare_data(job.recipe, job.placement)
-    processes = 1 if world.joined else count(job.recipe, job.placement)
-    return run_job(job, world) if processes == 1 else _run_workers(job, processes)
+Record = Mapping[str, Any]
+Streams = tuple[IO[str], IO[str]]
 
 
-def prepare_data(recipe: Recipe, placement: Placement) -> None:
-    """Download the recipe's dataset, or index the folder of images, once for all processes of this host."""
-    if recipe.dataset != IMAGE_FOLDER:
-        ensure(recipe.dataset, placement.data)
-        return
-    from lockstep.data.folder.reader import load  # imports torch
+class Outcome(NamedTuple):
+    """How a job ended.
 
-    assert recipe.image_px is not None
-    load(
-        placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
-        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
-    )  # fmt: skip
+    record: what process 0 returned, or None. code: 0, or 128 + the number of the signal that stopped it.
+    run: the folder of the run that was trained, or None.
+    """
+
+    record: dict[str, Any] | None
+    code: int = 0
+    run: Path | None = None
+
+
+def submit(
+    spec: Spec,
+    output: Output,
+    world: World,
+    *,
+    inline: bool = False,
+    on_record: Callable[[Record], None] = lambda record: None,
+) -> Outcome:
+    """Do the job for the command line, and return how it ended.
+
+    `on_record` receives the records that the job emits before its end. With `inline`, one process is computed in this
+    program, so that a debugger works; it is not restarted. Raises: LockstepError with the first cause of a failure.
+    """
+    check(spec.recipe, spec.placement)
+    check_count(spec.placement, world)
+    if inline and spec.placement.processes not in (None, 1):
+        raise LockstepError(
+            f"--inline computes one process in this program, and --processes asks for {spec.placement.processes}: "
+            f"leave out one of them"
+        )
+    if inline or world.joined:
+        return _compute_here(spec, output, world, on_record)
+    numerics.prepare(spec.recipe.threads_per_tower)  # for the workers, which inherit the environment
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
+        supervisor = Supervisor(
+            spec, count(spec.recipe, spec.placement), Path(name), on_record,
+            start=lambda workers: workers.start(output), pause=lambda: time.sleep(POLL_S),
+        )  # fmt: skip
+        signals = supervisor.signals
+        suspending: dict[int, Handler] = {signal.SIGTSTP: signals.suspend, signal.SIGCONT: signals.resume}
+        with handled_by(signals.stop, suspending):
+            return Outcome(supervisor.run(), supervisor.code, supervisor.run_folder)
+
+
+def submit_from_program(spec: Spec, output: Output, streams: Streams, world: World | None = None) -> Outcome:
+    """Do the job for a Python program: a script, a notebook, or one of its threads. Return how it ended.
+
+    The program is not ours. Nothing here exits, changes its environment, or touches its other children. What the
+    workers print is written to `streams`, its stdout and stderr, which in a notebook are not the descriptors 1 and 2.
+    In an outer launch, `world` is the program's place in it. Each of its programs then starts one worker process.
+
+    A KeyboardInterrupt (Ctrl-C) in the calling thread stops the workers as Ctrl-C stops the command line: training
+    saves first. In the main thread, SIGTERM and SIGHUP do the same if the program does not handle them itself, and
+    then end the program.
+    Raises: LockstepError with the first cause of a failure, KeyboardInterrupt after a second Ctrl-C.
+    """
+    outer = world if world is not None and world.outer else None
+    check(spec.recipe, spec.placement)
+    variables = numerics.of_program(spec.recipe.threads_per_tower)
+    encoding = getattr(streams[0], "encoding", None) or "utf-8"
+    variables["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
+    if outer:
+        check_count(spec.placement, outer)
+        outer, more = _with_address(outer)
+        variables |= more
+        # The outer launcher starts all programs again after a failure.
+        spec = spec.replace(placement=spec.placement.replace(max_restarts=0))
+    processes = outer.processes if outer else count(spec.recipe, spec.placement)
+    # The folders in which this program finds modules: of its script first, and then the current one.
+    import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as name, Relay(*streams) as relay:
+        supervisor = Supervisor(
+            spec, processes, Path(name), lambda record: None, outer=outer, pause=lambda: relay.write(POLL_S),
+            start=lambda workers: workers.start(output, variables, import_folders, relay.descriptors),
+        )  # fmt: skip
+        signals = supervisor.signals
+        with _received_by(signals) as fatal:
+            record = supervisor.run()
+    if signals.received in fatal:
+        signal.raise_signal(signals.received)
+    if signals.killed:
+        raise KeyboardInterrupt
+    return Outcome(record, supervisor.code, supervisor.run_folder)
+
+
+def _compute_here(spec: Spec, output: Output, world: World, on_record: Callable[[Record], None]) -> Outcome:
+    """Do this program's part of the job in this process."""
+    numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
+    from lockstep.launch.worker import Mail, compute
+
+    folder: list[Path] = []
+    mail = Mail(on_record, folder.append, lambda: folder[-1] if folder else None)
+    record, code = compute(spec, world, output, mail)
+    return Outcome(record, code, folder[-1] if folder else None)
 
 
 def check_count(placement: Placement, world: World) -> None:
@@ -65,19 +138,6 @@ def check_count(placement: Placement, world: World) -> None:
             f"--processes {placement.processes}, but {world.launcher} started {world.processes}: leave out --processes "
             f"under an outer launch"
         )
-
-
-@contextlib.contextmanager
-def silence_stderr(quiet: bool) -> Iterator[None]:
-    """If `quiet`, discard what a download writes to stderr. Errors are raised, not printed.
-
-    Several threads take turns: if two redirections overlapped, the later one would restore a closed file.
-    """
-    if not quiet:
-        yield
-        return
-    with _REDIRECTING, open(os.devnull, "w") as devnull, contextlib.redirect_stderr(devnull):
-        yield
 
 
 def count(recipe: Recipe, placement: Placement) -> int:
@@ -113,11 +173,53 @@ def capacity(recipe: Recipe, placement: Placement) -> int:
     return gpus or max(1, hardware.cores() // recipe.threads_per_tower)
 
 
-def _run_workers(job: Job, processes: int) -> int:
-    """Run `job` on `processes` worker processes of this host, wait for them, and return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
-        supervisor = Supervisor(job, processes, Path(name), start=Workers.start, pause=lambda: time.sleep(POLL_S))
-        signals = supervisor.signals
-        suspending: dict[int, Handler] = {signal.SIGTSTP: signals.suspend, signal.SIGCONT: signals.resume}
-        with handled_by(signals.stop, suspending):
-            return supervisor.run()
+def outer_world() -> World:
+    """Return this program's place in an outer launch, or World() if it was started alone.
+
+    Raises: LockstepError in a worker process of Lockstep.
+    """
+    if RENDEZVOUS in os.environ:
+        raise LockstepError(
+            "a worker process imported a module that calls Lockstep. Move the model into a file of its own, or put "
+            'the calls under: if __name__ == "__main__"'
+        )
+    return World.from_environment()
+
+
+def require_alone(function: str) -> None:
+    """Raise a LockstepError in a program that torchrun, srun or mpirun started, or in a worker process."""
+    if (world := outer_world()).joined:
+        raise LockstepError(
+            f"{world.launcher} started this program {world.processes} times, and lockstep.{function} starts its own "
+            f"processes: call it in a program that is started once, or use the program lockstep there"
+        )
+
+
+def _with_address(world: World) -> tuple[World, dict[str, str]]:
+    """Return `world` with the address at which the workers of all programs connect, and variables for it.
+
+    If this program has a process group, as in Ray Train, the group occupies the outer launch's port. Its processes then
+    agree on another one.
+    """
+    if "torch" in sys.modules:
+        from lockstep.launch.rendezvous import agreed_address
+
+        if (address := agreed_address(world.process, world.processes)) is not None:
+            # Under torchrun: the workers' store is at that address, and not in torchrun's agent.
+            return replace(world, rendezvous=address), {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return world, {}
+
+
+@contextlib.contextmanager
+def _received_by(signals: SignalForwarder) -> Iterator[list[int]]:
+    """Stop the workers for SIGTERM and SIGHUP within the context. Return those that then must end this program."""
+    main = threading.current_thread() is threading.main_thread()
+    fatal: list[int] = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(number) == signal.SIG_DFL
+    ]
+    before = {number: signal.signal(number, signals.stop) for number in fatal}
+    try:
+        yield fatal
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

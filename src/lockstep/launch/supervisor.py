@@ -1,22 +1,22 @@
 """The supervisor of a job on this host: it starts the worker processes, and starts them again if one has failed.
 
-The processes between two starts are a generation. If one of them dies or stands still, the others cannot go on, so all
-end, and the next generation continues from the newest checkpoint. The bits stay the same.
+If a process dies or hangs, the others cannot continue, so all end. A restart continues from the newest checkpoint, with
+the same bits.
 """
 
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from lockstep.core.heartbeat import Observer, Stalled
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
-from lockstep.jobs.specs import Job, TrainJob
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
+from lockstep.jobs.specs import Spec, TrainSpec
+from lockstep.launch.liveness import Observer, Stalled
 from lockstep.launch.signals import SignalForwarder
 from lockstep.launch.workers import Failure, Workers
 from lockstep.launch.world import World
+from lockstep.messages import logger
 
 POLL_S = 0.02  # seconds between two looks at the workers
 _LOOK_S = 0.2  # seconds between two looks at the heartbeats
@@ -25,61 +25,69 @@ _FAILURES_AT_A_STEP = 3  # in a row; then the step itself is at fault
 # Seconds after a signal to stop: when to look, without a sign that a worker runs, and after SIGTERM without progress
 _STOP_S, _STOPPED_S, _SLOW_S = 10.0, 3.0, 15.0
 _LAST_CAUSE_S = 1.0  # seconds for the worker that the others have lost to end
-_SAVE_S = 15.0  # seconds for saving without the processes that stand still
+_SAVE_S = 15.0  # seconds for saving without the processes that hang
 
 
 class Supervisor:
-    """Runs `job` on `processes` worker processes of this host, with files in the empty `folder`.
+    """Runs `spec` on `processes` worker processes of this host, with files in the empty `folder`.
 
-    `start` starts the workers that it is given. `pause` waits a moment, and may relay what they print. `outer` is this
-    program's place in an outer launch, if it is in one. It then has one worker, which watches the other programs' ones.
+    `on_record` receives the records that process 0 emits. `start` starts the workers that it is given. `pause` waits a
+    moment, and may relay what they print. `outer` is this program's place in an outer launch, if it is in one. It then
+    has one worker, which watches the other programs' ones.
+
+    Attributes:
+        signals: passes signals to stop on to the workers.
+        code: the exit code: 0, or 128 + the signal that stopped the job.
+        run_folder: the folder of the run that process 0 trains, as soon as it exists.
     """
 
     def __init__(
         self,
-        job: Job,
+        spec: Spec,
         processes: int,
         folder: Path,
+        on_record: Callable[[dict[str, Any]], None],
+        *,
         start: Callable[[Workers], None],
         pause: Callable[[], None],
         outer: World | None = None,
     ) -> None:
-        self._job, self._processes, self._folder = job, processes, folder
-        self._start, self._pause, self._outer = start, pause, outer
-        self._path_file = folder / "run"
-        if isinstance(job, TrainJob):
-            self._path_file = job.path_file or self._path_file
-            self._job = job.replace(path_file=self._path_file)
+        self._spec, self._processes, self._folder = spec, processes, folder
+        self._on_record, self._start, self._pause, self._outer = on_record, start, pause, outer
         self.signals = SignalForwarder()
+        self.code = 0
+        self.run_folder: Path | None = None
+        self._record: dict[str, Any] | None = None
         self._restarts = 0
         self._failed_steps: list[int] = []
 
-    def run(self) -> int:
-        """Do the job and return the exit code. Raises: LockstepError with the cause if the job failed."""
+    def run(self) -> dict[str, Any] | None:
+        """Do the job and return its last record. Raises: LockstepError with the cause if the job failed."""
         while True:
-            folder = self._folder / f"generation-{self._restarts}"
-            folder.mkdir()
-            workers = Workers(self._job, self._processes, folder, self._outer)
+            folder = self._folder / f"start-{self._restarts}"
+            folder.mkdir(parents=True, exist_ok=True)  # Programs that clean /tmp may have removed the parent.
+            workers = Workers(self._spec, self._processes, folder, self._outer)
             self.signals.workers = workers
-            failure = self._generation(workers)
+            failure = self._until_the_end(workers)
             if self.signals.killed:
-                return SIGNAL_BASE + signal.SIGINT
-            if failure is None:
-                return 0
-            if isinstance(failure, int):
-                return failure
-            self._restart_or_raise(failure)
+                self.code = SIGNAL_BASE + signal.SIGINT
+            elif isinstance(failure, Failure):
+                self._restart_or_raise(failure)
+                continue
+            else:
+                self.code = failure
+            return self._record
 
-    def _generation(self, workers: Workers) -> Failure | int | None:
-        """Run one generation. Return None if it did the job, the exit code if it was stopped, or why it failed."""
+    def _until_the_end(self, workers: Workers) -> Failure | int:
+        """Start the workers and wait for their end. Return the exit code, or why they failed."""
         grace_s = _KILL_AFTER_S
         try:
             self._start(workers)
             self.signals.repeat()
             failed, stalled = self._wait(workers)
             if not failed:
-                return None
-            if was_stopped(failed):
+                return 0
+            if was_stopped(failed) or (self._stopping and workers.only_lost_others):
                 grace_s = _SAVE_S + _STOP_S
                 return int(SIGNAL_BASE + (self.signals.received or signal.SIGTERM))
             failure = workers.failure(failed)
@@ -92,15 +100,25 @@ class Supervisor:
         finally:
             workers.end(grace_s)
 
-    def _wait(self, workers: Workers) -> tuple[dict[int, int], Stalled | None]:
-        """Wait for the workers. Return the exit codes of those that failed, and the one that stood still, if any did.
+    def _read_messages(self, workers: Workers) -> None:
+        """Take what process 0 has sent: the run's folder, and records."""
+        if self.run_folder is None:
+            self.run_folder = workers.run_folder()
+        if (record := workers.mailbox.take()) is not None:
+            self._record = record
+            self._on_record(record)
 
-        A worker that stands still is killed. If the workers were asked to stop, another one then saves the state.
+    def _wait(self, workers: Workers) -> tuple[dict[int, int], Stalled | None]:
+        """Wait for the workers. Return the exit codes of those that failed, and the one that hung, if any did.
+
+        A worker that hangs is killed. If the workers were asked to stop, another one then saves the state.
         """
         observer, next_look = Observer(), 0.0
         while True:
             try:
+                self._read_messages(workers)
                 if workers.failed() is not None:
+                    self._read_messages(workers)
                     return self._all_failed(workers), None
                 self._pause()
                 if (now := time.monotonic()) < next_look:
@@ -122,11 +140,11 @@ class Supervisor:
     @property
     def _stopping(self) -> bool:
         """Return whether training was asked to stop. In an outer launch, the worker itself sees to the end."""
-        return isinstance(self._job, TrainJob) and self.signals.received is not None and self._outer is None
+        return isinstance(self._spec, TrainSpec) and self.signals.received is not None and self._outer is None
 
     def _stalled(self, observer: Observer) -> list[Stalled]:
-        """Return the workers that stand still for too long."""
-        timeout_s = self._job.placement.timeout
+        """Return the workers that hang."""
+        timeout_s = self._spec.placement.timeout
         stalled = observer.stalled(timeout_s)
         if self._stopping and not stalled and self.signals.since() > _STOP_S:
             # Who presses Ctrl-C waits for a slow step. A scheduler does not.
@@ -143,7 +161,7 @@ class Supervisor:
         return workers.failed() or {}
 
     def _save_without(self, workers: Workers, stalled: list[Stalled], saver: int) -> dict[int, int]:
-        """Save the state in the worker `saver`, without those that stand still. Return its exit code, by its number."""
+        """Save the state in the worker `saver`, without those that hang. Return its exit code, by its number."""
         workers.ask_to_save(saver)
         for one in stalled:  # Process 0 holds the lock of the run's folder until it has ended.
             if one.process != saver:
@@ -153,15 +171,15 @@ class Supervisor:
         if not was_stopped({saver: code}):
             text = f"{first}, and the state could not be saved without it{self._how_to_continue()}"
             raise LockstepError(text, ENVIRONMENT)
-        self._tell(f"{first}: the state after the last update was saved without it{self._how_to_continue()}")
+        logger.warning(f"{first}: the state after the last update was saved without it{self._how_to_continue()}")
         return {saver: code}
 
     def _restart_or_raise(self, failure: Failure) -> None:
         """Prepare the next generation. Raises: LockstepError if there must be none."""
-        job = self._job
-        restarts = job.placement.max_restarts if isinstance(job, TrainJob) else 0
+        spec = self._spec
+        restarts = spec.placement.max_restarts if isinstance(spec, TrainSpec) else 0
         # A program that crashes before its first step does so again.
-        hopeless = failure.code == CRASH and failure.step < 0 and not self._path_file.exists()
+        hopeless = failure.code == CRASH and failure.step < 0 and self.run_folder is None
         if not failure.restartable:
             raise LockstepError(failure.message, failure.code)
         self._failed_steps = [*self._failed_steps, failure.step][-_FAILURES_AT_A_STEP:]
@@ -173,25 +191,19 @@ class Supervisor:
             why = f"--max-restarts {restarts} allows no further restart"
         if why or hopeless or self._restarts == restarts or self.signals.received is not None:
             raise LockstepError(_joined(failure.message, why) + self._how_to_continue(), failure.code)
-        assert isinstance(job, TrainJob)
+        assert isinstance(spec, TrainSpec)
         self._restarts += 1
         note = _joined(failure.message, f"all processes were started again (restart {self._restarts} of {restarts})")
-        job = job.replace(restarts=self._restarts, notes=(*job.notes, note))
-        if self._path_file.exists():  # The notes of earlier generations are in its log.
-            path = Path(self._path_file.read_text())
-            job = job.replace(path=path, resume=True, numbered=False, notes=(note,))
-        self._job = job
+        spec = spec.replace(restarts=self._restarts, notes=(*spec.notes, note))
+        if self.run_folder is not None:  # The notes of earlier starts are in its log.
+            spec = spec.replace(path=self.run_folder, resume=True, numbered=False, notes=(note,))
+        self._spec = spec
 
     def _how_to_continue(self) -> str:
         """Return a sentence with the command that continues the run; "" if there is no run."""
-        if not isinstance(self._job, TrainJob) or not self._path_file.exists():
+        if not isinstance(self._spec, TrainSpec) or self.run_folder is None:
             return ""
-        code = [word for setting, value in self._job.recipe.custom_code.items() for word in (f"--{setting}", value)]
-        return f". Continue with: {shlex.join(['lockstep', 'train', self._path_file.read_text(), '--resume', *code])}"
-
-    def _tell(self, text: str) -> None:
-        if not self._job.quiet:
-            print(printable(f"lockstep: {text}"), file=sys.stderr, flush=True)
+        return f". Continue with: {self._spec.recipe.command('train', self.run_folder, '--resume')}"
 
 
 def _joined(message: str, more: str) -> str:

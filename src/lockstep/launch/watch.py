@@ -10,18 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.core.heartbeat import Beat, Heartbeat, Observer
+from lockstep.core.monitor import Beat, Monitor
 from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
+from lockstep.launch.liveness import Observer
 
 if TYPE_CHECKING:
-    from lockstep.core.rendezvous import Board
+    from lockstep.launch.rendezvous import Board
 
 _TICK_S = 0.2  # seconds between two signs that this process runs
-_DEADLINE_S = 10.0  # A run that was asked to stop saves within this time, or without the processes that stand still.
+_DEADLINE_S = 10.0  # A run that was asked to stop saves within this time, or without the processes that hang.
 _STOPPED_S = 5.0  # without a sign from a process, after this process was asked to stop
 
 
-def under_launcher(heartbeat: Heartbeat, parent: int, folder: Path) -> None:
+def under_launcher(monitor: Monitor, parent: int, folder: Path) -> None:
     """Watch a worker process of our launcher, whose process id is `parent`.
 
     If the launcher ends, the process ends and removes the launcher's temporary `folder`. So a killed launcher leaves no
@@ -30,9 +31,9 @@ def under_launcher(heartbeat: Heartbeat, parent: int, folder: Path) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            heartbeat.tick()
-            if heartbeat.must_save:
-                os._exit(_save(heartbeat))
+            monitor.tick()
+            if monitor.save_asked:
+                os._exit(_save(monitor))
             time.sleep(_TICK_S)
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(ENVIRONMENT)
@@ -40,12 +41,12 @@ def under_launcher(heartbeat: Heartbeat, parent: int, folder: Path) -> None:
     threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
-def _save(heartbeat: Heartbeat) -> int:
+def _save(monitor: Monitor) -> int:
     """Save the state of this process alone and return the exit code."""
     try:
-        if heartbeat.save_alone is None:
+        if monitor.emergency_save is None:
             raise LockstepError("no step was made yet")
-        heartbeat.save_alone()
+        monitor.emergency_save()
     except Exception as error:  # This thread must end the process in any case.
         print(printable(f"lockstep: the state could not be saved: {error}"), file=sys.stderr, flush=True)
         return ENVIRONMENT
@@ -55,19 +56,19 @@ def _save(heartbeat: Heartbeat) -> int:
 class HostWatch:
     """Watches a process of an outer launch, and through the store the others, which may be on other hosts.
 
-    The process ends with a message if it has waited `timeout_s` seconds for a process that stands still, or for one
+    The process ends with a message if it has waited `timeout_s` seconds for a process that hangs, or for one
     that it cannot reach. So every side of a broken network ends by itself. A process that is asked to stop while it
-    waits for one that stands still saves its state, if it is process 0, and ends.
+    waits for one that hangs saves its state, if it is process 0, and ends.
 
     agent: the process id of torchrun's agent, with which this process ends; None for other launchers.
     failed: called with the error before the process ends.
     """
 
     def __init__(
-        self, heartbeat: Heartbeat, process: int, timeout_s: float, agent: int | None,
+        self, monitor: Monitor, process: int, timeout_s: float, agent: int | None,
         failed: Callable[[LockstepError], None],
     ) -> None:  # fmt: skip
-        self._heartbeat, self._process, self._timeout_s = heartbeat, process, timeout_s
+        self._monitor, self._process, self._timeout_s = monitor, process, timeout_s
         self._agent, self._failed = agent, failed
         self._board: Board | None = None
         self._beats: dict[int, Beat] = {}
@@ -90,7 +91,7 @@ class HostWatch:
         assert self._board is not None
         while True:
             try:
-                self._beats = self._board.exchange(self._heartbeat.beat)
+                self._beats = self._board.exchange(self._monitor.beat)
                 self._answered = time.monotonic()
             except RuntimeError:  # The store is lost, or answers late. `_watch` decides what that means.
                 pass
@@ -99,10 +100,10 @@ class HostWatch:
     def _watch(self) -> None:
         others, own = Observer(), Observer()
         while self._agent is None or os.getppid() == self._agent:
-            self._heartbeat.tick()
+            self._monitor.tick()
             now = time.monotonic()
             others.look(self._beats, now)
-            own.look({self._process: self._heartbeat.beat}, now)
+            own.look({self._process: self._monitor.beat}, now)
             self._read_signals(now)
             blocked = bool(own.stalled(self._timeout_s))  # It waits for others, or makes no progress itself.
             if blocked and self._board is not None and (error := self._cause(others, now)) is not None:
@@ -117,10 +118,10 @@ class HostWatch:
 
     def _stop(self, seconds: float, others: Observer) -> None:
         """End this process, `seconds` after it was asked to stop, if the loop cannot do it."""
-        if self._heartbeat.save_alone is None and self._heartbeat.beat.step < 0:  # Nothing was made yet.
+        if self._monitor.emergency_save is None and self._monitor.beat.step < 0:  # Nothing was made yet.
             os._exit(SIGNAL_BASE + signal.SIGTERM)
         if seconds > _DEADLINE_S and others.stalled(_DEADLINE_S, _STOPPED_S):
-            os._exit(_save(self._heartbeat) if self._process == 0 else SIGNAL_BASE + signal.SIGTERM)
+            os._exit(_save(self._monitor) if self._process == 0 else SIGNAL_BASE + signal.SIGTERM)
 
     def _cause(self, others: Observer, now: float) -> LockstepError | None:
         """Return why this process cannot go on, or None if those that it waits for are only slow."""

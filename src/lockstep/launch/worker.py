@@ -1,4 +1,4 @@
-"""One process's part of a job, and the entry point of the worker processes that launch.py starts."""
+"""One process's part of a job, and the entry point of the worker processes that `submit` starts."""
 
 import contextlib
 import json
@@ -8,46 +8,65 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, NamedTuple
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any
 
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement, check
-from lockstep.core.heartbeat import Heartbeat, Phase
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
-from lockstep.jobs.specs import EvalJob, Job, TrainJob, VerifyJob
+from lockstep.core.monitor import Monitor, Stage
+from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.jobs.specs import Spec, TrainSpec, decoded
 from lockstep.launch import attempts, watch
 from lockstep.launch.signals import StopRequests, end_at_once, handled_by, leave
+from lockstep.launch.workers import Mailbox, Output, read_run_folder, write_run_folder
 from lockstep.launch.world import World
+from lockstep.messages import handled, on_stderr
 
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.core.reduction import Reduction
+    from lockstep.core.group import Group
 
 
-def run_job(job: Job, world: World, heartbeat: Heartbeat | None = None) -> int:
-    """Do this process's part of `job` and return the exit code. Raises: LockstepError.
+@dataclass
+class Mail:
+    """What process 0 sends to the program that waits for the job.
+
+    emit: sends a record. on_run_created: sends the run's folder. run_folder: returns the folder that was sent.
+    """
+
+    emit: Callable[[Mapping[str, Any]], None]
+    on_run_created: Callable[[Path], None]
+    run_folder: Callable[[], Path | None]
+
+
+def compute(
+    spec: Spec, world: World, output: Output, mail: Mail, monitor: Monitor | None = None
+) -> tuple[dict[str, Any] | None, int]:
+    """Do this process's part of the job. Return its record in process 0, and the exit code. Raises: LockstepError.
 
     A signal stops training after a step, in every process. An evaluation has nothing to save, so it ends at once. A
-    bench or a verification exits and removes its temporary folder. `heartbeat` shows the launcher what this process
-    does.
+    bench or a verification exits and removes its temporary files. `monitor` shows the launcher what this process does.
     """
-    stop_requests, heartbeat = StopRequests(), heartbeat or Heartbeat()
-    with handled_by({"train": stop_requests.handle, "eval": end_at_once}.get(job.command, leave)):
+    requests, monitor = StopRequests(), monitor or Monitor()
+    shown = world.process == 0 and not output.quiet
+    with (
+        handled_by({"train": requests.handle, "evaluate": end_at_once}.get(spec.job, leave)),
+        handled(on_stderr if shown else lambda text: None),
+    ):
         if not world.joined:
-            return _run_job(job, world, stop_requests, heartbeat)
-        from lockstep.core.process import is_lost_peer
-        from lockstep.core.rendezvous import CompleteError
+            return _compute(spec, world, output, mail, monitor, requests)
+        from lockstep.core.group import is_lost_peer
+        from lockstep.launch.rendezvous import CompleteError
 
         try:
-            return _run_job(job, world, stop_requests, heartbeat)
+            return _compute(spec, world, output, mail, monitor, requests)
         except CompleteError:
-            return 0
+            return None, 0
         except Exception as error:
             attempts.record_failure(world, error)
             if is_lost_peer(error):
@@ -55,52 +74,47 @@ def run_job(job: Job, world: World, heartbeat: Heartbeat | None = None) -> int:
             raise
 
 
-def _run_job(job: Job, world: World, stop_requests: StopRequests, heartbeat: Heartbeat) -> int:
-    numerics.configure(job.recipe.threads_per_tower, job.recipe.exact)
-    device = _device(job.placement, world)
-    reduction, job, begun = _join(job, device, world, heartbeat)
-    stopped_by = None
-    if not isinstance(job, TrainJob):
-        heartbeat.at(Phase.OTHER_JOB)
-    if isinstance(job, TrainJob):
-        from lockstep.jobs.train import fit
+def _compute(
+    spec: Spec, world: World, output: Output, mail: Mail, monitor: Monitor, requests: StopRequests
+) -> tuple[dict[str, Any] | None, int]:
+    numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
+    device = _device(spec.placement, world)
+    spec, group, begun = _join(spec, device, world, monitor)
+    from lockstep.jobs.context import Context, Display  # imports torch
+    from lockstep.jobs.train import StoppedError
 
-        outcome = fit(
-            job, reduction, device, stop_requested=stop_requests, local_processes=world.local_processes,
-            heartbeat=heartbeat, begun=begun, reading=_reading(job.quiet),
-        )  # fmt: skip
-        stopped_by = outcome.stopped_by
-        if job.json_output and outcome.result is not None:
-            print(json.dumps(outcome.result), flush=True)
-    elif isinstance(job, EvalJob):
-        from lockstep.jobs.evaluate import evaluate_run
+    def on_run_created(path: Path) -> None:
+        mail.on_run_created(path)
+        begun(path)
 
-        evaluate_run(job, reduction, device, reading=_reading(job.quiet))
-    elif isinstance(job, VerifyJob):
-        from lockstep.jobs.verify import verify
-
-        verification = verify(job, reduction, device, reading=_reading(job.quiet))
-        if reduction.process == 0:
-            job.record.write_text(json.dumps(verification))
-    else:
-        from lockstep.jobs.bench import bench
-
-        record = bench(job, reduction, device)
-        if reduction.process == 0:
-            job.record.write_text(json.dumps(record))
-    reduction.close()
-    return 0 if stopped_by is None else SIGNAL_BASE + stopped_by
+    lines = sys.stderr if output.lines_to_stderr else sys.stdout
+    display = Display() if output.quiet else Display(lines, output.columns, progress=sys.stderr)
+    ctx = Context(
+        group, device, monitor, requests, display, mail.emit, on_run_created, mail.run_folder,
+        loading_guard=lambda: _loading(silent=output.quiet or world.process != 0),
+        local=world.local, local_processes=world.local_processes,
+    )  # fmt: skip
+    record, code = None, 0
+    with contextlib.nullcontext() if isinstance(spec, TrainSpec) else monitor.doing(Stage.OTHER):
+        try:
+            record = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx)
+        except StoppedError as stopped:
+            code = stopped.code
+    if ctx.first and record is not None:
+        mail.emit(record)
+    group.close()
+    return record if ctx.first else None, code
 
 
 @contextlib.contextmanager
-def _reading(quiet: bool) -> Iterator[None]:
-    """Let a signal end the program at once, after it has removed unfinished files. If `quiet`, print no progress.
+def _loading(silent: bool) -> Iterator[None]:
+    """Let a signal end the program at once, after it has removed unfinished files. If `silent`, show no progress.
 
     Nothing is trained yet when the dataset is read, so there is nothing to save.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(handled_by(leave))
-        if quiet:
+        if silent:
             devnull = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stderr(devnull))
         yield
@@ -130,83 +144,84 @@ def _device(placement: Placement, world: World) -> "torch.device":
     return torch.device("cuda", numbers[local])
 
 
-class Joined(NamedTuple):
-    """This process's connection to the others.
+def _join(
+    spec: Spec, device: "torch.device", world: World, monitor: Monitor
+) -> tuple[Spec, "Group", Callable[[Path], None]]:
+    """Connect this process to the others.
 
-    reduction: adds vectors. job: what to do, which may continue an earlier attempt. begun: to call with the run's
-    folder.
+    Return the spec, which may continue an earlier attempt; the group; and a function that records the run's folder for
+    later attempts.
     """
+    from lockstep.core.group import Alone, connect
 
-    reduction: "Reduction"
-    job: Job
-    begun: Callable[[Path], None]
+    def not_recorded(path: Path) -> None:
+        """Do nothing: no later attempt of this launch can continue the run."""
 
+    if world.rendezvous is None or (world.processes == 1 and not world.outer):
+        return spec, Alone(), not_recorded
+    check(spec.recipe, spec.placement.replace(processes=world.processes))
+    from lockstep.launch.rendezvous import Board, of_this_attempt, open_store, require_one_device_type
 
-def _join(job: Job, device: "torch.device", world: World, heartbeat: Heartbeat) -> Joined:
-    """Connect this process to the others."""
-    from lockstep.core.local import Local
+    host_watch = attempts.watch(spec, world, monitor) if world.outer else None
+    store = raw = open_store(world.rendezvous, world.process, world.processes)
+    begun = not_recorded
+    # A program that calls lockstep.train may do so again, for another run. Other launchers repeat the same command.
+    if world.outer and world.launcher != "caller":
+        spec = attempts.continued(spec, world, raw)
 
-    raw = None  # the launcher's store, which outlives an attempt
-    # A program that calls lockstep.train may do so again, for another run.
-    repeated = world.outer and world.launcher != "caller"
-
-    def begun(path: Path) -> None:
-        if isinstance(job, TrainJob) and job.path_file is not None:
-            files.replace(job.path_file, str(path).encode())
-        if raw is not None and repeated:
+        def begun(path: Path) -> None:
             attempts.begun(raw, path)
 
-    local = Local(job.recipe.towers, job.placement.reduction, device)
-    if world.rendezvous is None or (world.processes == 1 and not world.outer):
-        return Joined(local, job, begun)
-    check(job.recipe, job.placement.replace(processes=world.processes))
-    from lockstep.core.process import connect
-    from lockstep.core.rendezvous import Board, of_this_attempt, open_store
-
-    host_watch = attempts.watch(job, world, heartbeat) if world.outer else None
-    store = raw = open_store(world.rendezvous, world.process, world.processes)
-    if repeated:
-        job = attempts.continued(job, world, raw)
     if world.processes == 1:
-        return Joined(local, job, begun)
+        return spec, Alone(), begun
     if host_watch is not None:  # before the processes connect, which hangs if one of them dies
         store = of_this_attempt(store, world.process, world.processes)
-        host_watch.join(Board(store, world.process, world.processes, job.placement.timeout))
-    reduction = connect(
-        job.placement.reduction, job.recipe.towers, device,
-        process=world.process, processes=world.processes, store=store, heartbeat=heartbeat,
-    )  # fmt: skip
-    return Joined(reduction, job, begun)
+        host_watch.join(Board(store, world.process, world.processes, spec.placement.timeout))
+    require_one_device_type(store, world.process, world.processes, device)
+    return spec, connect(world.process, world.processes, device, store, monitor), begun
 
 
 def main() -> None:
-    """Do a worker process's part of the job in FOLDER/job.json.
+    """Do a worker process's part of the job in FOLDER/spec.json.
 
-    Arguments: FOLDER, the launcher's process id, and folders that are searched for modules after all others.
-    A failure leaves a failure file in FOLDER, which the launcher prints.
+    Arguments: FOLDER, the launcher's process id, an `Output` as JSON, and folders that are searched for modules after
+    all others. A failure leaves a failure file in FOLDER, which the launcher prints.
     """
     files.reserve_standard_streams()
-    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
-    sys.path += [path for path in sys.argv[3:] if path not in sys.path]
-    job: Job = TypeAdapter(Job).validate_json((folder / "job.json").read_text())
-    world = World.from_environment()
-    heartbeat = Heartbeat(folder / f"heartbeat-{world.process}")
-    watch.under_launcher(heartbeat, parent, folder.parent)
-    # Ignore SIGTERM outside `run_job`: when one worker has failed, the launcher ends the others with it.
+    folder, parent, output = Path(sys.argv[1]), int(sys.argv[2]), Output(*json.loads(sys.argv[3]))
+    sys.path += [path for path in sys.argv[4:] if path not in sys.path]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # A program may have been started with SIGCHLD ignored.
+    # Ignore SIGTERM outside `compute`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with _failure_file(folder, world.process, heartbeat):
-        code = run_job(job, world, heartbeat)
+    spec, world = decoded((folder / "spec.json").read_text()), World.from_environment()
+    monitor = Monitor(folder / f"heartbeat-{world.process}")
+    watch.under_launcher(monitor, parent, folder.parent)
+    mail = Mail(
+        Mailbox(folder).put, lambda path: write_run_folder(folder, path), lambda: read_run_folder(folder)
+    )  # fmt: skip
+    with _failure_file(folder, world.process, monitor):
+        _, code = compute(spec, world, output, mail, monitor)
+    _end(folder, world.process, code)
+
+
+def _end(folder: Path, process: int, code: int) -> None:
+    """End this process with the exit code, without clean-up: a collective may be pending in another thread."""
     sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)  # Programs that clean /tmp may have removed it.
+        (folder / f"ended-{process}").write_text(str(code))
     os._exit(code)
 
 
 @contextlib.contextmanager
-def _failure_file(folder: Path, process: int, heartbeat: Heartbeat) -> Iterator[None]:
+def _failure_file(folder: Path, process: int, monitor: Monitor) -> Iterator[None]:
     """Write an error within the context into `folder` for the launcher, which prints the first cause; then exit."""
     try:
         yield
+    except SystemExit as end:  # A signal has ended the reading of the dataset, a bench or a verification.
+        _end(folder, process, int(end.code or 0))
     except Exception as error:
-        if heartbeat.must_save:  # The launcher has ended the others. The watching thread saves, and ends this process.
+        if monitor.save_asked:  # The launcher has ended the others. The watching thread saves, and ends this process.
             threading.Event().wait()
         known = isinstance(error, LockstepError)
         code = error.code if isinstance(error, LockstepError) else CRASH
@@ -218,11 +233,9 @@ def _failure_file(folder: Path, process: int, heartbeat: Heartbeat) -> Iterator[
             "code": code,
             "message": str(error) if known else f"process {process} crashed:\n{traceback.format_exc()}",
         }
-        temporary = folder / f".process-{process}"
-        temporary.write_text(json.dumps(failure))
-        temporary.rename(folder / f"process-{process}.json")
-        sys.stdout.flush()
-        os._exit(code)  # no clean-up: a collective may be pending in another thread
+        folder.mkdir(parents=True, exist_ok=True)
+        files.replace(folder / f"process-{process}.json", json.dumps(failure).encode())
+        _end(folder, process, code)
 
 
 if __name__ == "__main__":

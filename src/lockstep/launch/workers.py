@@ -1,4 +1,4 @@
-"""The worker processes of one job on this host: how they are started, awaited and ended, and why they failed."""
+"""The worker processes of a job on this host: how they are started, awaited and ended, and why they failed."""
 
 import contextlib
 import json
@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.core import heartbeat
-from lockstep.core.heartbeat import Beat
+from lockstep.core.monitor import Beat, Memory
 from lockstep.core.reduction import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT
-from lockstep.jobs.specs import Job
+from lockstep.files import replace
+from lockstep.jobs.specs import Spec, encoded
 from lockstep.launch.world import World
 
+_POLL_S = 0.005  # seconds between two looks of a worker whether its record was taken
 _KILLED_S = 5.0  # seconds for a killed worker to end
 _GRACE_S = 30.0  # seconds that the other workers have to end, after one has failed
 
@@ -35,42 +36,96 @@ class Failure(NamedTuple):
     restartable: bool
 
 
+class Output(NamedTuple):
+    """What workers print.
+
+    quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
+    columns: columns of a line that is redrawn on stdout, for a caller that relays stdout to a notebook or a terminal;
+    None lets stdout decide.
+    """
+
+    quiet: bool = False
+    lines_to_stderr: bool = False
+    columns: int | None = None
+
+
+def write_run_folder(folder: Path, run: Path) -> None:
+    """Leave the folder of the run in `folder`, for the launcher and for other workers."""
+    replace(folder / "run", os.fsencode(run))
+
+
+def read_run_folder(folder: Path) -> Path | None:
+    """Return what `write_run_folder` has left in `folder`, or None."""
+    try:
+        return Path(os.fsdecode((folder / "run").read_bytes()))
+    except FileNotFoundError:
+        return None
+
+
+class Mailbox:
+    """Brings records from process 0 to its launcher, one at a time, through a file in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "record.json"
+
+    def put(self, record: Mapping[str, Any]) -> None:
+        """Leave a record, and wait until the launcher has taken it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)  # Programs that clean /tmp may have removed it.
+        replace(self._path, json.dumps(record).encode())
+        while self._path.exists():
+            time.sleep(_POLL_S)
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the record that is there, and make room for the next one; None if there is none."""
+        try:
+            record: dict[str, Any] = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        self._path.unlink()
+        return record
+
+
 class Workers:
-    """The worker processes that compute `job`, `processes` of them. They read the job from a file in `folder`.
+    """The worker processes that compute `spec`, `processes` of them. They read it from a file in `folder`.
 
     A worker is a new program, never a fork of this process, which may have threads and may have imported torch.
 
     Attributes:
-        job: the job.
+        spec: what they compute.
         processes: how many processes share it.
-        folder: an empty folder for the job, the rendezvous and the failure files.
+        folder: an empty folder for the spec, the rendezvous, heartbeats and how each worker ended.
         outer: the place of this program in an outer launch, or None. In an outer launch every program starts one of
             the workers, and `processes` counts those of all programs.
+        mailbox: receives the records of process 0.
     """
 
-    def __init__(self, job: Job, processes: int, folder: Path, outer: World | None = None) -> None:
-        self.job, self.processes, self.folder, self.outer = job, processes, folder, outer
+    def __init__(self, spec: Spec, processes: int, folder: Path, outer: World | None = None) -> None:
+        self.spec, self.processes, self.folder, self.outer = spec, processes, folder, outer
+        self.mailbox = Mailbox(folder)
         self._programs: dict[int, subprocess.Popen[bytes]] = {}
+        self._memories: dict[int, Memory] = {}
 
     def start(
         self,
+        output: Output,
         variables: Mapping[str, str] | None = None,
         import_folders: Sequence[str] = (),
-        out: int | None = None,
-        err: int | None = None,
+        descriptors: tuple[int, int] | None = None,
     ) -> None:
         """Start all processes.
 
         `variables` are added to the environment. `import_folders` are searched for modules after all other folders.
-        `out` and `err` are descriptors for stdout and stderr, by default those of this program.
+        `descriptors` are those for stdout and stderr, by default this program's.
         """
-        (self.folder / "job.json").write_text(self.job.model_dump_json())
+        (self.folder / "spec.json").write_text(encoded(self.spec))
+        out, err = descriptors or (None, None)
         for number in range(self.processes) if self.outer is None else [self.outer.process]:
+            self._memories[number] = Memory(self.folder / f"heartbeat-{number}")
             self._programs[number] = subprocess.Popen(
                 # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
                 [
                     sys.executable, "-P", "-m", "lockstep.launch.worker",
-                    str(self.folder), str(os.getpid()), *import_folders,
+                    str(self.folder), str(os.getpid()), json.dumps(output), *import_folders,
                 ],
                 env={**os.environ, **(variables or {}), **self._numbers(number)},
                 stdin=subprocess.DEVNULL if out is not None else None,
@@ -83,7 +138,7 @@ class Workers:
         """Return the variables that torchrun would set for the worker `number`, and where the workers meet."""
         if self.outer is not None:
             return self.outer.variables()
-        meeting = self.folder / "meeting"  # a file, so no port can be in use already
+        meeting = self.folder / "rendezvous"  # a file, so no port can be in use already
         variables = World("lockstep", number, self.processes, number, self.processes, meeting).variables()
         # All workers are on this host, so they listen only where no other host can connect.
         variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
@@ -96,9 +151,23 @@ class Workers:
 
     def failed(self) -> dict[int, int] | None:
         """Return the exit codes of the workers that failed, by number; {} if all ended well; None while they run."""
-        running = [worker for worker in self._programs.values() if worker.poll() is None]
-        failed = {number: worker.returncode for number, worker in self._programs.items() if worker.returncode}
-        return failed if failed or not running else None
+        ended = {number: worker.poll() for number, worker in self._programs.items()}
+        codes = {number: self._code(number, code) for number, code in ended.items() if code is not None}
+        failed = {number: code for number, code in codes.items() if code}
+        return failed if failed or len(codes) == len(ended) else None
+
+    def _code(self, number: int, code: int) -> int:
+        """Return the exit code of a worker, which the system states as `code`.
+
+        Where a program ignores SIGCHLD, the system forgets exit codes, and Python takes them for 0. So a worker writes
+        its code into a file too.
+        """
+        if code:
+            return code
+        try:
+            return int((self.folder / f"ended-{number}").read_text())
+        except FileNotFoundError:
+            return CRASH
 
     def send(self, number: int) -> None:
         """Send a signal to the workers that run. No other child of this process receives it."""
@@ -121,9 +190,7 @@ class Workers:
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeat of each worker that still runs, by number."""
         return {
-            number: heartbeat.read(self._heartbeat(number))
-            for number, worker in self._programs.items()
-            if worker.poll() is None
+            number: self._memories[number].beat for number, worker in self._programs.items() if worker.poll() is None
         }
 
     def kill(self, number: int) -> None:
@@ -136,22 +203,28 @@ class Workers:
         """Return the exit code of one worker, which is killed if it does not end within `seconds`."""
         worker = self._programs[number]
         try:
-            return worker.wait(seconds)
+            return self._code(number, worker.wait(seconds))
         except subprocess.TimeoutExpired:
             self.kill(number)
             return -signal.SIGKILL
 
     def ask_to_save(self, number: int) -> None:
         """Ask one worker to save the state alone and to end."""
-        heartbeat.ask_to_save(self._heartbeat(number))
+        self._memories[number].ask_to_save()
 
-    def _heartbeat(self, number: int) -> Path:
-        return self.folder / f"heartbeat-{number}"
+    def run_folder(self) -> Path | None:
+        """Return the folder of the run that process 0 trains, or None before it exists."""
+        return read_run_folder(self.folder)
 
     def describe(self, number: int) -> str:
         """Return a worker's number and towers, in words."""
-        towers = owned_in_words(self.job.recipe.towers, self.processes, number)
+        towers = owned_in_words(self.spec.recipe.towers, self.processes, number)
         return f"process {number} of {self.processes} ({towers})"
+
+    @property
+    def only_lost_others(self) -> bool:
+        """Return whether no worker has failed for another reason than that it has lost the others."""
+        return all(file["secondary"] for file in self._failure_files())
 
     def _failure_files(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in self.folder.glob("process-*.json")]
@@ -171,19 +244,20 @@ class Workers:
         files.sort(key=lambda file: (file["secondary"], file["time"]))
         if files and not files[0]["secondary"]:
             number = files[0]["process"]
-            step = heartbeat.read(self._heartbeat(number)).step
+            step = self._memories[number].beat.step
             return Failure(files[0]["message"], files[0]["code"], step, restartable=not files[0]["known"])
         # A worker that aborts has usually lost one that was killed.
         killed = sorted((number for number, code in failed.items() if code < 0), key=lambda number: failed[number])
         if killed:
-            beat = heartbeat.read(self._heartbeat(killed[0]))
+            beat = self._memories[killed[0]].beat
             name = signal.Signals(-failed[killed[0]]).name
             hint = ". Often this means that the system ran out of memory" if name == "SIGKILL" else ""
             text = f"{self.describe(killed[0])} was killed by {name} {beat.where}{hint}"
             return Failure(text, ENVIRONMENT, beat.step, restartable=True)
         if files:
-            step = heartbeat.read(self._heartbeat(files[0]["process"])).step
+            step = self._memories[files[0]["process"]].beat.step
             return Failure(files[0]["message"], ENVIRONMENT, step, restartable=True)
         number, code = next(iter(failed.items()))
-        step = heartbeat.read(self._heartbeat(number)).step
-        return Failure(f"{self.describe(number)} ended with exit code {code}", CRASH, step, restartable=False)
+        step = self._memories[number].beat.step
+        text = f"{self.describe(number)} ended with exit code {code} and without a message"
+        return Failure(text, CRASH, step, restartable=False)

@@ -1,11 +1,12 @@
 """The record of `lockstep eval --watch` in RUN/eval, which also tells which checkpoints are already evaluated."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lockstep.files import parse_json
-from lockstep.report.evaluation import CheckpointEvaluation
+from lockstep.messages import logger
 from lockstep.report.event_file import EventFile, scalar
 
 
@@ -19,12 +20,10 @@ class EvaluationLog:
     done: the steps whose evaluation is recorded.
     """
 
-    def __init__(
-        self, folder: Path, note: Callable[[str], None], *, split: str, weights: str, examples: int, usual: bool
-    ) -> None:
+    def __init__(self, folder: Path, *, split: str, weights: str, examples: int, usual: bool) -> None:
         self.path = folder / "metrics.jsonl"
         self._events_folder = folder if usual else folder / f"{weights}-{split}-{examples}"
-        self._folder, self._note = folder, note
+        self._folder = folder
         self._events: EventFile | None = None
         self._writable = True
         try:
@@ -41,35 +40,37 @@ class EvaluationLog:
             except (ValueError, KeyError, TypeError, OverflowError):
                 continue
 
-    def add(self, evaluation: CheckpointEvaluation) -> None:
-        """Record an evaluation. If the folder cannot be written, note it once and continue without a record."""
-        self.done.add(evaluation.step)
+    def add(self, record: Mapping[str, Any], now: float) -> None:
+        """Record an evaluation that was made at time `now`. If the folder cannot be written, note it once."""
+        self.done.add(record["step"])
         if not self._writable:
             return
         try:
             # The row is last: a step without a row is evaluated again, so no event can be missing.
-            self._add_events(evaluation)
-            self._add_row(evaluation)
+            self._add_events(record)
+            self._add_row(record, now)
         except OSError as error:
             self._writable = False
             reason = error.strerror or error
-            self._note(f"cannot record evaluations in {self._folder}: {reason}. Evaluation goes on without a record")
+            logger.warning(
+                f"cannot record evaluations in {self._folder}: {reason}. Evaluation continues without a record"
+            )
 
     def close(self) -> None:
         """Close the event file."""
         if self._events is not None and self._writable:
             self._events.close()
 
-    def _add_events(self, evaluation: CheckpointEvaluation) -> None:
+    def _add_events(self, record: Mapping[str, Any]) -> None:
         if self._events is None:
             self._events = EventFile(self._events_folder)
-        values = {"precision@1": evaluation.result.accuracy, "loss": evaluation.result.loss}
-        self._events.add(evaluation.step, [scalar(tag, value) for tag, value in values.items()])
+        values = {"precision@1": record["accuracy"], "loss": record["loss"]}
+        self._events.add(record["step"], [scalar(tag, value) for tag, value in values.items()])
 
-    def _add_row(self, evaluation: CheckpointEvaluation) -> None:
-        row = {"kind": "evaluation", "time": evaluation.time, "step": evaluation.step}
-        row |= {"split": evaluation.split, "weights": evaluation.weights, **evaluation.result.summary()}
-        row["class_correct"] = evaluation.result.class_correct
+    def _add_row(self, record: Mapping[str, Any], now: float) -> None:
+        left_out = ("run", "classes", "confusion")
+        row = {"kind": "evaluation", "time": now} | {k: value for k, value in record.items() if k not in left_out}
+        row["class_correct"] = [one["correct"] for one in record["classes"]]
         with self.path.open("a") as file:
             file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
         self._ends_in_mid_line = False

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import flush, remove_abandoned, replace, share
+from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.manifest import MANIFEST, STATE, encoded, folder_name, needed_step, read_manifest, step_of
 from lockstep.runs.tensors import read_safetensors
@@ -95,7 +96,7 @@ def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
         replace(path / MANIFEST, encoded(stated | facts))
 
 
-def latest(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
+def latest(folder: Path, note: Callable[[str], None] = logger.warning) -> Checkpoint | None:
     """Return the newest checkpoint that verifies, or None if there is none at all.
 
     Damaged checkpoints are skipped and reported to `note`. A checkpoint that training deletes during the read is not
@@ -176,7 +177,7 @@ def _damaged(path: Path, error: Exception) -> Exception:
     return LockstepError(f"checkpoint {path} is damaged ({error})", DATA)
 
 
-def read_result(run: Run, note: Callable[[str], None]) -> Checkpoint:
+def read_result(run: Run, note: Callable[[str], None] = logger.warning) -> Checkpoint:
     """Return the newest valid checkpoint; of a complete run with `patience` the best, as its weights are the result.
 
     Raises: LockstepError if there is none.

@@ -18,6 +18,7 @@ from typing import IO, Any
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import open_lock, parse_json, read_json, remove_abandoned, replace
+from lockstep.messages import logger
 from lockstep.runs.manifest import read_manifest, step_of
 from lockstep.settings import validated
 
@@ -62,7 +63,7 @@ class Run:
 
     @staticmethod
     def create(
-        path: Path, recipe: Recipe, numbered: bool = False, note: Callable[[str], None] = lambda text: None
+        path: Path, recipe: Recipe, numbered: bool = False, note: Callable[[str], None] = logger.warning
     ) -> "Run":
         """Make a new folder at `path`; if it exists and the name is `numbered`, at the next free number.
 
@@ -322,7 +323,7 @@ class Run:
         """Return the rows of metrics.jsonl for evaluations after `step` updates."""
         return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
 
-    def forget_ahead(self, step: int, note: Callable[[str], None] = lambda text: None) -> None:
+    def forget_ahead(self, step: int, note: Callable[[str], None] = logger.warning) -> None:
         """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
 
         Damaged lines, such as the last one of a killed run, are deleted too, with a `note`; and temporary files.

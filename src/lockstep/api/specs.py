@@ -1,6 +1,6 @@
-"""From resolved words to a job: what the command line and the Python functions have in common."""
+"""From words to specs: what the command line and the Python functions have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,11 @@ from lockstep.api.resolve import (
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
-from lockstep.jobs.specs import EvalJob, TrainJob, VerifyJob
+from lockstep.jobs.specs import EvaluateSpec, TrainSpec, VerifySpec
 from lockstep.launch.world import World
+from lockstep.messages import collected, handled
 from lockstep.runs.folder import Run
 from lockstep.runs.weights_file import find_weights
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class CompleteRun:
     result: dict[str, Any]
 
 
-def train_job(
+def train_spec(
     what: str | Recipe | None,
     changes: dict[str, Any],
     placement: Placement,
@@ -44,23 +43,21 @@ def train_job(
     runs: Path,
     resume: bool,
     world: World,
-    note: Note,
     own_program: bool = False,
     **others: Any,
-) -> TrainJob | CompleteRun:
-    """Return the job that trains `what` with `changes`, or the run if it is to be resumed and is complete.
+) -> TrainSpec | CompleteRun:
+    """Return the spec that trains `what` with `changes`, or the run if it is to be resumed and is complete.
 
-    `init` is the file or run whose weights the run starts from. `note` receives messages before the run has a folder.
-    `own_program` says that this is the program lockstep, whose environment torch may be prepared in. `others` are
-    further fields of the job. Raises: LockstepError.
+    `init` is the file or run whose weights the run starts from. `own_program` says that this is the program lockstep,
+    whose environment torch may be prepared in. `others` are further fields of the spec. Raises: LockstepError.
     """
-    notes: list[str] = []
     weights = find_weights(init) if init else None
     if weights:
         placement = placement.replace(init=weights.path)
     parent = weights.run if weights and what is None else None  # the run whose recipe and data a new run takes over
-    data = data_of(parent, placement.data, note) if parent else placement.data
-    subject = subject_of(what or str(parent.absolute() if parent else "digits"), changes, data, note=notes.append)
+    data = data_of(parent, placement.data) if parent else placement.data
+    with handled(lambda text: None), collected() as notes:  # The run prints them, and has them in its log.
+        subject = subject_of(what or str(parent.absolute() if parent else "digits"), changes, data)
     if parent:
         subject = subject._replace(run=None)
     recipe, placement = subject.recipe, placement.replace(data=subject.data)
@@ -75,42 +72,40 @@ def train_job(
     if folder.resume:
         if (result := result_of(folder.path, recipe, world)) is not None:
             return CompleteRun(folder.path, result)
-        placement = placement.replace(data=data_of(folder.path, placement.data, note))
-    return TrainJob(
+        placement = placement.replace(data=data_of(folder.path, placement.data))
+    return TrainSpec(
         recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
         notes=tuple(notes), **others,
     )  # fmt: skip
 
 
-def eval_job(
+def evaluate_spec(
     run: Run,
     placement: Placement,
     *,
     code: Mapping[str, str | None],
     split: str | None,
     checkpoint: str | int | None,
-    note: Note,
     **others: Any,
-) -> EvalJob:
-    """Return the job that evaluates `run`.
+) -> EvaluateSpec:
+    """Return the spec that evaluates `run`.
 
     `code` has the options, model and dataset, that allow the run's own code to be executed. `others` are further
-    fields of the job. Raises: LockstepError.
+    fields of the spec. Raises: LockstepError.
     """
     recipe = run.recipe()
     check_code(run.path, recipe, code)
     run.check_recipe()
-    placement = placement.replace(data=data_of(run.path, placement.data, note))
-    return EvalJob(
-        recipe=recipe, placement=placement, path=run.path, split=split or recipe.evaluated_split,
-        checkpoint=chosen_checkpoint(checkpoint), **others,
+    return EvaluateSpec(
+        recipe=recipe, placement=placement.replace(data=data_of(run.path, placement.data)), path=run.path,
+        split=split or recipe.evaluated_split, checkpoint=chosen_checkpoint(checkpoint), **others,
     )  # fmt: skip
 
 
-def verify_job(
-    run: Run, placement: Placement, *, code: Mapping[str, str | None], init: Path | None, note: Note, **others: Any
-) -> VerifyJob:
-    """Return the job that replays `run`, with the arguments of `eval_job`; `init` is the file that the run starts from.
+def verify_spec(
+    run: Run, placement: Placement, *, code: Mapping[str, str | None], init: Path | None, **others: Any
+) -> VerifySpec:
+    """Return the spec that replays `run`, with the arguments of `evaluate_spec`; `init` is what the run starts from.
 
     Raises: LockstepError.
     """
@@ -125,10 +120,8 @@ def verify_job(
     weights = find_weights(init) if init else None
     if weights and weights.sha256 != recipe.init_sha256:
         raise LockstepError(f"{run.path} was not started from {weights.path}: leave out --init to verify it")
-    placement = placement.replace(
-        data=data_of(run.path, placement.data, note), init=weights.path if weights else None
-    )  # fmt: skip
-    return VerifyJob(recipe=recipe, placement=placement, path=run.path, **others)
+    placement = placement.replace(data=data_of(run.path, placement.data), init=weights.path if weights else None)
+    return VerifySpec(recipe=recipe, placement=placement, path=run.path, **others)
 
 
 def chosen_checkpoint(which: str | int | None) -> int | Literal["best"] | None:

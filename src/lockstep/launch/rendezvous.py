@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.core.heartbeat import Beat
+from lockstep.core.monitor import Beat
 from lockstep.errors import ENVIRONMENT, LockstepError
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for all processes to start

@@ -1,0 +1,206 @@
+"""Group: the processes of a run, and how they exchange tensors and bytes.
+
+Only this module and launch/rendezvous.py import torch.distributed, which only moves bytes here. All additions are made
+in reduction.py, so no choice of the library (ring or tree, buckets, channels) can change a bit.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.core.monitor import Monitor, Stage
+from lockstep.errors import PeerLostError
+
+# Processes wait for one that is busy as long as it takes. Heartbeats tell a busy process from one that hangs.
+_TIMEOUT = timedelta(days=1)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Pair = tuple[int, Tensor]  # a process, and a contiguous tensor to send to it or to receive from it
+
+
+class Group(Protocol):
+    """The processes of a run. All call the same methods in the same order.
+
+    Raises: PeerLostError, from every method, if the connection to another process breaks.
+    """
+
+    process: int
+    processes: int
+
+    def gather(self, table: Tensor) -> Tensor:
+        """Return the tables of all processes, of one shape and dtype, stacked in order of process."""
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """Return process 0's `data` in every process."""
+
+    def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
+        """Send and receive. Between two processes, tensors arrive in the order of the lists."""
+
+    def send_from_first(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` with that of process 0."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` with the backend's own sum over all processes, whose order of additions is its own."""
+
+    def on_cpu(self) -> "Group":
+        """Return the same processes, to exchange tensors on the CPU."""
+
+    def close(self) -> None:
+        """Wait for the other processes, then leave. No other method may be called afterwards."""
+
+
+class Alone:
+    """The group of a run on one process. See `Group` for the methods."""
+
+    process = 0
+    processes = 1
+
+    def gather(self, table: Tensor) -> Tensor:
+        """Return `table` with a leading axis of 1."""
+        return table[None]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """Return `data` itself."""
+        assert data is not None
+        return data
+
+    def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
+        """Do nothing: there is no other process."""
+
+    def send_from_first(self, tensor: Tensor) -> None:
+        """Do nothing: this is process 0."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Do nothing: `tensor` is the sum."""
+
+    def on_cpu(self) -> "Alone":
+        """Return this group."""
+        return self
+
+    def close(self) -> None:
+        """Do nothing: there is no group to leave."""
+
+
+def connect(process: int, processes: int, device: torch.device, store: Any, monitor: Monitor) -> "Processes":
+    """Connect this process, number `process` of `processes`, to the others.
+
+    `store` is one that only these processes use, see `launch/rendezvous.py`. `monitor` learns when this process waits
+    for the others. Raises: PeerLostError if one does not come.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    gpu = device if device.type == "cuda" else None
+    _reports_lost_peers(dist.init_process_group)(
+        backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=process, world_size=processes
+    )
+    return Processes(device, monitor)
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Return whether `error` means that the connection to another process broke.
+
+    The exchanges of a GPU are asynchronous: NCCL's error is raised where the program next waits for the device.
+    """
+    return isinstance(error, dist.DistError)
+
+
+def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
+    """Wrap `call` to raise PeerLostError for a broken connection, which is the failure of another process."""
+
+    @wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except dist.DistError as error:
+            raise PeerLostError(f"lost the other processes: {error}") from error
+        except RuntimeError as error:
+            if "gloo" not in str(error).lower() and "connection" not in str(error).lower():
+                raise
+            raise PeerLostError(f"lost the other processes: {error}") from error
+
+    return checked
+
+
+def _waiting(method: Callable[Concatenate["Processes", P], R]) -> Callable[Concatenate["Processes", P], R]:
+    """Wrap a method that waits for the other processes: it reports so, and raises PeerLostError if one is lost."""
+    checked = _reports_lost_peers(method)
+
+    @wraps(method)
+    def waiting(self: "Processes", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.monitor.doing(Stage.EXCHANGE):
+            return checked(self, *args, **kwargs)
+
+    return waiting
+
+
+class Processes:
+    """The group of several processes. See `Group` for the methods.
+
+    Tensors are sent and received directly from and into their memory. Gloo's all_to_all and all_gather need packed
+    copies and a ring, and take twice the time.
+
+    Attributes (besides those of `Group`):
+        monitor: learns when this process waits.
+    """
+
+    def __init__(self, device: torch.device, monitor: Monitor, backend: dist.ProcessGroup | None = None) -> None:
+        """Take the processes of torch's default group, or of `backend`, which exchange tensors on `device`."""
+        self.process, self.processes = dist.get_rank(), dist.get_world_size()
+        self.monitor = monitor
+        self._device, self._backend = device, backend
+
+    @_waiting
+    def gather(self, table: Tensor) -> Tensor:
+        """Return the tables of all processes, stacked."""
+        table = table.to(self._device).contiguous()
+        out = table.new_empty((self.processes, *table.shape))
+        dist.all_gather_single(out.view(-1), table.view(-1), group=self._backend)
+        return out
+
+    @_waiting
+    def broadcast(self, data: bytes | None) -> bytes:
+        """Return process 0's `data` in every process."""
+        length = torch.tensor([len(data or b"")], device=self._device)
+        dist.broadcast(length, src=0, group=self._backend)
+        if not int(length):
+            return b""
+        payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
+        if data is not None and self.process == 0:
+            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(payload, src=0, group=self._backend)
+        return payload.cpu().numpy().tobytes()
+
+    @_waiting
+    def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
+        """Send and receive."""
+        operations = [dist.P2POp(dist.isend, tensor, peer, self._backend) for peer, tensor in sends]
+        operations += [dist.P2POp(dist.irecv, tensor, peer, self._backend) for peer, tensor in receives]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    @_waiting
+    def send_from_first(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` with that of process 0."""
+        dist.broadcast(tensor, src=0, group=self._backend)
+
+    @_waiting
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` with the backend's own sum."""
+        dist.all_reduce(tensor, group=self._backend)
+
+    def on_cpu(self) -> "Processes":
+        """Return the same processes, connected by gloo. On GPUs this is a second group, not yet run on one."""
+        if self._device.type == "cpu":
+            return self
+        return Processes(torch.device("cpu"), self.monitor, dist.new_group(backend="gloo", timeout=_TIMEOUT))
+
+    @_waiting
+    def close(self) -> None:
+        """Wait for the other processes, then leave. A process that leaves early can make the others fail."""
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,264 @@
+"""OpenRun: the folder of a run, as process 0 has it open: locked, with a saver and the listeners that write into it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from lockstep.core.events import Listener
+from lockstep.core.log import Log
+from lockstep.data import IMAGE_FOLDER
+from lockstep.data.user_data import first_other_class
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.files import append
+from lockstep.jobs.context import Context
+from lockstep.jobs.probe import Probe
+from lockstep.jobs.profile import Profile
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.startup import Line
+from lockstep.messages import logger
+from lockstep.report import console
+from lockstep.report.metrics import MetricsFile
+from lockstep.runs import checkpoint
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.runs.environment import changes
+from lockstep.runs.folder import LostRunError, Run
+from lockstep.runs.saver import Saver
+from lockstep.runs.source import describe_custom_code, source_changes
+
+# Entries of environment.json that decide the bits of a run. If one differs between sessions, no other run has its bits.
+_DECIDING = ("probe", "model_source", "decoder")
+
+
+class OpenRun:
+    """The folder of a run that process 0 trains. It holds the lock, and writes every file.
+
+    Attributes:
+        run: the folder.
+        checkpoint: the checkpoint that a resumed run continues from, or None.
+        listeners: the receivers of the run's events.
+        saver: writes the checkpoints.
+        mixed_arithmetic: True if sessions of the run differ in arithmetic, in the source of the model or in the
+            decoder.
+    """
+
+    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, probe: Probe) -> None:
+        """Make the run's folder, or lock the existing one. `probe` is the session's arithmetic probe.
+
+        Raises: LockstepError if the folder may not be used, or was trained on other data; with `spec.strict` also if
+            this session computes differently from an earlier one.
+        """
+        self._session, placement = session, session.placement
+        self.checkpoint: Checkpoint | None = None
+        self.listeners: list[Listener] = []
+        self._environment = {
+            "processes": session.group.processes,
+            "data": str(placement.data) if placement.data else None,
+            "init": str(placement.init) if placement.init else None,
+            "probe": probe.sha256,
+            "model_source": session.model_source,
+            "decoder": session.decoder,
+            **session.fingerprint,
+        }
+        self._earlier: list[dict[str, Any]] = []
+        self.mixed_arithmetic = False
+        if spec.resume:
+            self.run = Run.open(spec.path)
+            self.run.lock()
+        else:
+            self.run = Run.create(spec.path, session.recipe, spec.numbered)
+        try:
+            if spec.resume:
+                self._read(spec.strict)
+            ctx.on_run_created(self.run.path)
+            self.saver = Saver(
+                self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.run.require_lock
+            )
+            self._profile = Profile(self.run.profile, placement.profile, session.device) if placement.profile else None
+            self.listeners = self._make_listeners(ctx)
+        except BaseException:
+            self.run.unlock()
+            raise
+
+    def _read(self, strict: bool) -> None:
+        """Read what a resumed run continues from."""
+        self.run.require_sound()
+        self.checkpoint = checkpoint.latest(self.run.checkpoints)
+        if self.checkpoint is None:
+            logger.warning(f"{self.run.path} has no checkpoint: it starts again before its first step")
+        else:
+            self._require_same_data(self.checkpoint.manifest)
+        self._earlier = self.run.sessions()
+        differing = [one for one in self._earlier if self._differs(one)]
+        self.mixed_arithmetic = bool(differing)
+        differences = self._differences_from(self._earlier[-1]) if self._earlier else []
+        if strict and differing:
+            reasons = "; ".join(differences) or f"it differs from the session that began at step {differing[0]['step']}"
+            raise LockstepError(
+                f"--strict: {self.run.path} would not compute the same bits as before: {reasons}. Resume it where it "
+                f"was, or leave out --strict to continue with other bits",
+                ENVIRONMENT,
+            )
+        for text in differences:
+            logger.warning(text)
+
+    def _require_same_data(self, manifest: Mapping[str, Any]) -> None:
+        """Raise a LockstepError unless splits and classes are those that the checkpoint was trained on."""
+        before = manifest["data_sha256"]
+        for name, digest in self._session.data_sha256.items():
+            if before.get(name, digest) != digest:
+                raise LockstepError(self._other_data(name), DATA)
+        if other := first_other_class(manifest["classes"], self._session.splits["train"].classes):
+            raise LockstepError(
+                f"the classes are not those that {self.run.path} was trained on: label {other[0]} was {other[1]} and "
+                f"is {other[2]}. Give the same names in the same order to resume, or start a new run",
+                DATA,
+            )
+
+    def _other_data(self, split: str) -> str:
+        """Return the error for a split that is not the one that the run was trained on."""
+        what = f"the {'training' if split == 'train' else split} data"
+        if self._session.recipe.dataset != IMAGE_FOLDER:
+            return (
+                f"{what} is not what {self.run.path} was trained on (its sha256 differs): give the same files as "
+                f"--data to resume"
+            )
+        return (
+            f"{what} in {self._session.placement.data} is not what {self.run.path} was trained on (its sha256 "
+            f"differs): images were added, removed or changed since. Restore them, or start a new run"
+        )
+
+    def _differs(self, earlier: Mapping[str, Any]) -> bool:
+        return any(name in earlier and earlier[name] != self._environment[name] for name in _DECIDING)
+
+    def _differences_from(self, earlier: Mapping[str, Any]) -> list[str]:
+        """Return each way in which this session computes differently from an `earlier` one, in words."""
+        found = []
+        sources = source_changes(earlier.get("model_source", {}), self._session.model_source)
+        elsewhere = changes(earlier, self._session.fingerprint)
+        if sources:
+            code = describe_custom_code(self._session.recipe)
+            found.append(f"the source of {code} has changed: {'; '.join(sources)}")
+        if earlier.get("probe") != self._environment["probe"]:
+            where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
+            found.append(
+                f"the arithmetic probe differs from the last session's, so later weights will differ ({where})"
+            )
+        elif elsewhere and earlier.get("decoder") != self._environment["decoder"]:
+            found.append(f"the image decoder has changed, so pixels may differ ({'; '.join(elsewhere)})")
+        elif elsewhere:
+            found.append(f"the environment has changed ({'; '.join(elsewhere)}): the arithmetic probe is equal")
+        return found
+
+    def _make_listeners(self, ctx: Context) -> list[Listener]:
+        placement, session = self._session.placement, self._session
+        try:
+            log_file = console.Plain(append(self.run.log), placement.log_every)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        listeners = [
+            *ctx.display.listeners(placement.log_every), log_file,
+            MetricsFile(self.run.metrics_path, placement.log_every, logger.warning),
+        ]  # fmt: skip
+        if placement.summary_every:
+            from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
+
+            tensorboard = TensorBoard(
+                self.run.summaries,
+                placement.summary_every,
+                session.network.module,
+                session.network.shape,
+                note=logger.warning,
+                dtype=session.network.dtype,
+                compiled=session.recipe.compile,
+                resumed=int(self.checkpoint.manifest["step"]) if self.checkpoint else None,
+                evaluations=self.run.evaluations,
+            )
+            listeners.append(tensorboard)
+        return listeners
+
+    def begin(self, log: Log, lines: list[Line]) -> None:
+        """Record where the run computes, and print the `lines` of the start-up block."""
+        step = self._session.state.step
+        checkpoint.clear_ahead(self.run.checkpoints, step)
+        self.run.forget_ahead(step)
+        self.run.write("environment.json", [*self._earlier, {"step": step, **self._environment}])
+        log.start(lines)
+
+    def before_step(self, step: int) -> None:
+        """Start the profile if `step` is the first one of it."""
+        if self._profile:
+            self._profile.before(step)
+
+    def after_step(self, step: int) -> None:
+        """Record that `step` updates are done. Report a failed save; training continues."""
+        if self._profile:
+            self._profile.after(step)
+        self.saver.stepped()
+        if (problem := self._save_problem()) is not None:
+            logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
+
+    def end_steps(self) -> None:
+        """Write a profile that the end of the run cuts short."""
+        if self._profile:
+            self._profile.stop()
+
+    def save(self, facts: dict[str, Any]) -> None:
+        """Start to save a checkpoint with `facts`, after the previous one is written. Training continues meanwhile."""
+        self.saver.wait()
+        if (problem := self._save_problem()) is not None:
+            logger.warning(problem)
+        self.saver.save(self._session.state, facts)
+
+    def require_saved(self) -> None:
+        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
+        self.saver.wait()
+        if (problem := self._save_problem()) is not None:
+            raise LockstepError(problem, ENVIRONMENT)
+
+    def _save_problem(self) -> str | None:
+        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
+        error = self.saver.take_error()
+        if isinstance(error, LostRunError):
+            raise error
+        if error is None or isinstance(error, LockstepError):
+            return None if error is None else str(error)
+        if not isinstance(error, OSError):
+            raise error
+        return f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
+
+    def best_checkpoint(self, step: int) -> Checkpoint:
+        """Return the checkpoint after `step` updates, whose weights are the result of a run with `patience`."""
+        self.require_saved()
+        try:
+            return checkpoint.read_step(self.run.checkpoints, step)
+        except FileNotFoundError:
+            raise LockstepError(
+                f"{self.run.checkpoints} has no checkpoint after {step} steps, which has the best weights", DATA
+            ) from None
+
+    def _cannot_write(self, error: OSError) -> LockstepError:
+        problem = f"cannot write in {self.run.path}: {error.strerror or error}"
+        return LockstepError(f"{problem}. Its checkpoints are untouched", ENVIRONMENT)
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, close the listeners and unlock the folder."""
+        self.saver.wait()
+        for listener in self.listeners:
+            listener.close()
+        self.run.unlock()
+
+
+@contextmanager
+def opened(spec: TrainSpec, ctx: Context, session: Session, probe: Probe) -> Iterator[OpenRun | None]:
+    """Open the run in process 0 within the context; None in all other processes. Raises: as `OpenRun`."""
+    if not ctx.first:
+        yield None
+        return
+    run = OpenRun(spec, ctx, session, probe)
+    try:
+        yield run
+    except OSError as error:
+        raise run._cannot_write(error) from None
+    finally:
+        run.close()
