@@ -13,6 +13,7 @@ import typer
 from lockstep.cli.options import Model, options_from
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.messages import logger
+from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from lockstep.inference.classifier import Prediction
@@ -81,9 +82,7 @@ def predict(
     from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
 
     numerics.configure(recipe.threads_per_tower, recipe.exact)
-    classifier = load(
-        source, step, model, options["device"] or "auto", note=lambda text: print(printable(text), file=sys.stderr)
-    )
+    classifier = load(source, step, model, options["device"] or "auto", logger.warning)
     printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
     count = unreadable = 0
     for prediction in classifier.predict(_paths(images), top, batch):
