@@ -13,7 +13,6 @@ import typer
 from lockstep.cli.options import Model, options_from
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.messages import logger
-from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from lockstep.inference.classifier import Prediction
