@@ -9,7 +9,7 @@ import torch
 
 from lockstep.core.reduction import Reduction
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.runs.environment import changes
+from lockstep.runs.provenance import compare
 
 
 def exchange(text: str, reduction: Reduction) -> list[str]:
@@ -31,7 +31,7 @@ def require_equal(what: str, own: str, reduction: Reduction, fingerprint: Mappin
         return
     fingerprints = [json.loads(text) for text in exchange(json.dumps(fingerprint), reduction)]
     hosts = exchange(socket.gethostname(), reduction)
-    differences = changes(fingerprints[0], fingerprints[other])
+    differences = list(map(str, compare(fingerprints[0], fingerprints[other])))
     cause = (
         f"Their environments differ: {'; '.join(differences)}. Use hosts with the same CPU or GPU model, libraries "
         f"and variables"

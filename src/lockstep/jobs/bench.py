@@ -30,7 +30,7 @@ from lockstep.data.download.transfer import say
 from lockstep.data.plan import Plan
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import BenchJob, BenchMode
-from lockstep.runs.environment import fingerprint
+from lockstep.runs.provenance import fingerprint
 
 MODES: tuple[BenchMode, ...] = get_args(BenchMode)
 

@@ -17,7 +17,7 @@ from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint, none_yet, read_chosen, read_result
 from lockstep.runs.folder import Run
-from lockstep.runs.source import describe_custom_code, source_changes
+from lockstep.runs.provenance import compare, describe_custom_code
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
 _EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"
@@ -75,11 +75,10 @@ class Evaluator:
         return CheckpointEvaluation(self.run.path, time.time(), step, self.split, self.weights, classes, result)
 
     def _compare_source(self, found: Checkpoint | None) -> None:
-        if found is None or "model_source" not in found.manifest:
-            return
-        if changed := source_changes(found.manifest["model_source"], self.session.model_source):
+        changed = [] if found is None else compare(found.manifest, {"model_source": self.session.model_source})
+        if changed:
             text = f"the source of {describe_custom_code(self.session.recipe)} is not the one it was trained with"
-            text = f"{text} ({'; '.join(changed)})"
+            text = f"{text} ({'; '.join(map(str, changed))})"
             if self._strict:
                 raise LockstepError(f"--strict: {text}", DATA)
             if text != self._last_note:

@@ -25,14 +25,13 @@ from lockstep.report import console
 from lockstep.report.metrics import MetricsFile
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
-from lockstep.runs.environment import changes
 from lockstep.runs.folder import LostRunError, Run
 from lockstep.runs.model_file import save_model
+from lockstep.runs.provenance import compare, describe_custom_code, texts
 from lockstep.runs.saver import Saver
-from lockstep.runs.source import describe_custom_code, source_changes
 
-# Entries of environment.json that decide the bits of a run. If one differs between sessions, no other run has its bits.
-_DECIDING = ("probe", "model_source", "decoder")
+# Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
+_DECIDING = ("probe", "source", "decoder")
 
 
 @contextmanager
@@ -149,14 +148,17 @@ class RunWriter(Writer):
                 raise
         else:
             self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
-        self._environment = {
-            "processes": session.reduction.processes,
-            "data": str(placement.data) if placement.data else None,
-            "init": str(placement.init) if placement.init else None,
+        self._provenance = {
             "probe": probe.sha256,
             "model_source": session.model_source,
             "decoder": session.decoder,
             **session.fingerprint,
+        }
+        self._environment = {
+            "processes": session.reduction.processes,
+            "data": str(placement.data) if placement.data else None,
+            "init": str(placement.init) if placement.init else None,
+            **self._provenance,
         }
         self.saver = Saver(
             self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.run.require_lock
@@ -239,17 +241,17 @@ class RunWriter(Writer):
         Raises: LockstepError if `strict`, and the arithmetic probe or the model's source differs from an earlier one.
         """
         for earlier in self._earlier[-1:]:
-            sources = source_changes(earlier.get("model_source", {}), self._session.model_source)
-            elsewhere = changes(earlier, self._session.fingerprint)
-            if sources and "model_source" in earlier:
+            found = compare(earlier, self._provenance)
+            elsewhere = texts(found, "environment")
+            if sources := texts(found, "source"):
                 code = describe_custom_code(self._session.recipe)
                 self.notes.append(f"the source of {code} has changed: {'; '.join(sources)}")
-            if "probe" in earlier and earlier["probe"] != self._environment["probe"]:
+            if texts(found, "probe"):
                 where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
                 self.notes.append(
                     f"the arithmetic probe differs from the last session's, so later weights will differ ({where})"
                 )
-            elif elsewhere and earlier.get("decoder") != self._environment["decoder"]:
+            elif elsewhere and texts(found, "decoder"):
                 self.notes.append(f"the image decoder has changed, so pixels may differ ({'; '.join(elsewhere)})")
             elif elsewhere:
                 same = "the arithmetic probe is equal" if "probe" in earlier else "the weights may differ"
@@ -269,7 +271,7 @@ class RunWriter(Writer):
         return any(self._differs(earlier) for earlier in self._earlier)
 
     def _differs(self, earlier: Mapping[str, Any]) -> bool:
-        return any(name in earlier and earlier[name] != self._environment[name] for name in _DECIDING)
+        return bool(texts(compare(earlier, self._provenance), *_DECIDING))
 
     def begin(
         self, log: Log, train_set: Dataset, test_set: Dataset, placement_lines: list[Line], local_processes: int
