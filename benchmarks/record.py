@@ -26,7 +26,7 @@ from lockstep.core.tower import Tower
 from lockstep.data.download.fetch import ensure
 from lockstep.jobs.session import Session
 from lockstep.recipes import named
-from lockstep.runs.environment import fingerprint
+from lockstep.runs.provenance import fingerprint
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -34,6 +35,12 @@ def read_bytes(path: Path, most: int) -> bytes:
     if content is None or len(content) > most:  # A device has more than its size says.
         raise ValueError(f"it is larger than {most:,} bytes")
     return content
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of the content of a file, in hex. A pipe counts as empty. Raises: OSError."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:

@@ -12,7 +12,7 @@ from lockstep.core.local import Local
 from lockstep.errors import LockstepError
 from lockstep.jobs.session import Session
 from lockstep.recipes import named
-from lockstep.runs.environment import changes, fingerprint
+from lockstep.runs.provenance import fingerprint
 
 CPU = torch.device("cpu")
 
@@ -160,17 +160,6 @@ def test_a_model_may_change_its_buffers_in_the_forward_pass():
 def test_a_compiled_network_is_probed_uncompiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda module, **_: pytest.fail)
     assert len(probed(compile=True)) == 64
-
-
-def test_changes_of_a_fingerprint_are_named_and_entries_of_one_side_are_ignored():
-    current = fingerprint(CPU)
-    assert changes(current, current) == []
-    old = {"device": "another", "environment": current["environment"] | {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
-    assert changes(old, current) == [
-        f"device: another -> {current['device']}",
-        "environment.ONEDNN_MAX_CPU_ISA: AVX2 -> None",
-    ]
-    assert changes({}, {"cpu": {"flags": "avx2"}}) == []
 
 
 def test_variables_that_choose_instructions_are_in_the_fingerprint(monkeypatch):

@@ -23,7 +23,7 @@ from lockstep.doctor.peer import TOWERS, vectors
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.optim import SGD
-from lockstep.runs.environment import fingerprint
+from lockstep.runs.provenance import fingerprint
 
 _TIMEOUT_S = 120.0
 _KNOWN = Path(__file__).with_name("known_machines.json")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep import numerics
 from lockstep.doctor.finding import Finding, passed
-from lockstep.runs.environment import deciding
+from lockstep.runs.provenance import deciding
 
 _RESOLVE_S = 2.0  # how long the host's name may take to resolve
 _MIN_SHM_BYTES = 2**30  # NCCL's buffers for the GPUs of one host

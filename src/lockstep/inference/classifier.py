@@ -21,7 +21,7 @@ from lockstep.inference.origin import allow_code, file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, decoded, items
 from lockstep.runs.checkpoint import read_chosen, read_result
 from lockstep.runs.folder import Run, metadata
-from lockstep.runs.source import source_changes, sources
+from lockstep.runs.provenance import compare, sources
 from lockstep.runs.tensors import read_safetensors, require_unchanged
 from lockstep.settings import validated
 
@@ -233,8 +233,9 @@ def load(
     if not isinstance(recorded, dict):
         raise LockstepError(f"{weights.origin} is damaged: its model_source is not a JSON object", DATA)
     before = {file: sha256 for file, sha256 in recorded.items() if file in own}
-    if changed := source_changes(before, own):
-        note(f"the source of model {weights.recipe.model} is not the one it was trained with ({'; '.join(changed)})")
+    if changed := compare({"model_source": before}, {"model_source": own}):
+        changes = "; ".join(map(str, changed))
+        note(f"the source of model {weights.recipe.model} is not the one it was trained with ({changes})")
     return classifier
 
 

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.core.group import Group
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.runs.environment import changes
+from lockstep.runs.provenance import compare
 
 
 def exchange(text: str, group: Group) -> list[str]:
@@ -31,7 +31,7 @@ def require_equal(what: str, own: str, group: Group, fingerprint: Mapping[str, A
         return
     fingerprints = [json.loads(text) for text in exchange(json.dumps(fingerprint), group)]
     hosts = exchange(socket.gethostname(), group)
-    differences = changes(fingerprints[0], fingerprints[other])
+    differences = list(map(str, compare(fingerprints[0], fingerprints[other])))
     cause = (
         f"Their environments differ: {'; '.join(differences)}. Use hosts with the same CPU or GPU model, libraries "
         f"and variables"

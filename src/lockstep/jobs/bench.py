@@ -31,7 +31,7 @@ from lockstep.data.plan import Plan
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import BenchMode, BenchSpec
-from lockstep.runs.environment import fingerprint
+from lockstep.runs.provenance import fingerprint
 
 MODES: tuple[BenchMode, ...] = get_args(BenchMode)
 

@@ -23,7 +23,7 @@ from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint, none_yet, read_chosen, read_result
 from lockstep.runs.folder import Run
 from lockstep.runs.model_file import save_model
-from lockstep.runs.source import describe_custom_code, source_changes
+from lockstep.runs.provenance import compare, describe_custom_code
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
 _EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"
@@ -107,9 +107,9 @@ class Evaluator:
         return subject | record_of(result, self.dataset.classes)
 
     def _compare_source(self, found: Checkpoint) -> None:
-        if changed := source_changes(found.manifest["model_source"], self.session.model_source):
+        if changed := compare(found.manifest, {"model_source": self.session.model_source}):
             code = describe_custom_code(self.session.recipe)
-            text = f"the source of {code} is not the one it was trained with ({'; '.join(changed)})"
+            text = f"the source of {code} is not the one it was trained with ({'; '.join(map(str, changed))})"
             if self._strict:
                 raise LockstepError(f"--strict: {text}", DATA)
             if text != self._last_note:

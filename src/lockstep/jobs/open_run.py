@@ -21,13 +21,12 @@ from lockstep.report import console
 from lockstep.report.metrics import MetricsFile
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
-from lockstep.runs.environment import changes
 from lockstep.runs.folder import LostRunError, Run
+from lockstep.runs.provenance import compare, describe_custom_code, texts
 from lockstep.runs.saver import Saver
-from lockstep.runs.source import describe_custom_code, source_changes
 
-# Entries of environment.json that decide the bits of a run. If one differs between sessions, no other run has its bits.
-_DECIDING = ("probe", "model_source", "decoder")
+# Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
+_DECIDING = ("probe", "source", "decoder")
 
 
 class OpenRun:
@@ -51,10 +50,7 @@ class OpenRun:
         self._session, placement = session, session.placement
         self.checkpoint: Checkpoint | None = None
         self.listeners: list[Listener] = []
-        self._environment = {
-            "processes": session.group.processes,
-            "data": str(placement.data) if placement.data else None,
-            "init": str(placement.init) if placement.init else None,
+        self._provenance = {
             "probe": probe.sha256,
             "model_source": session.model_source,
             "decoder": session.decoder,
@@ -89,7 +85,7 @@ class OpenRun:
         else:
             self._require_same_data(self.checkpoint.manifest)
         self._earlier = self.run.sessions()
-        differing = [one for one in self._earlier if self._differs(one)]
+        differing = [one for one in self._earlier if texts(compare(one, self._provenance), *_DECIDING)]
         self.mixed_arithmetic = bool(differing)
         differences = self._differences_from(self._earlier[-1]) if self._earlier else []
         if strict and differing:
@@ -128,27 +124,22 @@ class OpenRun:
             f"differs): images were added, removed or changed since. Restore them, or start a new run"
         )
 
-    def _differs(self, earlier: Mapping[str, Any]) -> bool:
-        return any(name in earlier and earlier[name] != self._environment[name] for name in _DECIDING)
-
     def _differences_from(self, earlier: Mapping[str, Any]) -> list[str]:
         """Return each way in which this session computes differently from an `earlier` one, in words."""
-        found = []
-        sources = source_changes(earlier.get("model_source", {}), self._session.model_source)
-        elsewhere = changes(earlier, self._session.fingerprint)
-        if sources:
+        found, lines = compare(earlier, self._provenance), []
+        elsewhere = texts(found, "environment")
+        if sources := texts(found, "source"):
             code = describe_custom_code(self._session.recipe)
-            found.append(f"the source of {code} has changed: {'; '.join(sources)}")
-        if earlier.get("probe") != self._environment["probe"]:
+            lines.append(f"the source of {code} has changed: {'; '.join(sources)}")
+        if texts(found, "probe"):
             where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
-            found.append(
-                f"the arithmetic probe differs from the last session's, so later weights will differ ({where})"
-            )
-        elif elsewhere and earlier.get("decoder") != self._environment["decoder"]:
-            found.append(f"the image decoder has changed, so pixels may differ ({'; '.join(elsewhere)})")
+            later = "so later weights will differ"
+            lines.append(f"the arithmetic probe differs from the last session's, {later} ({where})")
+        elif elsewhere and texts(found, "decoder"):
+            lines.append(f"the image decoder has changed, so pixels may differ ({'; '.join(elsewhere)})")
         elif elsewhere:
-            found.append(f"the environment has changed ({'; '.join(elsewhere)}): the arithmetic probe is equal")
-        return found
+            lines.append(f"the environment has changed ({'; '.join(elsewhere)}): the arithmetic probe is equal")
+        return lines
 
     def _make_listeners(self, ctx: Context) -> list[Listener]:
         placement, session = self._session.placement, self._session
@@ -182,7 +173,15 @@ class OpenRun:
         step = self._session.state.step
         checkpoint.clear_ahead(self.run.checkpoints, step)
         self.run.forget_ahead(step)
-        self.run.write("environment.json", [*self._earlier, {"step": step, **self._environment}])
+        placement = self._session.placement
+        session = {
+            "step": step,
+            "processes": self._session.group.processes,
+            "data": str(placement.data) if placement.data else None,
+            "init": str(placement.init) if placement.init else None,
+            **self._provenance,
+        }
+        self.run.write("environment.json", [*self._earlier, session])
         log.start(lines)
 
     def before_step(self, step: int) -> None:

@@ -28,8 +28,7 @@ from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.probe import Probe, probe, slowdown
 from lockstep.jobs.splits import read_splits
 from lockstep.runs.checkpoint import Checkpoint
-from lockstep.runs.environment import fingerprint
-from lockstep.runs.source import sources
+from lockstep.runs.provenance import fingerprint, sources
 
 
 class Session:
@@ -44,7 +43,7 @@ class Session:
         parameter_count: number of values in all parameters.
         model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
         decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
-        fingerprint: see `environment.fingerprint`.
+        fingerprint: see `provenance.fingerprint`.
     """
 
     def __init__(

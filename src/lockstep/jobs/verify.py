@@ -20,9 +20,8 @@ from lockstep.messages import collected, logger
 from lockstep.report import console
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.compare import differences
-from lockstep.runs.environment import changes
+from lockstep.runs.provenance import compare
 from lockstep.runs.recorded import Recorded
-from lockstep.runs.source import source_changes
 
 
 def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
@@ -93,8 +92,8 @@ class Comparison:
         recorded, end = self._recorded, self.points[-1]
         self._processes = session.group.processes
         for entry in recorded.sessions_of(self._start, end):
-            sources = source_changes(entry.get("model_source", {}), session.model_source)
-            found = [f"source of {text}" for text in sources] + changes(entry, session.fingerprint)
+            differing = compare(entry, {"model_source": session.model_source, **session.fingerprint})
+            found = [f"source of {one}" if one.kind == "source" else str(one) for one in differing]
             equal = entry["probe"] == probe.sha256 if "probe" in entry else None
             self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found})
             if equal is False:

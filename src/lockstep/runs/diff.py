@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.compare import differences
-from lockstep.runs.environment import changes
 from lockstep.runs.folder import Run
+from lockstep.runs.provenance import compare, texts
 from lockstep.runs.recorded import Recorded
-from lockstep.runs.source import source_changes
 
 _SIDE_BY_SIDE = ("steps", "accuracy", "loss", "train_s", "processes", "device", "mixed_arithmetic", "weights_sha256")
 
@@ -74,12 +73,9 @@ def _environment(first: Recorded, second: Recorded, one_recipe: bool) -> dict[st
     """Return how the last sessions differ in the user's code and their environment; None if a run has no session."""
     if not first.sessions or not second.sessions:
         return {"code": None, "environment": None}
-    entries = first.sessions[-1], second.sessions[-1]
-    sources = source_changes(*(entry.get("model_source", {}) for entry in entries))
-    left_out = {"step", "data", "init", "model_source"}  # where files were, and what is compared elsewhere
-    left_out |= set() if one_recipe else {"probe"}  # The probe is of the recipe's network.
-    plain = [{name: value for name, value in entry.items() if name not in left_out} for entry in entries]
-    return {"code": sources, "environment": changes(*plain)}
+    differing = compare(first.sessions[-1], second.sessions[-1])
+    probe = ["probe"] if one_recipe else []  # The probe is of the recipe's network.
+    return {"code": texts(differing, "source"), "environment": texts(differing, *probe, "decoder", "environment")}
 
 
 def _digests(first: Recorded, second: Recorded) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+"""Provenance: everything besides the recipe that decides a run's bits, and how it differs from what was recorded.
+
+environment.json has an entry for each session, and the manifest of each checkpoint has the digests of data and source.
+"""
+
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from lockstep import hardware, numerics
+from lockstep.config.recipe import Recipe
+from lockstep.errors import printable
+from lockstep.files import sha256
+from lockstep.settings import dotted
+
+_LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
+_VARIABLES = re.compile(r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE")
+
+_KINDS = {"data_sha256": "data", "classes": "classes", "probe": "probe", "decoder": "decoder"}  # else "environment"
+_NOT_COMPARED = {"step", "data", "init"}  # when a session began, and where its files were
+_SHA256_DIGITS = 8  # that a message shows
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_INSTALLED = re.compile(r"/(site|dist)-packages/")  # of this Python, of the user, and of other environments
+_STANDARD_LIBRARY = tuple({f"{os.path.realpath(sysconfig.get_path(name))}/" for name in ("stdlib", "platstdlib")})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An entry that is not what was recorded. Its text is `name: before -> after`, and is safe to print.
+
+    Attributes:
+        kind: "source" (of the user's own code), "data", "classes", "probe", "decoder" or "environment".
+        name: of the entry: a source file, a split, or a dotted name as in versions.torch.
+        before, after: the recorded value and the value now; None if there is none.
+    """
+
+    kind: str
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        before, after = self.before, self.after
+        if self.kind in ("source", "data"):
+            before, after = (str(value or "none")[:_SHA256_DIGITS] for value in (before, after))
+        return printable(f"{self.name}: {before} -> {after}")
+
+
+def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Return how `now` differs from what was `recorded`: entries of environment.json, manifests, or parts of them.
+
+    What only one of them states is ignored; but an environment variable that only one has counts, and so does a source
+    file. Changed source files come first.
+    """
+    common = [name for name in {**now, **recorded} if name in now and name in recorded and name not in _NOT_COMPARED]
+    found = []
+    if "model_source" in common:
+        common.remove("model_source")
+        before, after = recorded["model_source"], now["model_source"]
+        names = sorted({*before, *after}) if _is_changed(before, after) else []
+        found = [Difference("source", name, before.get(name), after.get(name)) for name in names]
+    old, new = (dotted({name: entry[name] for name in common}) for entry in (recorded, now))
+    for name in {**new, **old}:
+        if name.startswith("environment.") or (name in old and name in new):
+            entry, _, part = name.partition(".")
+            kind = _KINDS.get(entry, "environment")
+            found.append(Difference(kind, part if kind == "data" else name, old.get(name), new.get(name)))
+    return [difference for difference in found if difference.before != difference.after]
+
+
+def _is_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether the source that two processes have imported is not the same.
+
+    If all files that both have imported are equal, so are their import statements: then one process has only imported
+    more from their folder, for its own purposes.
+    """
+    common = before.keys() & after.keys()
+    return not common or any(before[name] != after[name] for name in common)
+
+
+def texts(differences: Iterable[Difference], *kinds: str) -> list[str]:
+    """Return the texts of those `differences` that are of one of `kinds`."""
+    return [str(difference) for difference in differences if difference.kind in kinds]
+
+
+def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+    """Return everything besides the recipe that decides a run's bits. Equal bits are promised only if all is equal.
+
+    `decoder` is the versions of the image decoder, if the dataset is decoded from image files.
+    """
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else hardware.processor(),
+        "cpu": hardware.cpu(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        **({"gpu": _gpu(device)} if device.type == "cuda" else {}),
+        "environment": {key: os.environ.get(key) for key in sorted({*numerics.environment(1), *deciding(os.environ)})},
+        "versions": {
+            "lockstep": version("lockstep"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            **{name: _library_version(pattern) for name, pattern in _LIBRARIES.items()},
+            **(decoder or {}),
+        },
+    }
+
+
+def deciding(variables: Iterable[str]) -> list[str]:
+    """Return those of the environment `variables` that choose instructions, threads or settings of a library."""
+    return [name for name in variables if _VARIABLES.fullmatch(name)]
+
+def sources(function: str) -> dict[str, str]:
+    """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
+
+    The files are the function's module, and all modules of its folder or package that this process has imported. For an
+    installed package it is the module alone: the package's version covers the rest.
+    """
+    name = function.partition(":")[0] if ":" in function else ""
+    path = _file(sys.modules.get(name))
+    if path is None:
+        return {}
+    root = path.parents[name.count(".") + (path.name == "__init__.py")]
+    files = {path}
+    if not _is_installed(path):
+        modules = [module for other, module in list(sys.modules.items()) if other != "__main__"]
+        files |= {file for module in modules if (file := _file(module)) and file.is_relative_to(root)}
+        files = {file for file in files if not _is_installed(file)}
+    return {str(file.relative_to(root)): sha256(file) for file in sorted(files)}
+
+
+def describe_custom_code(recipe: Recipe) -> str:
+    """Return in words which code of the user's own the recipe names, as in "model mynet:build"."""
+    return " and ".join(f"{name} {value}" for name, value in recipe.custom_code.items()) or f"model {recipe.model}"
+
+
+def _file(module: object) -> Path | None:
+    """Return the file that `module` was imported from, without symbolic links, or None if it is not from a file."""
+    name = getattr(module, "__dict__", {}).get("__file__")  # Some modules import others when an attribute is asked for.
+    return Path(os.path.realpath(name)) if isinstance(name, str) and os.path.isfile(name) else None
+
+
+def _is_installed(file: Path) -> bool:
+    """Return whether `file` is Lockstep's, the standard library's or an installed package's."""
+    return file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}")) or f"{file}".startswith(_STANDARD_LIBRARY)
+
+
+def _library_version(pattern: str) -> str | None:
+    match = re.search(pattern, torch.__config__.show())
+    return match[1] if match else None
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    """Return architecture and libraries of a CUDA device."""
+    try:
+        driver: str | None = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        driver = None
+    return {
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
+        "cuda": torch.version.cuda,  # cuBLAS is part of CUDA
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "driver": driver,
+    }
