@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lockstep.api.jobs import eval_job
 from lockstep.api.output import streams
 from lockstep.config.placement import Placement
-from lockstep.errors import printable
+from lockstep.errors import LockstepError, printable
 from lockstep.launch.caller import compute, require_alone
 from lockstep.runs.folder import Run
 from lockstep.settings import validated
@@ -85,6 +85,8 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C.
     """
     require_alone("evaluate")
+    if weights not in (None, "ema", "raw"):
+        raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
     opened = run if isinstance(run, Run) else Run.open(Path(run).expanduser())
     placement = validated(
         Placement,

@@ -88,7 +88,7 @@ def train(
     started = time.time()
     world = outer_world()
     strict, own, placing = _sorted(options)
-    changes = _changes(settings or {}, own)
+    changes = _changes({} if settings is None else settings, own)
     where: dict[str, Any] = {"device": device, "processes": processes}
     weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
     if isinstance(data, Mapping):
@@ -206,6 +206,8 @@ def _in_main(option: str, path: str) -> LockstepError:
 
 def _changes(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings and the options as one mapping. Raises: LockstepError if both set the same."""
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        raise LockstepError(f"settings: got {settings!r}: give a mapping, as in settings={{'optimizer.momentum': 0.8}}")
     for name in options:
         if name in settings:
             raise LockstepError(f"{name} is given twice, as an option and in settings: give one of them")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.errors import printable
+
 if TYPE_CHECKING:
     from lockstep.launch.world import World
 
@@ -58,6 +60,6 @@ def note_of(world: "World") -> Callable[[str], None]:
 
     def note(text: str) -> None:
         if world.process == 0:
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
 
     return note

@@ -68,18 +68,19 @@ def predict(
     """
     from lockstep import numerics
     from lockstep.api.jobs import chosen_checkpoint
-    from lockstep.inference.origin import allow_code, recipe_of
+    from lockstep.config.consent import check_code
+    from lockstep.inference.origin import recipe_of
 
     if json_output and csv_output:
         raise LockstepError("--json and --csv are two formats: give one of them")
     step = chosen_checkpoint(checkpoint)
     recipe = recipe_of(source)
-    allow_code(source, recipe, model)
+    check_code(source, recipe, {"model": model})
     numerics.prepare(recipe.threads_per_tower)
     from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
 
     numerics.configure(recipe.threads_per_tower, recipe.exact)
-    classifier = load(source, step, model, device, note=lambda text: print(printable(text), file=sys.stderr))
+    classifier = load(source, step, model, device)
     printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
     count = unreadable = 0
     for prediction in classifier.predict(_paths(images), top, batch):
@@ -142,6 +143,10 @@ class _Csv:
 
     def show(self, prediction: "Prediction") -> None:
         """Print a prediction."""
-        ranked: list[object] = [value for pair in prediction.top for value in pair] or [""] * (2 * self._top)
-        self._writer.writerow([prediction.source, *ranked, prediction.error or ""])
+        ranked: list[object] = [""] * (2 * self._top)
+        if prediction.top:
+            ranked = [value for label, probability in prediction.top for value in (printable(label), probability)]
+        # A terminal executes control codes. A file or another program needs the name of the image as it is.
+        source = printable(str(prediction.source)) if sys.stdout.isatty() else prediction.source
+        self._writer.writerow([source, *ranked, printable(prediction.error or "")])
         sys.stdout.flush()

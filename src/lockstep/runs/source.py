@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lockstep.config.recipe import Recipe
+from lockstep.settings import imported_sha256
 
 
 def sources(function: str) -> dict[str, str]:
     """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
 
-    The files are the function's module and all that it imports from the same folder or package. Their import statements
+    It is that of the code that was imported, even if the file was edited later (`imported_sha256`). The files are the function's module and all that it imports from the same folder or package. Their import statements
     are read, not executed. For an installed package it is the module alone: the package's version covers the rest.
     """
     name = function.partition(":")[0] if ":" in function else ""
@@ -22,10 +23,11 @@ def sources(function: str) -> dict[str, str]:
         return {}
     path = Path(file).resolve()
     root = path.parents[name.count(".") + (path.name == "__init__.py")]
-    files = {path}
+    files = {name: path}
     if not any(root.is_relative_to(Path(folder).resolve()) for folder in site.getsitepackages()):
         files |= _imported_files(name, root)
-    return {str(file.relative_to(root)): _sha256(file) for file in sorted(files)}
+    by_file = {file: module for module, file in files.items()}
+    return {str(file.relative_to(root)): _sha256(by_file[file], file) for file in sorted(by_file)}
 
 
 def describe_custom_code(recipe: Recipe) -> str:
@@ -43,8 +45,8 @@ def source_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[
     ]
 
 
-def _imported_files(name: str, root: Path) -> set[Path]:
-    """Return the files under `root` that importing the module `name` imports, including its own."""
+def _imported_files(name: str, root: Path) -> dict[str, Path]:
+    """Return the files under `root` that importing the module `name` imports, including its own, by module."""
     files: dict[str, Path] = {}
     todo = [name]
     while todo:
@@ -54,7 +56,7 @@ def _imported_files(name: str, root: Path) -> set[Path]:
         if file is not None and name not in files:
             files[name] = file
             todo += _imported_names(file, name if file.name == "__init__.py" else name.rpartition(".")[0])
-    return set(files.values())
+    return files
 
 
 def _imported_names(file: Path, package: str) -> Iterator[str]:
@@ -73,5 +75,6 @@ def _imported_names(file: Path, package: str) -> Iterator[str]:
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _sha256(name: str, path: Path) -> str:
+    imported = imported_sha256(sys.modules[name]) if name in sys.modules else None
+    return imported or hashlib.sha256(path.read_bytes()).hexdigest()
