@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,7 @@ from lockstep.settings import validated
 
 logger = logging.getLogger("lockstep")
 
+_OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
 _MAX_BATCH_BYTES = 1 << 32  # of one batch as the network's float32 input
 
@@ -162,7 +164,7 @@ class Classifier:
         Raises: LockstepError if `top` or `batch` is less than 1, `sources` is none of these, or a batch needs more
         memory than there is.
         """
-        if not isinstance(sources, Iterable | Image):
+        if not (isinstance(sources, Path | Image) or hasattr(sources, "__iter__") or hasattr(sources, "__getitem__")):
             raise LockstepError(f"sources: got {type(sources).__name__}: give a path, an image, or several of them")
         size = self.recipe.eval_batch if batch is None else batch
         for name, value in (("top", top), ("batch", size)):
@@ -280,7 +282,7 @@ def _computing() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(str(error)):
             problem = str(error).strip().splitlines()[0] if str(error) else "out of memory"
             raise LockstepError(f"too little memory ({problem}): give a smaller batch (--batch)", ENVIRONMENT) from None
         raise

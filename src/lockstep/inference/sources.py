@@ -49,7 +49,7 @@ def items(sources: Sources) -> Iterator[Item]:
     elif isinstance(sources, str | Path | bytes | Image):
         sources = [sources]
     for number, source in enumerate(sources):
-        if isinstance(source, Path | str) and source != "":
+        if isinstance(source, Path) or (isinstance(source, str) and source):
             yield from _files(source)
             continue
         try:
@@ -66,7 +66,7 @@ def image_of(source: Any) -> Path | str | bytes | Image | NDArray[np.uint8]:
         return source.cpu().numpy()
     if not isinstance(source, str | Path | bytes | Image | np.ndarray):
         raise LockstepError(f"got {type(source).__name__}: {_ALLOWED}", DATA)
-    if source == "":
+    if isinstance(source, str) and not source:
         raise LockstepError(f"got an empty text: {_ALLOWED}", DATA)
     return source
 
