@@ -4,10 +4,16 @@ The recipe fixes the number of CPU threads, and torch reads that number from the
 settings class names its implementation and imports it only when it is asked to build it.
 """
 
+import contextlib
+import hashlib
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -16,6 +22,8 @@ from lockstep.errors import LockstepError, unknown
 
 S = TypeVar("S", bound="Settings")
 _SHOWN = 300  # characters of a wrong value in a message
+EDITED = "edited"  # in place of the SHA-256 of a source that was edited before its SHA-256 was taken
+_imported: dict[str, tuple[ModuleSpec | None, str]] = {}  # by module: as `imported_sha256` found it
 _OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that `pip install 'lockstep[timm]'` adds
 
 
@@ -113,12 +121,15 @@ def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[s
 
 
 def load_object(path: str) -> Any:
-    """Return the object `package.module:name`. The current folder is searched last. Raises: LockstepError."""
+    """Return the object `package.module:name`. Raises: LockstepError if there is none.
+
+    The current folder is searched last, so that a file with the name of an installed module does not replace it. It
+    stays on sys.path, because the object may import more when it is called; see `import_path_restored`.
+    """
     module_name, _, name = path.partition(":")
     if not name:
         raise LockstepError(f"{path!r} is not of the form package.module:name")
-    folder = os.getcwd()
-    if folder not in sys.path:  # last, so that a file with the name of an installed module does not replace it
+    if module_name not in sys.modules and (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
@@ -129,6 +140,58 @@ def load_object(path: str) -> Any:
         raise LockstepError(
             f"no module {module_name!r} for {path!r}: run from its folder or install it{extra}"
         ) from None
+    imported_sha256(module)
     if not hasattr(module, name):
         raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))
     return getattr(module, name)
+
+
+@contextlib.contextmanager
+def import_path_restored() -> Iterator[None]:
+    """Remove the current folder from sys.path afterwards, if `load_object` added it within the context.
+
+    For functions that run in a program of the user's own, whose sys.path is not ours to change.
+    """
+    folder = os.getcwd()
+    known = folder in sys.path
+    try:
+        yield
+    finally:
+        if not known and folder in sys.path:
+            sys.path.remove(folder)
+
+
+def imported_sha256(module: ModuleType) -> str | None:
+    """Return the SHA-256, in hex, of the source that `module` was imported from; None if it has no source file.
+
+    The file may be edited after the import, and the program still executes the code from before. So the SHA-256 is
+    taken at the first call, which `load_object` makes, and again if the module is imported or reloaded again. If the
+    program imported the module before that, and the file no longer has its functions, the result is EDITED.
+    """
+    known_spec, sha256 = _imported.get(module.__name__, (None, None))
+    if known_spec is not None and known_spec is module.__spec__:
+        return sha256
+    file = getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py"):
+        return None
+    source = Path(file).read_bytes()
+    sha256 = hashlib.sha256(source).hexdigest() if _has_functions_of(module, source) else EDITED
+    _imported[module.__name__] = module.__spec__, sha256
+    return sha256
+
+
+def _has_functions_of(module: ModuleType, source: bytes) -> bool:
+    """Return whether all functions and methods that `module` defines are compiled from `source`."""
+    if type(getattr(module.__spec__, "loader", None)) is not SourceFileLoader:
+        return True  # Another loader may have changed the code on purpose.
+    try:
+        todo, compiled = [compile(source, "", "exec", dont_inherit=True)], set()
+    except (SyntaxError, ValueError):  # The file has been edited since the import, and is not complete.
+        return False
+    while todo:
+        compiled.add(code := todo.pop())
+        todo += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    members = [*own, *(member for value in own if isinstance(value, type) for member in vars(value).values())]
+    codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))
+    return all(code in compiled for code in codes if code is not None and code.co_filename == module.__file__)

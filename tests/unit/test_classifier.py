@@ -1,9 +1,13 @@
 """Classifier: what it takes, what it yields, and how it equals evaluation. Sources are read lazily."""
 
 import errno
+import hashlib
+import importlib
 import json
+import logging
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -13,11 +17,15 @@ import torch
 from PIL import Image
 
 import lockstep
+from lockstep.core.network import build_model, persistent_buffers
 from lockstep.data.decode import decode_image
 from lockstep.data.digits import load
-from lockstep.errors import DATA, LockstepError
-from lockstep.inference.classifier import Classifier, _Weights
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.inference.sources import Item, decoded, items
+from lockstep.models import MODELS
+from lockstep.recipes import named
+from lockstep.runs.model_file import save_model
+from lockstep.runs.source import sources
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)
 TEST = load(None)["test"]
@@ -33,6 +41,27 @@ def classifier(run):
     return lockstep.load(run)
 
 
+@pytest.fixture
+def model_file(tmp_path):
+    """Return model_file(recipe, stated, facts) -> a model file of initial weights of `recipe`, for 8x8 grey digits.
+
+    The file states the recipe with the changes `stated`, and the other facts with the changes `facts`.
+    """
+
+    def write(recipe=named("digits"), stated=(), facts=(), side=8):  # noqa: B008  a frozen recipe
+        module = build_model(recipe, (1, side, side), 10)
+        others = {"classes": list("0123456789"), "image_shape": [8, 8, 1], "model_source": sources(recipe.model)}
+        recipe_facts = {"recipe": recipe.model_dump(mode="json") | dict(stated)}
+        path = tmp_path / "m.safetensors"
+        save_model(
+            path, {**dict(module.named_parameters()), **persistent_buffers(module)},
+            {name: fact for name, fact in (others | recipe_facts | dict(facts)).items() if fact is not None},
+        )  # fmt: skip
+        return path
+
+    return write
+
+
 def labels(predictions):
     return [prediction.label for prediction in predictions]
 
@@ -41,18 +70,14 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
     array = TEST.images[3].numpy()
     image = Image.fromarray(array[..., 0])
     image.save(tmp_path / "a.png")
-    sources = [
-        array,
-        array[..., 0],
-        image,
-        (tmp_path / "a.png").read_bytes(),
-        tmp_path / "a.png",
-        str(tmp_path / "a.png"),
-    ]
+    file = tmp_path / "a.png"
+    tensor = TEST.images[3]
+    sources = [array, array[..., 0], tensor, tensor[..., 0], image, file.read_bytes(), file, str(file)]
     predictions = list(classifier.predict(sources, top=3))
     assert len({prediction.top for prediction in predictions}) == 1
-    assert [prediction.source for prediction in predictions] == [0, 1, 2, 3, tmp_path / "a.png", tmp_path / "a.png"]
-    assert [next(classifier.predict(source, top=3)).top for source in sources] == [predictions[0].top] * 6
+    assert [prediction.source for prediction in predictions] == [0, 1, 2, 3, 4, 5, file, file]
+    assert [[p.top for p in classifier.predict(source, top=3)] for source in sources] == [[predictions[0].top]] * 8
+    assert torch.equal(classifier.preprocess(tensor), classifier.preprocess(array))
     first = predictions[0]
     assert first.top[0] == (first.label, first.probability)
     assert classifier.classes[first.index] == first.label
@@ -63,6 +88,7 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
 def test_a_batch_of_images_is_one_array(classifier):
     arrays = TEST.images[:7].numpy()
     assert labels(classifier.predict(arrays)) == labels(classifier.predict(list(arrays)))
+    assert labels(classifier.predict(TEST.images[:7])) == labels(classifier.predict(arrays))
     assert [p.source for p in classifier.predict(arrays)] == list(range(7))
 
 
@@ -111,11 +137,20 @@ def test_a_bad_image_gives_an_error_in_its_place_and_the_others_go_on(classifier
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.png").write_bytes(b"x")
     good = TEST.images[0].numpy()
-    sources = [good, tmp_path / "bad.png", tmp_path / "empty", np.zeros((8, 8, 2), np.uint8), tmp_path / "*.gif", good]
+    weights = torch.ones(8, 8, requires_grad=True)
+    sources = [
+        good, tmp_path / "bad.png", tmp_path / "empty", np.zeros((8, 8, 2), np.uint8), tmp_path / "*.gif", good, None,
+        "", weights,
+    ]  # fmt: skip
     predictions = list(classifier.predict(sources))
-    assert [prediction.error is None for prediction in predictions] == [True, False, False, False, False, True]
-    assert [p.error for p in predictions][2] == "no images in this folder"
-    assert [p.error for p in predictions][4] == "no file matches"
+    errors = [prediction.error for prediction in predictions]
+    assert [number for number, error in enumerate(errors) if error is None] == [0, 5]
+    assert (errors[2], errors[4]) == ("no images in this folder", "no file matches")
+    assert errors[6].startswith("got NoneType: give a path")
+    assert errors[7].startswith("got an empty text: give a path")
+    assert errors[8].startswith("a tensor torch.float32 [8, 8]: give a path")
+    assert [prediction.error for prediction in classifier.predict("")] == [errors[7]]
+    assert [prediction.error for prediction in classifier.predict(weights)] == [errors[8]]
     bad = predictions[1]
     assert (bad.source, bad.label, bad.index, bad.probability, bad.top) == (tmp_path / "bad.png", None, None, None, ())
 
@@ -189,43 +224,132 @@ def test_a_folder_that_can_be_listed_but_not_entered_gives_errors(tmp_path, monk
         assert (name, str(error)) == (tmp_path / "a.png", "permission denied")
 
 
-@pytest.mark.parametrize("arguments", [{"top": 0}, {"batch": 0}])
-def test_a_count_below_one_is_an_error_at_once(classifier, arguments):
-    with pytest.raises(LockstepError, match="give 1 or more"):
-        classifier.predict([], **arguments)
+def test_a_wrong_argument_is_an_error_at_once(classifier):
+    for name in ("top", "batch"):
+        with pytest.raises(LockstepError, match=f"{name}: got 0: give 1 or more"):
+            classifier.predict([], **{name: 0})
+    with pytest.raises(LockstepError, match="sources: got int: give a path"):
+        classifier.predict(3)
     assert list(classifier.predict([])) == []
 
 
-def test_a_file_of_an_older_release_says_what_to_do(run, tmp_path, monkeypatch):
+def test_a_file_that_is_cut_off_or_missing_is_one_message(run, tmp_path):
     data = run.model.read_bytes()
-    (tmp_path / "m.safetensors").write_bytes(data.replace(b'\\"recipe\\": {', b'\\"recipf\\": {'))
-    with pytest.raises(LockstepError, match=r"older release .* --save-model FILE"):
-        lockstep.load(tmp_path / "m.safetensors")
-    (tmp_path / "m.safetensors").write_bytes(data[:1000])
-    with pytest.raises(LockstepError, match="is not a model of Lockstep, or is damaged"):
-        lockstep.load(tmp_path / "m.safetensors")
-    (tmp_path / "m.safetensors").write_bytes(data[:-5])
-    with pytest.raises(LockstepError, match="is damaged"):
-        lockstep.load(tmp_path / "m.safetensors")
+    for content, message in ((data[:1000], "is not a model of Lockstep, or is damaged"), (data[:-5], "is damaged")):
+        (tmp_path / "m.safetensors").write_bytes(content)
+        with pytest.raises(LockstepError, match=message):
+            lockstep.load(tmp_path / "m.safetensors")
     with pytest.raises(LockstepError, match="does not exist"):
         lockstep.load(Path("nothing/here"))
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("stated", "facts", "words"),
     [
-        ({}, "names of the classes"),
-        ({"classes": "ab", "image_shape": [8, 8, 1]}, "names of the classes"),
-        ({"classes": ["a", "b"]}, "size of the images"),
-        ({"classes": ["a", "b"], "image_shape": [8, 8]}, "size of the images"),
-        ({"classes": ["a", "b"], "image_shape": [8, "x", 1]}, "size of the images"),
-        ({"classes": ["a", "b"], "image_shape": 8}, "size of the images"),
+        ({}, {"classes": None}, "damaged: it does not state the names of the classes"),
+        ({}, {"classes": "ab"}, "damaged: it does not state the names of the classes"),
+        ({}, {"image_shape": None}, "damaged: it does not state the size of the images"),
+        ({}, {"image_shape": [8, 8]}, "damaged: it does not state the size of the images"),
+        ({}, {"image_shape": [8, "x", 1]}, "damaged: it does not state the size of the images"),
+        ({}, {"image_shape": 8}, "damaged: it does not state the size of the images"),
+        ({}, {"image_shape": [200_000, 200_000, 1]}, r"damaged: its images have \[200000, 200000, 1\] values"),
+        ({}, {"recipe": None}, "damaged: it does not contain its recipe"),
+        ({}, {"model_source": []}, "damaged: its model_source is not a JSON object"),
+        ({"precision": "auto"}, {}, "damaged: its recipe does not fix the precision"),
+        ({"augmentation": {"kind": "distort", "crop_px": 10**6}}, {}, "damaged: .*crop_px 1000000 is larger"),
+        ({"eval_batch": 10**8}, {}, "eval_batch: got 100000000: .* less than or equal to 65536"),
+        ({"threads_per_tower": 10**6}, {}, "threads_per_tower: got 1000000: .* less than or equal to 1024"),
+        ({"model": "residual", "model_options": {"widths": [10**9]}, "augmentation": "plain"},
+         {"image_shape": [16, 16, 1]}, "widths: got .* from 1 to 16384"),
+        ({"model": "residual", "model_options": {"widths": [1000]}, "augmentation": "plain"},
+         {"image_shape": [16, 16, 1]}, "is of another model than residual"),
+        ({"model": "mnist"}, {"image_shape": [4096, 4096, 1]}, "is of another model than mnist"),
     ],
-)
-def test_a_file_without_classes_or_image_shape_is_damaged(facts, words):
-    with pytest.raises(LockstepError, match=f"^m.safetensors is damaged: .*{words}") as caught:
-        Classifier(_Weights(Path("m.safetensors"), None, facts, {}), torch.device("cpu"))
-    assert caught.value.code == DATA
+)  # fmt: skip
+def test_a_hostile_or_damaged_model_file_is_one_message_before_it_takes_memory(model_file, stated, facts, words):
+    with pytest.raises(LockstepError, match=words):
+        lockstep.load(model_file(stated=stated, facts=facts))
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_one_message(model_file, monkeypatch):
+    large = {"model": "residual", "weight_decay": {}, "augmentation": "plain", "eval_batch": 65_536}
+    path = model_file(named("digits").replace(**large), facts={"image_shape": [2048, 2048, 1]}, side=2048)
+    images = np.zeros((1, 2048, 2048, 1), np.uint8)
+    with pytest.raises(LockstepError, match=r"a batch of 65536 images .* takes 1099.5 GB .* smaller batch"):
+        lockstep.load(path).predict(images)
+
+    def allocate(*_):
+        torch.empty(1 << 60)
+
+    classifier = lockstep.load(path)
+    monkeypatch.setattr("lockstep.inference.classifier.classify", allocate)
+    with pytest.raises(LockstepError, match=r"too little memory .*allocate.*smaller batch") as caught:
+        next(classifier.predict(images, batch=1))
+    assert caught.value.code == ENVIRONMENT
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_built_in_model_is_compared_without_memory(model):
+    shape = (1, 8, 8) if model == "digits" else (3, 32, 32)
+    with torch.device("meta"):
+        module = build_model(named("digits").replace(model=model, weight_decay={}), shape, 10)
+    assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
+
+
+def test_the_settings_of_torch_in_the_callers_program_do_not_matter_and_stay(model_file, classifier, monkeypatch):
+    path = model_file(named("digits").replace(compile=True))
+    image = TEST.images[0]
+    expected = lockstep.load(path)
+    monkeypatch.setattr(torch, "compile", None)  # it would run a C compiler
+    monkeypatch.setattr("lockstep.core.network.configure_compiler", None)
+    torch.set_default_dtype(torch.float64)
+    try:
+        loaded = lockstep.load(path)
+        assert torch.equal(loaded.preprocess(image), expected.preprocess(image))
+        assert next(loaded.predict(image)) == next(expected.predict(image))
+        assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.float32}
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+NET = """
+import torch
+from torch import nn
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, classes))
+"""
+
+
+@pytest.mark.parametrize("before", ["imported by load", "imported by the program"])
+def test_a_model_that_was_edited_after_its_import_is_reported(before, model_file, tmp_path, monkeypatch, caplog):
+    """The program still has the old code, while the run was trained with the new code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"net{tmp_path.name.replace('-', '_')}"
+    file = tmp_path / f"{name}.py"
+    file.write_text(NET)
+    recipe = named("digits").replace(model=f"{name}:build", weight_decay={})
+    if before == "imported by load":
+        lockstep.load(model_file(recipe), model=recipe.model)
+        assert not caplog.text
+    else:
+        sys.path.append(str(tmp_path))
+        importlib.invalidate_caches()
+        importlib.import_module(name)
+    file.write_text(NET.replace("nn.ReLU", "nn.Tanh"))
+    edited = {f"{name}.py": hashlib.sha256(file.read_bytes()).hexdigest()}
+    caplog.set_level(logging.WARNING, logger="lockstep")
+    loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), model=recipe.model)
+    assert f"not the one it was trained with ({name}.py: " in caplog.text
+    assert "start the program again" in caplog.text
+    assert isinstance(loaded.module[2], torch.nn.ReLU)
+    caplog.clear()
+    importlib.reload(sys.modules[name])
+    loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), model=recipe.model)
+    assert not caplog.text
+    assert isinstance(loaded.module[2], torch.nn.Tanh)
+    del sys.modules[name]
 
 
 @pytest.mark.parametrize("stated", ["[]", "3", '"text"', "[" * 100_000])

@@ -1,13 +1,12 @@
 """lockstep.load and lockstep.predict."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.api.specs import chosen_checkpoint
-from lockstep.errors import printable
 from lockstep.runs.folder import Run
+from lockstep.settings import import_path_restored
 
 if TYPE_CHECKING:
     from lockstep.inference.classifier import Classifier, Prediction
@@ -26,12 +25,14 @@ def load(
 
     It preprocesses as evaluation does, and computes in the recipe's precision, with this process's number of threads.
     Another number than the recipe's may change low-order bits of the probabilities; `lockstep predict` uses the
-    recipe's.
+    recipe's. A network that the recipe compiles is computed uncompiled. torch's default dtype does not matter, and
+    sys.path is left as it was.
 
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
         checkpoint: "best", or a number of steps; None for the newest.
-        model: the run's own package.module:function, to allow that its code is executed.
+        model: the run's own package.module:function, to allow that its code is executed. If options of the model hold
+            text, they are named too: "timm:create_model(model_name='resnet18')".
         device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
 
     Raises:
@@ -40,10 +41,8 @@ def load(
     """
     from lockstep.inference import classifier  # imports torch
 
-    def note(text: str) -> None:
-        print(printable(text), file=sys.stderr)
-
-    return classifier.load(source, chosen_checkpoint(checkpoint), model, device, note)
+    with import_path_restored():
+        return classifier.load(source, chosen_checkpoint(checkpoint), model, device)
 
 
 def predict(

@@ -2,11 +2,12 @@
 
 import contextlib
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lockstep.config.consent import check_code, stated
 from lockstep.config.overrides import make, read_file
 from lockstep.config.precision import on_gpu, resolve
 from lockstep.config.recipe import MIN_IMAGE_PX, Recipe, plain_name
@@ -68,24 +69,31 @@ def subject_of(
     """Return what the word `what` of a command names: a recipe, a recipe file, a run or a folder of images.
 
     If the folder `data` has no files of the recipe's dataset, but folders of images, the recipe is trained on these.
-    `imports` says that the command imports the recipe's model and dataset. Those of the user's own must then be among
-    the `changes`, so that the code of an unknown run is never executed (`refuse_code`). Raises: LockstepError.
+    `imports` says that the command imports the recipe's model and dataset. If a file or a run names code of the user's
+    own, the `changes` must then name it too (`check_code`). Raises: LockstepError.
     """
+    changes = stated(changes)
     if isinstance(what, Recipe):
-        return _on_images(what.model_dump(mode="json"), [changes], data)
+        return _switch_to_images(what.model_dump(mode="json"), [changes], data)
     path = Path(what).expanduser()
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        return _on_images(_fields(str(start)) if start else {}, [settings, changes], data)
+        subject = _switch_to_images(_fields(str(start)) if start else {}, [settings, changes], data)
+        return _allowed(path, subject, changes, imports)
     if what in RECIPES or not (path.is_dir() or "/" in what):
-        return _on_images(_fields(what), [changes], data)
+        return _switch_to_images(_fields(what), [changes], data)
     if (path / "recipe.json").is_file():
-        recipe = Run.open(path).recipe()
-        if imports:
-            refuse_code(path, recipe, changes)
-        return Subject(make(recipe.model_dump(mode="json"), changes, note=logger.warning), path, data)
+        recipe = make(Run.open(path).recipe().model_dump(mode="json"), changes, note=logger.warning)
+        return _allowed(path, Subject(recipe, path, data), changes, imports)
     return _folder_of_images(path, changes, data)
+
+
+def _allowed(path: Path, subject: Subject, changes: Mapping[str, Any], imports: bool) -> Subject:
+    """Return `subject`, which the file or run at `path` names, if its code may be imported. Raises: LockstepError."""
+    if imports:
+        check_code(path, subject.recipe, {"model": None, "dataset": None, **changes})
+    return subject
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -108,7 +116,7 @@ def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None) ->
     return Subject(make(_fields("folder"), changes, note=logger.warning), None, path.absolute())
 
 
-def _on_images(fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None) -> Subject:
+def _switch_to_images(fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None) -> Subject:
     """Return the recipe of `fields` and `sources`; on the images in `data`, if its own dataset is not there."""
     recipe = make(fields, *sources, note=logger.warning)
     source = SOURCES.get(recipe.dataset)
@@ -122,20 +130,6 @@ def _on_images(fields: dict[str, Any], sources: list[dict[str, Any]], data: Path
     replaced = f"they replace the dataset {recipe.dataset}, at {image_px} pixels a side"
     logger.warning(f"{data} is a folder of images: {replaced}")
     return Subject(make(fields, on_images, *sources), None, data)
-
-
-def refuse_code(path: Path, recipe: Recipe, given: Container[str]) -> None:
-    """Raise a LockstepError if the recipe of the run at `path` names code of the user's own that is not `given`.
-
-    The run may come from somebody else, and importing its model or dataset would execute a module in the current
-    folder. `given` are the names of the settings that the command states itself.
-    """
-    if missing := {name: value for name, value in recipe.custom_code.items() if name not in given}:
-        what = " and ".join(f"a {name} that is not built in, {value}" for name, value in missing.items())
-        options = " ".join(f"--{name} {value}" for name, value in missing.items())
-        raise LockstepError(
-            f"{path} uses {what}, and loading it executes its code. If it is yours, or you trust it, add {options}"
-        )
 
 
 def with_initial_weights(
@@ -165,16 +159,6 @@ def with_initial_weights(
             f"--init, or start from random ones with --set init_sha256=none"
         )
     return recipe
-
-
-def check_code(path: Path, recipe: Recipe, given: Mapping[str, str | None]) -> None:
-    """Raise a LockstepError unless the options `given` (or None), by setting, name the code of the run at `path`."""
-    for name, value in given.items():
-        if value not in (None, getattr(recipe, name)):
-            raise LockstepError(
-                f"--{name} {value}: {path} was trained with {name} {getattr(recipe, name)}: give that, or leave it out"
-            )
-    refuse_code(path, recipe, [name for name, value in given.items() if value is not None])
 
 
 def data_of(path: Path, data: Path | None) -> Path | None:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from lockstep import numerics
 from lockstep.api.resolve import (
-    check_code,
     data_of,
     fixed_precision,
     folder_for,
@@ -15,6 +14,7 @@ from lockstep.api.resolve import (
     subject_of,
     with_initial_weights,
 )
+from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError

@@ -195,10 +195,8 @@ def _in_main(option: str, path: str) -> LockstepError:
 
 def _changes(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings and the options as one mapping. Raises: LockstepError if both set the same."""
-    if not isinstance(settings, Mapping):
-        raise LockstepError(
-            f"settings: got a {type(settings).__name__}: give a dict, as in {{'optimizer.momentum': 0.8}}"
-        )
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        raise LockstepError(f"settings: got {settings!r}: give a mapping, as in settings={{'optimizer.momentum': 0.8}}")
     for name in options:
         if name in settings:
             raise LockstepError(f"{name} is given twice, as an option and in settings: give one of them")

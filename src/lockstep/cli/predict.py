@@ -12,7 +12,6 @@ import typer
 
 from lockstep.cli.options import Model, options_from
 from lockstep.errors import DATA, LockstepError, printable
-from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from lockstep.inference.classifier import Prediction
@@ -70,7 +69,7 @@ def predict(
     """
     from lockstep import numerics
     from lockstep.api.specs import chosen_checkpoint
-    from lockstep.inference.origin import allow_code, recipe_of
+    from lockstep.inference.origin import recipe_of
 
     if json_output and csv_output:
         raise LockstepError("--json and --csv are two formats: give one of them")
@@ -81,7 +80,7 @@ def predict(
     from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
 
     numerics.configure(recipe.threads_per_tower, recipe.exact)
-    classifier = load(source, step, model, options["device"] or "auto", logger.warning)
+    classifier = load(source, step, model, options["device"] or "auto")
     printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
     count = unreadable = 0
     for prediction in classifier.predict(_paths(images), top, batch):

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Policy
-from lockstep.errors import LockstepError, unknown
+from lockstep.errors import LockstepError, printable, unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose, dotted
@@ -25,6 +25,8 @@ from lockstep.settings import Settings, choose, dotted
 if TYPE_CHECKING:
     from lockstep.data.plan import Plan
 
+# A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
+MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
 MIN_IMAGE_PX = 32  # the least side of the images of a folder
 _MIN_EPOCH_STEPS = 8  # between two evaluations of `patience`: an epoch of few images may be a part of a step
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
@@ -38,6 +40,18 @@ def plain_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(NAME_RULE)
     return name
+
+
+def holds_text(option: Any) -> bool:
+    """Return whether an option of a model is or holds a text, which may name a file, an address or code."""
+    if isinstance(option, list | tuple):
+        return any(map(holds_text, option))
+    return not (option is None or isinstance(option, bool | int | float))
+
+
+def _literal(value: Any) -> str:
+    """Return an option of a model as a Python literal, safe to print."""
+    return printable(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value))
 
 
 def _full_name(precision: Any) -> Any:
@@ -135,8 +149,8 @@ class Recipe(Settings):
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
-    towers: int = Field(1, ge=1)
-    batch: int = Field(ge=1)
+    towers: int = Field(1, ge=1, le=MAX_TOWERS)
+    batch: int = Field(ge=1, le=MAX_BATCH)
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0)
     min_steps: int = Field(1, ge=1)
@@ -151,8 +165,8 @@ class Recipe(Settings):
     ema: EMA | None = None
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
     compile: bool = False
-    threads_per_tower: int = Field(1, ge=1)
-    eval_batch: int = Field(500, ge=1)
+    threads_per_tower: int = Field(1, ge=1, le=MAX_THREADS)
+    eval_batch: int = Field(500, ge=1, le=MAX_EVAL_BATCH)
     seed: int = Field(0, ge=0, lt=2**63)
     non_finite: Literal["stop", "skip"] = "stop"
     skip_limit: int = Field(5, ge=1)
@@ -194,8 +208,16 @@ class Recipe(Settings):
 
     @property
     def custom_code(self) -> dict[str, str]:
-        """Return the settings that name code of the user's own, as package.module:function."""
-        return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
+        """Return the settings that name code of the user's own, as package.module:function.
+
+        If an option of the model holds text, the model is a call with its options: a command must name both before
+        the code is executed (consent.py).
+        """
+        code = {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
+        if "model" in code and holds_text([*self.model_options.values()]):
+            options = (f"{printable(name)}={_literal(value)}" for name, value in self.model_options.items())
+            code["model"] += f"({', '.join(options)})"
+        return code
 
     def command(self, name: str, run: Path, *options: str) -> str:
         """Return a shell command on the folder `run`. It names the user's own code, because the command runs it."""

@@ -1,6 +1,10 @@
 """Classifier: a trained network with its preprocessing and classes. It classifies an image as evaluation does."""
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,23 +13,30 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image, fromarray
 from torch import Tensor, nn
 
+from lockstep import words
+from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.data.decode import decode_image
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.inference.origin import allow_code, file_recipe, run_of
-from lockstep.inference.sources import Source, Sources, decoded, items
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
+from lockstep.inference.origin import file_recipe, run_of
+from lockstep.inference.sources import Source, Sources, decoded, image_of, items
 from lockstep.runs.checkpoint import read_chosen, read_result
 from lockstep.runs.folder import Run, metadata
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.tensors import read_safetensors, require_unchanged
 from lockstep.settings import validated
 
-Note = Callable[[str], None]
+logger = logging.getLogger("lockstep")
+
+_OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
+_MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
+_MAX_BATCH_BYTES = 1 << 32  # of one batch as the network's float32 input
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,14 @@ class Classifier:
         self.recipe, self.device = weights.recipe, device
         self.classes, self.image_shape = _classes_and_shape(weights)
         self._weights = weights
-        self._shape = self.recipe.augmentation.shape(*self.image_shape)
-        module = self._build()
-        self._network = Network(self.recipe, module, self._shape, device)
+        if self.recipe.precision == "auto":
+            raise LockstepError(f"{weights.origin} is damaged: its recipe does not fix the precision", DATA)
+        try:
+            self._shape = self.recipe.augmentation.shape(*self.image_shape)
+        except ValueError as error:
+            raise LockstepError(f"{weights.origin} is damaged: {error}", DATA) from None
+        # Uncompiled: the compiler takes a minute, and changes torch's settings in the caller's program.
+        self._network = Network(self.recipe.replace(compile=False), self._build(), self._shape, device)
         self._network.load_parameters({name: self._tensor(name) for name in self._network.parameters})
         self._network.load_buffers({name: self._tensor(name) for name in self._network.buffers})
         self._network.module.eval()
@@ -90,8 +106,17 @@ class Classifier:
         return f"<Classifier {self._weights.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
 
     def _build(self) -> nn.Module:
-        """Return the recipe's model with other weights, after comparing its tensors with those of the file."""
-        module = build_model(self.recipe, self._shape, len(self.classes))
+        """Return the recipe's model with initial weights, on the CPU. Raises: LockstepError if it is another model."""
+        # The shapes of a built-in model are compared before any memory is taken for them: a damaged or hostile file
+        # may ask for any width. A model of the user's own may need real tensors while it is built.
+        for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):
+            with _computing(), torch.device(device):
+                module = build_model(self.recipe, self._shape, len(self.classes))
+            self._require_same_tensors(module)
+        return module
+
+    def _require_same_tensors(self, module: nn.Module) -> None:
+        """Raise a LockstepError unless the tensors of `module` have the names and shapes of those in the file."""
         tensors = {**dict(module.named_parameters()), **persistent_buffers(module)}
         own = {name: list(tensor.shape) for name, tensor in tensors.items()}
         stored = {name: list(tensor.shape) for name, tensor in self._weights.tensors.items()}
@@ -101,7 +126,6 @@ class Classifier:
                 f"{', '.join(differing[:5])} differ",
                 DATA,
             )
-        return module
 
     def _tensor(self, name: str) -> Tensor:
         return self._weights.tensors[name].to(self.device)
@@ -120,28 +144,37 @@ class Classifier:
     def preprocess(self, image: Source) -> Tensor:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
 
-        `image` is a path, the bytes of a file, a Pillow image or an array uint8 [H, W] or [H, W, C]. It is brought to
-        `image_shape` and then preprocessed as in evaluation.
+        `image` is a path, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or [H, W, C]. It is
+        brought to `image_shape` and then preprocessed as in evaluation.
         Raises: LockstepError if it cannot be read.
         """
-        return self.recipe.augmentation.test(torch.from_numpy(self._pixels(image))[None])[0]
+        with _computing():
+            return self.recipe.augmentation.test(torch.from_numpy(self._pixels(image))[None])[0]
 
     def predict(self, sources: Sources, top: int = 1, batch: int | None = None) -> Iterator[Prediction]:
         """Classify images, and yield a prediction for each, in order.
 
         `sources` is one of these, or an iterable of them, which is read as far as it is needed: a path of a file or a
         folder (with its subfolders, sorted by name), a pattern such as "photos/*.jpg", the bytes of a file, a Pillow
-        image, an array uint8 [H, W] or [H, W, C], or one array [N, H, W, C] for several.
+        image, an array or tensor uint8 [H, W] or [H, W, C], or one [N, H, W, C] for several.
 
         An image that cannot be read gives a prediction with an `error`, and the others go on. Images are classified
         `batch` at a time, by default as many as in an evaluation. The first prediction comes after the first batch, so
         a smaller one answers sooner; its low-order bits may differ from those of the evaluation.
-        Raises: LockstepError if `top` or `batch` is less than 1.
+        Raises: LockstepError if `top` or `batch` is less than 1, `sources` is none of these, or a batch needs more
+        memory than there is.
         """
+        if not (isinstance(sources, Path | Image) or hasattr(sources, "__iter__") or hasattr(sources, "__getitem__")):
+            raise LockstepError(f"sources: got {type(sources).__name__}: give a path, an image, or several of them")
         size = self.recipe.eval_batch if batch is None else batch
         for name, value in (("top", top), ("batch", size)):
             if value < 1:
                 raise LockstepError(f"{name}: got {value}: give 1 or more")
+        if (needed := 4 * size * math.prod(self.image_shape)) > _MAX_BATCH_BYTES:
+            raise LockstepError(
+                f"a batch of {size} images of {list(self.image_shape)} takes {words.size(needed)} before the first "
+                f"layer: give a smaller batch (--batch)"
+            )
         return self._predict(sources, top, size)
 
     def _predict(self, sources: Sources, top: int, size: int) -> Iterator[Prediction]:
@@ -151,11 +184,11 @@ class Classifier:
             waiting.append((name, pixels))
             images += not isinstance(pixels, LockstepError)
             if images == size:
-                yield from self._of(waiting, top, size)
+                yield from self._predict_batch(waiting, top, size)
                 waiting, images = [], 0
-        yield from self._of(waiting, top, size)
+        yield from self._predict_batch(waiting, top, size)
 
-    def _of(
+    def _predict_batch(
         self, images: list[tuple[Path | int, NDArray[np.uint8] | LockstepError]], top: int, size: int
     ) -> Iterator[Prediction]:
         """Yield the predictions of at most `size` images that can be read, and of those that cannot."""
@@ -180,19 +213,19 @@ class Classifier:
 
         The images are padded to `size` as evaluation pads its last chunk.
         """
-        index = torch.arange(size).clamp_(max=len(images) - 1)
-        counted = (torch.arange(size) < len(images)).to(self.device)
-        batch = torch.from_numpy(images)[index].to(self.device)
-        logits, _ = classify(self.recipe, self._network, batch, counted)
-        finite = logits.isfinite().all(1, keepdim=True)
-        probabilities = logits.double().softmax(1).masked_fill(~finite, torch.nan)
-        return probabilities[: len(images)].cpu()
+        with _computing():
+            index = torch.arange(size).clamp_(max=len(images) - 1)
+            counted = (torch.arange(size) < len(images)).to(self.device)
+            batch = torch.from_numpy(images)[index].to(self.device)
+            logits, _ = classify(self.recipe, self._network, batch, counted)
+            finite = logits.isfinite().all(1, keepdim=True)
+            probabilities = logits.double().softmax(1).masked_fill(~finite, torch.nan)
+            return probabilities[: len(images)].cpu()
 
     def _pixels(self, source: Source) -> NDArray[np.uint8]:
         """Return an image as uint8 [H, W, C] of `image_shape`. Raises: LockstepError if it cannot be read."""
         height, width, channels = self.image_shape
-        if isinstance(source, Tensor):
-            source = source.numpy()
+        source = image_of(source)
         if isinstance(source, np.ndarray) and source.dtype == np.uint8:
             if source.shape == self.image_shape:
                 return source
@@ -207,9 +240,7 @@ class Classifier:
         pixels = decode_image(source, height)
         if channels == 3:
             return pixels
-        from PIL import Image
-
-        return np.array(Image.fromarray(pixels).convert("L"))[..., None]
+        return np.array(fromarray(pixels).convert("L"))[..., None]
 
 
 def load(
@@ -217,15 +248,13 @@ def load(
     checkpoint: int | Literal["best"] | None = None,
     model: str | None = None,
     device: str = "auto",
-    note: Note = lambda text: None,
 ) -> Classifier:
     """Return the classifier of a run, a checkpoint's folder or a model file; see `lockstep.load`.
 
-    `note` receives messages for the user.
     Raises: LockstepError.
     """
-    weights = _weights(source, checkpoint, note)
-    allow_code(weights.origin, weights.recipe, model)
+    weights = _weights(source, checkpoint)
+    check_code(weights.origin, weights.recipe, {"model": model})
     classifier = Classifier(weights, _device(device))
     own = sources(weights.recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
@@ -234,12 +263,34 @@ def load(
         raise LockstepError(f"{weights.origin} is damaged: its model_source is not a JSON object", DATA)
     before = {file: sha256 for file, sha256 in recorded.items() if file in own}
     if changed := compare({"model_source": before}, {"model_source": own}):
-        changes = "; ".join(map(str, changed))
-        note(f"the source of model {weights.recipe.model} is not the one it was trained with ({changes})")
+        _warn(
+            f"the source of model {weights.recipe.model} that this program imported is not the one it was trained with "
+            f"({'; '.join(map(str, changed))}). If a file was edited after the import, start the program again"
+        )
     return classifier
 
 
-def _weights(source: str | Path | Run, which: int | Literal["best"] | None, note: Note) -> _Weights:
+def _warn(text: str) -> None:
+    logger.warning("%s", printable(text))  # Python prints it if the program has no handler.
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """Compute with float32 as torch's default, and turn a lack of memory into a LockstepError."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(str(error)):
+            problem = str(error).strip().splitlines()[0] if str(error) else "out of memory"
+            raise LockstepError(f"too little memory ({problem}): give a smaller batch (--batch)", ENVIRONMENT) from None
+        raise
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _Weights:
     """Return the weights of a run, a checkpoint's folder or a model file. Raises: LockstepError."""
     run, step = run_of(source)
     if run is None:
@@ -250,22 +301,15 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None, note
         return _Weights(path, recipe, facts, _tensors(path, facts))
     which = which if step is None else step
     run.check_recipe()
-    stated = metadata(run.model)
-    if which is None and run.complete and stated is not None:
+    if which is None and run.complete and (stated := metadata(run.model)) is not None:
         _require_recipe(run, run.model, stated)
         return _Weights(run.model, run.recipe(), stated, _tensors(run.model, stated))
-    found = read_result(run, note) if which is None else read_chosen(run, which)
+    found = read_result(run, _warn) if which is None else read_chosen(run, which)
     _require_recipe(run, found.path, found.manifest)
-    stated = found.manifest if "image_shape" in found.manifest else stated
-    if stated is None:
-        raise LockstepError(
-            f"{found.path} was written by an older release, without the names of the classes: resume the run, which "
-            f"writes a new checkpoint"
-        )
     group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
     tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer")}
-    return _Weights(found.path, run.recipe(), stated, tensors)
+    return _Weights(found.path, run.recipe(), found.manifest, tensors)
 
 
 def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, int, int]]:
@@ -275,6 +319,8 @@ def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, i
         raise LockstepError(f"{weights.origin} is damaged: it does not state the names of the classes", DATA)
     if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
         raise LockstepError(f"{weights.origin} is damaged: it does not state the size of the images", DATA)
+    if math.prod(shape) > _MAX_IMAGE_VALUES:
+        raise LockstepError(f"{weights.origin} is damaged: its images have {shape} values", DATA)
     height, width, channels = shape
     return tuple(classes), (height, width, channels)
 

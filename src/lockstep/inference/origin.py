@@ -1,11 +1,10 @@
 """Where a classifier comes from: a run, a checkpoint's folder or a model file. Reading it needs no torch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.runs.folder import Run, metadata
 from lockstep.settings import validated
 
@@ -35,23 +34,6 @@ def file_recipe(path: Path) -> tuple[Recipe, dict[str, Any]]:
     """Return the recipe and the other facts in a model file. Raises: LockstepError."""
     facts = metadata(path)
     assert facts is not None
-    if "recipe" not in facts:
-        raise LockstepError(
-            f"{path} was written by an older release and does not contain its recipe. Give the run's folder in place "
-            f"of the file, or write the file again: lockstep eval RUN --save-model FILE"
-        )
+    if not isinstance(facts.get("recipe"), dict):
+        raise LockstepError(f"{path} is damaged: it does not contain its recipe", DATA)
     return validated(Recipe, facts["recipe"]), facts
-
-
-def allow_code(path: Path, recipe: Recipe, model: str | None) -> None:
-    """Raise a LockstepError unless the user has named the model of their own in `recipe`, as `model`.
-
-    The file at `path` may come from somebody else, and importing the model executes its code.
-    """
-    if model is not None and model != recipe.model:
-        raise LockstepError(f"--model {model}: {path} has model {recipe.model}: give that, or leave it out")
-    if model is None and ":" in recipe.model:
-        raise LockstepError(
-            f"{path} uses a model that is not built in, {recipe.model}, and loading it executes its code. If it is "
-            f"yours, or you trust it, add --model {recipe.model} (in Python model={json.dumps(recipe.model)})"
-        )

@@ -1,4 +1,4 @@
-"""From what a user wants classified to single images, decoded ahead of need by a few threads."""
+"""From the files and arrays that a user wants classified to single images, decoded ahead of time by a few threads."""
 
 import glob
 import os
@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
+from torch import Tensor
 
 from lockstep.data.folder.scan import IGNORED, SUFFIXES, UNSUPPORTED
 from lockstep.errors import DATA, LockstepError
 
 # One image, or the path of a file, of a folder, or of files as in "photos/*.jpg".
-Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8]
+Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8] | Tensor
+_ALLOWED = "give a path, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or [H, W, C]"
 Sources: TypeAlias = Source | Iterable[Source]
 
 _THREADS = 4
@@ -41,13 +44,31 @@ def items(sources: Sources) -> Iterator[Item]:
 
     `sources` is read only as far as images are needed.
     """
-    alone = isinstance(sources, str | Path | bytes | Image) or (isinstance(sources, np.ndarray) and sources.ndim != 4)
-    several: Iterable[Any] = [sources] if alone else sources  # type: ignore[assignment]
-    for number, source in enumerate(several):
-        if isinstance(source, str | Path):
+    if isinstance(sources, np.ndarray | Tensor):
+        sources = sources if sources.ndim == 4 else [sources]
+    elif isinstance(sources, str | Path | bytes | Image):
+        sources = [sources]
+    for number, source in enumerate(sources):
+        if isinstance(source, Path) or (isinstance(source, str) and source):
             yield from _files(source)
-        else:
-            yield Item(number, source)
+            continue
+        try:
+            yield Item(number, image_of(source))
+        except LockstepError as error:
+            yield Item(number, error)
+
+
+def image_of(source: Any) -> Path | str | bytes | Image | NDArray[np.uint8]:
+    """Return an image as `decode_image` takes it: a tensor as an array. Raises: LockstepError if it is no image."""
+    if isinstance(source, Tensor):
+        if source.dtype != torch.uint8:
+            raise LockstepError(f"a tensor {source.dtype} {list(source.shape)}: {_ALLOWED}", DATA)
+        return source.cpu().numpy()
+    if not isinstance(source, str | Path | bytes | Image | np.ndarray):
+        raise LockstepError(f"got {type(source).__name__}: {_ALLOWED}", DATA)
+    if isinstance(source, str) and not source:
+        raise LockstepError(f"got an empty text: {_ALLOWED}", DATA)
+    return source
 
 
 def _files(path: str | Path) -> Iterator[Item]:

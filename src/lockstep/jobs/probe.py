@@ -1,6 +1,7 @@
 """The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first step of a session."""
 
 import inspect
+import logging
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -145,7 +146,33 @@ def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int
 
     if digest([compute(training=True)]) != digest([compute(training=True)]) and recipe.exact:
         raise _not_repeatable(recipe)
+    _check_integer_buffers(recipe, network, buffers)
     compute(training=False)
+
+
+def _check_integer_buffers(recipe: Recipe, network: Network, before: Mapping[str, Tensor]) -> None:
+    """Raise a LockstepError if the forward pass changed an integer or boolean buffer; without exactness, warn.
+
+    Towers add up the changes of floating-point buffers only. Others have their initial values in every forward pass,
+    except num_batches_tracked, which counts the steps.
+    """
+    changed = [
+        name
+        for name, buffer in network.buffers.items()
+        if not buffer.is_floating_point()
+        and not name.endswith("num_batches_tracked")
+        and not torch.equal(buffer, before[name])
+    ]
+    if not changed:
+        return
+    text = (
+        f"model {recipe.model} changes its buffer {changed[0]} in the forward pass, and Lockstep keeps such changes of "
+        f"floating-point buffers only: {changed[0]} has its initial value in every step. Register it as a float "
+        f"buffer, whose mean change over the towers is kept"
+    )
+    if recipe.exact:
+        raise LockstepError(f"{text}, or accept the initial value with --set exact=false")
+    logging.getLogger("lockstep").warning(text)
 
 
 def _require_logits(model: str, output: object, expected: list[int], training: bool) -> Tensor:

@@ -10,6 +10,7 @@ from lockstep.errors import LockstepError
 from lockstep.kernels import fused
 from lockstep.kernels.local_response import local_response
 
+MAX_WIDTH = 1 << 14  # channels of a layer: options may come from somebody else's file
 _WHITENING_EPSILON = 5e-4  # added to each variance, so that no filter is divided by almost 0
 
 _Layer = TypeVar("_Layer", nn.Conv2d, nn.Linear)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.errors import LockstepError
-from lockstep.models.layers import at_least, whitening_filters
+from lockstep.models.layers import MAX_WIDTH, at_least, whitening_filters
 
 _MIN_SIDE = 4  # of the last stage's input, so that its pool leaves 2x2 positions
 _STEM_DIRECTIONS = 32
@@ -103,6 +103,8 @@ def build(shape: tuple[int, int, int], classes: int, widths: Sequence[int] | Non
     stride = 1 if side < 64 else 2 if side < 256 else 4
     if widths is None:
         widths = (64, 192, 256) if side < 128 else (64, 64, 192, 256)
-    if not widths or not all(isinstance(width, int) and width >= 1 for width in widths):
-        raise LockstepError(f"model_options.widths: got {widths!r}: give whole numbers of 1 or more")
+    if not 1 <= len(widths) <= 16 or not all(isinstance(width, int) and 1 <= width <= MAX_WIDTH for width in widths):
+        raise LockstepError(
+            f"model_options.widths: got {widths!r}: give at most 16 whole numbers from 1 to {MAX_WIDTH}"
+        )
     return Residual(shape, classes, widths, stride)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from lockstep.errors import LockstepError
 from lockstep.kernels.fused import conv
-from lockstep.models.layers import at_least, whitening_filters
+from lockstep.models.layers import MAX_WIDTH, at_least, whitening_filters
 
 _PATCH_PX = 2
 ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}
@@ -126,8 +126,8 @@ def build(
     silu.
     """
     at_least(shape, Whitened.min_px, "whitened")
-    if len(widths) != 3 or not all(isinstance(w, int) and w >= 1 for w in widths):
-        raise LockstepError(f"model_options.widths: got {widths!r}: give three whole numbers of 1 or more")
+    if len(widths) != 3 or not all(isinstance(w, int) and 1 <= w <= MAX_WIDTH for w in widths):
+        raise LockstepError(f"model_options.widths: got {widths!r}: give three whole numbers from 1 to {MAX_WIDTH}")
     if len(depths) != 3 or any(depth not in (2, 3) for depth in depths):
         raise LockstepError(f"model_options.depths: got {depths!r}: give three numbers, each 2 or 3")
     if activation not in ACTIVATIONS:
