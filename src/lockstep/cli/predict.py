@@ -75,7 +75,7 @@ def predict(
         raise LockstepError("--json and --csv are two formats: give one of them")
     step = chosen_checkpoint(checkpoint)
     recipe = recipe_of(source)
-    allow_code(source, recipe, model)
+    check_code(source, recipe, {"model": model})
     numerics.prepare(recipe.threads_per_tower)
     from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
 
