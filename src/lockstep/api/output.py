@@ -24,6 +24,7 @@ def line_width(stream: IO[str]) -> int | None:
     """Return the columns of a line that is redrawn on `stream`; None if a carriage return does not work there."""
     if type(stream).__module__.partition(".")[0] == "ipykernel":
         return _NOTEBOOK_COLUMNS
-    if stream.isatty() and os.environ.get("TERM") != "dumb":
+    isatty = getattr(stream, "isatty", None)  # which an object in place of sys.stdout may lack
+    if isatty and isatty() and os.environ.get("TERM") != "dumb":
         return shutil.get_terminal_size().columns - 1
     return None
