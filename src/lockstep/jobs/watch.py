@@ -164,7 +164,7 @@ class _Watcher:
         self._ended = False
         self.found: Checkpoint | None = None
         self.log = EvaluationLog(
-            evaluator.run.path / "eval", note, split=evaluator.split, weights=evaluator.weights,
+            evaluator.run.path / "eval", split=evaluator.split, weights=evaluator.weights,
             examples=len(evaluator.dataset), usual=evaluator.usual,
         )  # fmt: skip
 

@@ -182,7 +182,7 @@ class RunWriter(Writer):
         listeners: list[Listener] = [
             *([] if self._job.quiet else [console.for_stream(stream, placement.log_every, self._job.line_width)]),
             console.Plain(append(self.run.log), placement.log_every),
-            MetricsFile(self.run.metrics_path, placement.log_every, self._note),
+            MetricsFile(self.run.metrics_path, placement.log_every),
         ]
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
@@ -192,7 +192,6 @@ class RunWriter(Writer):
                 placement.summary_every,
                 session.network.module,
                 session.network.shape,
-                note=self._note,
                 dtype=session.network.dtype,
                 compiled=session.recipe.compile,
                 resumed=int(self.checkpoint.manifest["step"]) if self.checkpoint else None,

@@ -1,12 +1,14 @@
 """The record of `lockstep eval --watch` in RUN/eval, which also tells which checkpoints are already evaluated."""
 
 import json
-from collections.abc import Callable
+import logging
 from pathlib import Path
 
 from lockstep.files import parse_json
 from lockstep.report.evaluation import CheckpointEvaluation
 from lockstep.report.event_file import EventFile, scalar
+
+logger = logging.getLogger("lockstep")
 
 
 class EvaluationLog:
@@ -19,12 +21,10 @@ class EvaluationLog:
     done: the steps whose evaluation is recorded.
     """
 
-    def __init__(
-        self, folder: Path, note: Callable[[str], None], *, split: str, weights: str, examples: int, usual: bool
-    ) -> None:
+    def __init__(self, folder: Path, *, split: str, weights: str, examples: int, usual: bool) -> None:
         self.path = folder / "metrics.jsonl"
         self._events_folder = folder if usual else folder / f"{weights}-{split}-{examples}"
-        self._folder, self._note = folder, note
+        self._folder = folder
         self._events: EventFile | None = None
         self._writable = True
         try:
@@ -42,7 +42,7 @@ class EvaluationLog:
                 continue
 
     def add(self, evaluation: CheckpointEvaluation) -> None:
-        """Record an evaluation. If the folder cannot be written, note it once and continue without a record."""
+        """Record an evaluation. If the folder cannot be written, warn once and continue without a record."""
         self.done.add(evaluation.step)
         if not self._writable:
             return
@@ -52,8 +52,8 @@ class EvaluationLog:
             self._add_row(evaluation)
         except OSError as error:
             self._writable = False
-            reason = error.strerror or error
-            self._note(f"cannot record evaluations in {self._folder}: {reason}. Evaluation goes on without a record")
+            problem = f"cannot record evaluations in {self._folder}: {error.strerror or error}"
+            logger.warning(f"{problem}. Evaluation continues without a record")
 
     def close(self) -> None:
         """Close the event file."""
