@@ -107,7 +107,7 @@ def accuracy_and_time() -> str:
 
 Test accuracy of `cifar10` by seed, in %: {each}.
 The standard deviation is {deviation}. The settings were chosen on held-out training images:
-[the lab notes](../benchmarks/lab-notes.md) are the log of that search.
+[the lab notes](../benchmarks/lab-notes.md) say what that search found.
 
 The port keeps float32 weights under autocast to bfloat16. It uses two threads in one process and channels-last memory.
 Its runs alternated with seeds 4 to 6 of `cifar10`. Target: half of the port's time. Missed: {share} of it.
