@@ -97,7 +97,8 @@ class Redrawn(Plain):
         self._columns = 0  # of the line as it is drawn now
         self._widest = width
         self._ascii_only = not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-        self._evaluation_began = self._drawn = 0.0
+        self._evaluated: tuple[int, str] | None = None  # the step and the split of the evaluation that began last
+        self._began = self._drawn = 0.0  # when that was, and when its progress was drawn last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
@@ -106,12 +107,12 @@ class Redrawn(Plain):
     def evaluating(self, event: EvaluatingEvent) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
         now = time.perf_counter()
-        if event.share == 0:
-            self._evaluation_began = now
+        if event.share == 0 or self._evaluated != (event.step, event.split):
+            self._evaluated, self._began = (event.step, event.split), now
         elif event.share < 1 and now - self._drawn < _FRAME_S:
             return
         self._drawn = now
-        left_s = (now - self._evaluation_began) * (1 - event.share) / event.share if event.share else None
+        left_s = (now - self._began) * (1 - event.share) / event.share if now > self._began else None
         self._draw(evaluating_line(event, left_s, self._width, self._ascii_only))
 
     def close(self) -> None:
