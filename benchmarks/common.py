@@ -1,5 +1,6 @@
 """Shared by the benchmarks: run the real program, and save a record with the machine and the versions."""
 
+import argparse
 import json
 import os
 import platform
@@ -16,45 +17,42 @@ from lockstep import hardware, numerics
 RESULTS = Path(__file__).parent / "results"
 
 
-def train(*args: object, data: Path | None) -> dict[str, Any]:
-    """Run `lockstep train ... --json` in a temporary folder. Return its result record."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "lockstep",
-            "train",
-            *map(str, args),
-            *data_option(data),
-            "--json",
-            "--runs",
-            folder,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+def options(description: str | None, data: str = "the dataset", quick: str = "2 rounds") -> argparse.ArgumentParser:
+    """Return a parser with --rounds, --quick (which says what it does) and, if `data` says of what, --data."""
+    parser = argparse.ArgumentParser(description=description)
+    if data:
+        parser.add_argument("--data", type=Path, help=f"folder of {data} (default: LOCKSTEP_DATA)")
+    parser.add_argument("--rounds", type=int, help="default: 5, or 2 with --quick")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}, for a first look")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the command line, with the number of rounds filled in."""
+    args = parser.parse_args()
+    args.rounds = args.rounds or (2 if args.quick else 5)
+    return args
+
+
+def lockstep(command: str, *args: object, data: Path | None) -> str:
+    """Run `lockstep COMMAND ... --json` and return its stdout. Raises: SystemExit with its message if it fails."""
+    words = [sys.executable, "-m", "lockstep", command, *map(str, args), *data_option(data), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def train(*args: object, data: Path | None) -> dict[str, Any]:
+    """Run `lockstep train` in a temporary folder. Return its result record."""
+    with tempfile.TemporaryDirectory() as folder:
+        record: dict[str, Any] = json.loads(lockstep("train", *args, "--runs", folder, data=data).splitlines()[-1])
     return record
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Return number, median, minimum and maximum."""
-    return {"n": len(values), "median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def data_option(data: Path | None) -> list[str]:
-    """Return the option --data for the folder `data`, or nothing."""
-    return ["--data", str(data.absolute())] if data else []
-
-
 def bench(*args: object, data: Path | None) -> dict[str, Any]:
-    """Run `lockstep bench ... --only --table --json`, which runs only the training loop. Return its one record."""
-    command = [sys.executable, "-m", "lockstep", "bench", *map(str, args), *data_option(data)]
-    command += ["--only", "--table", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    record: dict[str, Any] = json.loads(done.stdout)["records"][0]
+    """Run `lockstep bench --only --table`, which runs only the training loop. Return its one record."""
+    record: dict[str, Any] = json.loads(lockstep("bench", *args, "--only", "--table", data=data))["records"][0]
     return record
 
 
@@ -66,6 +64,41 @@ def bare(data: Path | None, processes: int, steps: int) -> float:
     ]  # fmt: skip
     environment = {**os.environ, **numerics.environment(1)}
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def data_option(data: Path | None) -> list[str]:
+    """Return the option --data for the folder `data`, or nothing."""
+    return ["--data", str(data.absolute())] if data else []
+
+
+def earlier(name: str, digest: str) -> dict[str, Any] | None:
+    """Return the record `name`, to which runs may be added; None if there is none.
+
+    Raises: SystemExit if it holds runs of a recipe with another `digest`.
+    """
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        return None
+    record: dict[str, Any] = json.loads(file.read_text())
+    if record.get("digest") != digest:
+        raise SystemExit(f"{file} holds runs of another recipe: move it away")
+    return record
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return number, median, minimum and maximum."""
+    return {"n": len(values), "median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def spreads(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the spread of each variant over the rounds."""
+    return {name: spread([each[name] for each in rounds]) for name in rounds[0]}
+
+
+def show(figures: dict[str, dict[str, float]], unit: str = "images/s") -> None:
+    """Print a line for each of `figures`, which are spreads."""
+    for name, f in figures.items():
+        print(f"{name:25} {f['median']:8.0f} {unit} ({f['min']:.0f} to {f['max']:.0f}, n {f['n']})")
 
 
 def figure(name: str, unit: str, values: list[float], target: float, *, at_least: bool) -> dict[str, Any]:
@@ -81,6 +114,12 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['figure']:<58} {row['unit']:<5} {values}  {row['n']:>2}  {row['min']:.4g} to {row['max']:.4g}"
 
 
+def finish(name: str, rows: list[dict[str, Any]], quick: bool, **more: object) -> None:
+    """Print the table of `rows`. Save them with `more` as the record `name`, or `name`-quick."""
+    print(HEAD, *map(line, rows), sep="\n")
+    save(f"{name}{'-quick' * quick}", {"rows": rows, **more})
+
+
 HEAD = f"{'figure':<58} {'unit':<5} {'median':>8}  {'target':>9}  {'met':>3}  {'n':>2}  spread"
 
 
@@ -89,14 +128,7 @@ def save(name: str, record: dict[str, Any]) -> None:
     machine = {"cpu": hardware.processor(), "cores": hardware.cores(), "system": platform.platform()}
     versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}}
     program = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
+    command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *sys.argv[1:]])
     RESULTS.mkdir(exist_ok=True)
-    text = json.dumps(
-        {
-            "command": " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *sys.argv[1:]]),
-            "machine": machine,
-            "versions": versions,
-            **record,
-        },
-        indent=1,
-    )
+    text = json.dumps({"command": command, "machine": machine, "versions": versions, **record}, indent=1)
     (RESULTS / f"{name}.json").write_text(text + "\n")

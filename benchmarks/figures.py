@@ -99,6 +99,13 @@ def caption(record: str) -> str:
     return f"{command(record)} on {machine(record)} ({link(record)}; {recipe_state(record)}):"
 
 
+def replaced(page: str, text: str) -> str:
+    """Return `page` with `text` in place of what begins with the same line, a marker, and ends with the same line."""
+    begin, end = text.split("\n")[0], text.split("\n")[-1]
+    before, rest = page.split(begin)
+    return before + text + rest.split(end)[1]
+
+
 def load(record: str) -> Any:
     """Return the content of benchmarks/results/`record`.json."""
     return json.loads((RESULTS / f"{record}.json").read_text())

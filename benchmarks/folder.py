@@ -10,8 +10,6 @@ Writes CIFAR-10 as JPEG files into a temporary folder, which also holds the cach
 Needs about 4 GB in the system's folder for temporary files, and 15 minutes; with --quick a tenth of both.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.common import HEAD, bench, figure, line, save, train
+from benchmarks.common import bench, figure, finish, options, parsed, train
 from benchmarks.input_pipeline import rate
 from lockstep import numerics
 
@@ -107,20 +105,14 @@ def waiting(folder: Path, *options: object) -> float:
 
 def read_s(folder: Path, count: int) -> float:
     """Return the seconds in which a fresh process reads the folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(folder), str(count)], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout)
+    command = [sys.executable, "-c", READ, str(folder), str(count)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the files and 2 rounds, for a first look")
-    args = parser.parse_args()
+    args = parsed(options(__doc__, "CIFAR-10", quick="a tenth of the files and 2 rounds"))
     numerics.prepare(1)  # must precede the import of torch
-    rounds, part = args.rounds or (2 if args.quick else 5), 10 if args.quick else 1
+    rounds, part = args.rounds, 10 if args.quick else 1
     rows: list[dict[str, Any]] = []
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -136,8 +128,8 @@ def main() -> None:
             figures[f"images_per_s_{side or 32}_px"] = {"lockstep": ours, "pillow": pillow}
         folder = place / "train"
         write_files(folder, args.data, 20_000 // part)
-        for options, title, target in (((), "with the cache", 0.05), (("--cache-limit", 0), "on the fly", 1.0)):
-            shares = [waiting(folder, *options) for _ in range(rounds)]
+        for words, title, target in (((), "with the cache", 0.05), (("--cache-limit", 0), "on the fly", 1.0)):
+            shares = [waiting(folder, *words) for _ in range(rounds)]
             rows.append(figure(f"waiting for images, two processes, {title}", "", shares, target, at_least=False))
         folder, count = place / "start", 100_000 // part
         write_files(folder, args.data, count)
@@ -151,9 +143,7 @@ def main() -> None:
         result = train("folder", "--steps", 20, "--set", "min_steps=1", "--processes", 2, data=folder)
         peaks = [peak / 2**30 for peak in result["peak_memory_bytes"]]
         rows.append(figure(f"peak memory of a process, {count:,} files", "GiB", peaks, 2.0, at_least=False))
-    print(HEAD, *map(line, rows), sep="\n")
-    print(json.dumps(figures))
-    save(f"folder{'-quick' * args.quick}", {"image_px": IMAGE_PX, "rows": rows, **figures})
+    finish("folder", rows, args.quick, image_px=IMAGE_PX, **figures)
 
 
 if __name__ == "__main__":

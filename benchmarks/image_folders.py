@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,15 +83,11 @@ def write(splits: dict[str, Dataset], folder: Path, ending: str) -> None:
     for name, dataset in splits.items():
         for title in dataset.classes:
             (folder / name / title).mkdir(parents=True)
-        for number, (image, label) in enumerate(_examples(dataset)):
+        pairs = zip(dataset.images[:].numpy(), dataset.labels.tolist(), strict=True)
+        for number, (image, label) in enumerate(pairs):
+            picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
             path = folder / name / dataset.classes[label] / f"{number:05d}.{ending}"
-            image.save(path, quality=95, subsampling=0)  # PNG ignores both
-
-
-def _examples(dataset: Dataset) -> Iterator[tuple[Image.Image, int]]:
-    images, labels = dataset.images[:].numpy(), dataset.labels.tolist()
-    for image, label in zip(images, labels, strict=True):
-        yield Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image), label
+            picture.save(path, quality=95, subsampling=0)  # PNG ignores both
 
 
 def main() -> None:

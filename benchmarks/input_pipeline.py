@@ -5,12 +5,10 @@ augmentation) and of training on input that is already made. Both use one thread
 each makes its own input, so the ratio is the same.
 """
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from benchmarks.common import HEAD, figure, line, save, spread
+from benchmarks.common import figure, finish, options, parsed, show, spread
 from lockstep import numerics
 
 ROUND_S = 2.0  # of input, and as much of training
@@ -26,19 +24,16 @@ def rate(work: Callable[[int], None], images: int, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("recipe", nargs="?", default="cifar10-tutorial")
-    parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
     parser.add_argument("--precision", default="bfloat16")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="2 rounds, for a first look")
-    args = parser.parse_args()
+    args = parsed(parser)
     numerics.prepare(1)  # must precede the import of torch
     import torch
+    from lockstep.core.local import Local
 
     from lockstep.config.overrides import make
     from lockstep.config.placement import Placement
-    from lockstep.core.local import Local
     from lockstep.core.tower import Tower
     from lockstep.data.plan import Plan
     from lockstep.jobs.session import Session
@@ -63,22 +58,20 @@ def main() -> None:
     shard = dataset.shard(plan(0), 0)
 
     def consume(step: int) -> None:
-        gradients, statistics, _ = tower.layout.unpack(tower(state, shard, state.step))
-        state.apply(gradients.div_(recipe.batch), statistics, 1e-6)
+        gradients, buffer_deltas, _ = tower.layout.unpack(tower(state, shard, state.step))
+        state.apply(gradients.div_(recipe.batch), buffer_deltas, 1e-6)
 
     for work in (make_input, consume):
         rate(work, recipe.batch, 1.0)
     made, consumed = [], []
-    for _ in range(args.rounds or (2 if args.quick else 5)):
+    for _ in range(args.rounds):
         made.append(rate(make_input, recipe.batch, ROUND_S))
         consumed.append(rate(consume, recipe.batch, ROUND_S))
     ratios = [a / b for a, b in zip(made, consumed, strict=True)]
     row = figure(f"input / what training consumes, {args.recipe}", "x", ratios, 20.0, at_least=True)
-    print(HEAD, line(row), sep="\n")
     figures = {"input": spread(made), "training": spread(consumed)}
-    for name, f in figures.items():
-        print(f"{name:9} {f['median']:8.0f} images/s per core ({f['min']:.0f} to {f['max']:.0f})")
-    save(f"input-{args.recipe}-{args.precision}{'-quick' * args.quick}", {"rows": [row], "images_per_s": figures})
+    show(figures, "images/s per core")
+    finish(f"input-{args.recipe}-{args.precision}", [row], args.quick, images_per_s=figures)
 
 
 if __name__ == "__main__":

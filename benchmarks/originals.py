@@ -5,97 +5,83 @@ benchmarks/results/; `stated.json` holds those of the originals, which were not 
 """
 
 from pathlib import Path
-from typing import Any
 
-from benchmarks.figures import ABOUT, PERCENT, Unit, link, load, machine
+from benchmarks.figures import ABOUT, PERCENT, RATE, Unit, link, load, machine
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/coming-from-tensorflow.md"
-BEGIN, END = (
-    "<!-- speed and accuracy: python -m benchmarks.tables writes them -->",
-    "<!-- end of speed and accuracy -->",
-)
+BEGIN = "<!-- speed and accuracy: python -m benchmarks.tables writes them -->"
+END = "<!-- end of speed and accuracy -->"
 
 LONG, FOUR_TOWERS = "cifar10-tutorial-100000-bfloat16", "cifar10-tutorial-4-towers-30000-bfloat16"
 MNIST = "mnist-200-bfloat16"
-RATE, BATCH_SECONDS = Unit(",.0f", 1, "images/s"), Unit(".3f", 1, "s")
+BATCH_SECONDS = Unit(".3f", 1, "s")
 HEAD = "| devices | precision | seconds for 128 images | images/s | test accuracy | from |\n|---|---|---|---|---|---|"
 MNIST_HEAD = "| devices | precision | images/s | test accuracy | from |\n|---|---|---|---|---|"
 
 
+def text() -> str:
+    """Return the part of the page from its first marker to its second."""
+    return "\n".join([BEGIN, HEAD, *stated_rows(), *tutorial_rows(), "", MNIST_HEAD, *mnist_rows(), END])
+
+
 def stated_rows() -> list[str]:
-    """The tutorial's table: the rate follows from its seconds."""
+    """Return the tutorial's table: the rate follows from its seconds."""
     tutorial = load("stated")["tutorial"]
     rows = []
     for row in tutorial["devices"]:
-        seconds = row["s_per_batch"]
-        rates = [tutorial["images_per_batch"] / value for value in reversed(seconds)]
+        rates = [tutorial["images_per_batch"] / value for value in row["s_per_batch"]]
         accuracy = f"about {ABOUT.of(row['accuracy'])} after {row['steps']:,} steps"
         rows.append(
-            f"| {row['gpus']} | float32 | {_span(seconds, '.2f')} | {_span(rates, ',.0f')} | {accuracy} | its comment |"
+            _row(
+                str(row["gpus"]),
+                "float32",
+                _span(row["s_per_batch"], ".2f"),
+                _span(rates, ",.0f"),
+                accuracy,
+                "its comment",
+            )
         )
-    return rows
+    return rows  # fmt: skip
 
 
 def tutorial_rows() -> list[str]:
-    """Our rates and accuracies of `cifar10-tutorial`."""
-    rates, peers = load("overhead")["images_per_s"], load("peers-cifar10-tutorial")["images_per_s"]
+    """Return our rates and accuracies of `cifar10-tutorial`."""
+    peers = load("peers-cifar10-tutorial")["images_per_s"]
+    measured = [
+        ("1 tower, 1 process", "bfloat16", load("overhead")["images_per_s"]["one process"]["median"], "", "overhead")
+    ]
+    for precision in ("float32", "bfloat16"):
+        rate = peers[f"lockstep {precision}"]["median"]
+        measured.append(("2 towers, 2 processes", precision, rate, "", "peers-cifar10-tutorial"))
+    for towers, record in (("1 tower", LONG), ("4 towers", FOUR_TOWERS)):
+        run = load(record)["result"]
+        accuracy = f"{PERCENT.of(run['accuracy']['ema'])} after {run['steps']:,} steps"
+        measured.append((f"{towers}, 1 process", "bfloat16", run["images_per_s"], accuracy, record))
+    batch = load("stated")["tutorial"]["images_per_batch"]
     return [
-        _rate("1 tower, 1 process", "bfloat16", rates["one process"], "overhead"),
-        *(
-            _rate("2 towers, 2 processes", precision, peers[f"lockstep {precision}"], "peers-cifar10-tutorial")
-            for precision in ("float32", "bfloat16")
-        ),
-        _run("1 tower, 1 process", LONG),
-        _run("4 towers, 1 process", FOUR_TOWERS),
+        _row(_cpu(towers, record), precision, BATCH_SECONDS.bare(batch / rate), RATE.bare(rate), accuracy, link(record))
+        for towers, precision, rate, accuracy, record in measured
     ]
 
 
 def mnist_rows() -> list[str]:
-    """The notebook's log, and our rates and accuracy of `mnist`."""
+    """Return the notebook's log, and our rates and accuracy of `mnist`."""
     notebook, peers, run = load("stated")["notebook"], load("peers-mnist")["images_per_s"], load(MNIST)["result"]
     span = _span(list(notebook["images_per_s"].values()), ",.0f")
+    stated, own = (f"{PERCENT.of(accuracy)} after {steps} steps" for accuracy, steps in (
+        (notebook["accuracy"], notebook["steps"]), (run["accuracy"]["raw"], run["steps"])))  # fmt: skip
     place, source = _cpu("2 towers, 2 processes", "peers-mnist"), link("peers-mnist")
+    rates = {precision: RATE.bare(peers[f"lockstep {precision}"]["median"]) for precision in ("float32", "bfloat16")}
     return [
-        f"| 2 GPUs, model not stated | float32 | {span} | {PERCENT.of(notebook['accuracy'])} after "
-        f"{notebook['steps']} steps | its log |",
-        *(
-            f"| {place} | {precision} | {RATE.bare(peers[f'lockstep {precision}']['median'])} | | {source} |"
-            for precision in ("float32", "bfloat16")
-        ),
-        f"| {_cpu('2 towers, 2 processes', MNIST)} | bfloat16 | {RATE.bare(run['images_per_s'])} | "
-        f"{PERCENT.of(run['accuracy']['raw'])} after {run['steps']} steps | {link(MNIST)} |",
+        _row("2 GPUs, model not stated", "float32", span, stated, "its log"),
+        *(f"| {place} | {precision} | {rate} | | {source} |" for precision, rate in rates.items()),
+        _row(_cpu("2 towers, 2 processes", MNIST), "bfloat16", RATE.bare(run["images_per_s"]), own, link(MNIST)),
     ]
 
 
-def text() -> str:
-    """The part of the page from its first marker to its second."""
-    rows = [BEGIN, HEAD, *stated_rows(), *tutorial_rows(), "", MNIST_HEAD, *mnist_rows(), END]
-    return "\n".join(rows)
-
-
-def with_table(page: str) -> str:
-    """`page` with the table of today's records between its markers."""
-    before, rest = page.split(BEGIN)
-    return before + text() + rest.split(END)[1]
-
-
-def _rate(towers: str, precision: str, found: dict[str, Any], record: str) -> str:
-    return _row(towers, precision, found["median"], "", record)
-
-
-def _run(towers: str, record: str) -> str:
-    result = load(record)["result"]
-    accuracy = f"{PERCENT.of(result['accuracy']['ema'])} after {result['steps']:,} steps"
-    return _row(towers, "bfloat16", result["images_per_s"], accuracy, record)
-
-
-def _row(towers: str, precision: str, images_per_s: float, accuracy: str, record: str) -> str:
-    seconds = BATCH_SECONDS.bare(load("stated")["tutorial"]["images_per_batch"] / images_per_s)
-    return (
-        f"| {_cpu(towers, record)} | {precision} | {seconds} | {RATE.bare(images_per_s)} | {accuracy} | "
-        f"{link(record)} |"
-    )
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cpu(towers: str, record: str) -> str:

@@ -5,10 +5,9 @@
 all-reduce. The four take turns. A figure is the median over the rounds of the ratio of two throughputs of one round.
 """
 
-import argparse
 from pathlib import Path
 
-from benchmarks.common import HEAD, bare, bench, figure, line, save, spread
+from benchmarks.common import bare, bench, figure, finish, options, parsed, show, spreads
 
 BASE = ["cifar10-tutorial", "--precision", "bfloat16"]
 WARMUP = 5  # as in bare_loop.py
@@ -29,36 +28,25 @@ def rates(data: Path | None, steps: int) -> dict[str, float]:
     }
 
 
+RATIOS = {  # figure -> (one variant, the other, at least)
+    "loop / bare loop, one process": ("one process", "bare loop, one process", 0.98),
+    "exact tree / allreduce, two processes": ("two processes, tree", "two processes, allreduce", 0.95),
+    "two processes / one, a thread each": ("two processes, tree", "one process", 1.9),
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
-    parser.add_argument("--rounds", type=int)
+    parser = options(__doc__, "CIFAR-10", quick="2 rounds of 20 steps")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 20 steps, for a first look")
-    args = parser.parse_args()
-    rounds, steps = args.rounds or (2 if args.quick else 5), args.steps or (20 if args.quick else 60)
-    rounds_made = [rates(args.data, steps) for _ in range(rounds)]
-
-    def ratios(one: str, other: str) -> list[float]:
-        return [each[one] / each[other] for each in rounds_made]
-
+    args = parsed(parser)
+    steps = args.steps or (20 if args.quick else 60)
+    made = [rates(args.data, steps) for _ in range(args.rounds)]
     rows = [
-        figure(
-            "loop / bare loop, one process", "x", ratios("one process", "bare loop, one process"), 0.98, at_least=True
-        ),
-        figure(
-            "exact tree / allreduce, two processes", "x",
-            ratios("two processes, tree", "two processes, allreduce"), 0.95, at_least=True,
-        ),
-        figure(
-            "two processes / one, a thread each", "x", ratios("two processes, tree", "one process"), 1.9, at_least=True
-        ),
-    ]  # fmt: skip
-    print(HEAD, *map(line, rows), sep="\n")
-    figures = {name: spread([each[name] for each in rounds_made]) for name in rounds_made[0]}
-    for name, f in figures.items():
-        print(f"{name:25} {f['median']:6.0f} images/s ({f['min']:.0f} to {f['max']:.0f}, n {f['n']})")
-    save(f"overhead{'-quick' * args.quick}", {"rows": rows, "images_per_s": figures, "steps": steps})
+        figure(name, "x", [each[one] / each[other] for each in made], target, at_least=True)
+        for name, (one, other, target) in RATIOS.items()
+    ]
+    show(spreads(made))
+    finish("overhead", rows, args.quick, images_per_s=spreads(made), steps=steps)
 
 
 if __name__ == "__main__":

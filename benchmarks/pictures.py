@@ -5,6 +5,7 @@ are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` 
 to docs/pictures/, on a background of their own, so that they read on light and dark pages.
 """
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -18,15 +19,15 @@ import tempfile
 import termios
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
-from lockstep.data import cifar
+from lockstep.data.cifar import load_cifar10
 from lockstep.errors import DATA
+from lockstep.report.svg import document, element
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
@@ -109,130 +110,83 @@ TERMINAL = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="h
 </svg>
 """
 
-_PART = re.compile(r"\x1b\[(?P<arguments>[?\d;]*)(?P<kind>[A-Za-z])|\x1b\][^\x07]*\x07|(?P<text>[^\x1b])", re.DOTALL)
+# Rich erases its line by a carriage return; at the end it breaks the line first and goes up again.
+_ERASED = re.compile(r"[^\n]*\r?\n\r?\x1b\[1A\r?\x1b\[2K|[^\n]*\r(?=[^\n])")
+_UNSEEN = re.compile(r"\x1b\[\?\d+[hl]|\x1b\][^\x07]*\x07")  # the cursor's visibility and the window's title
+_LIVE = re.compile(r"(\d+)%.* step ")
 
 
-class Screen:
-    """What a terminal of `columns` columns shows: enough of one to replay what Lockstep and Rich write."""
-
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
-        self._rows: list[list[tuple[str, str]]] = [[]]  # of (character, its style as escape codes)
-        self._row = self._column = 0
-        self._style = ""
-
-    def feed(self, text: str) -> None:
-        """Write `text`, whose escape codes are complete."""
-        for part in _PART.finditer(text):
-            if part["kind"]:
-                self._control(part["kind"], part["arguments"])
-            elif part["text"]:
-                self._character(part["text"])
-
-    def _control(self, kind: str, arguments: str) -> None:
-        if kind == "A":
-            self._row = max(0, self._row - int(arguments or 1))
-        elif kind == "K":  # Rich erases whole lines only
-            self._rows[self._row] = []
-        elif kind == "m":
-            self._style = "" if arguments in ("", "0") else self._style + f"\x1b[{arguments}m"
-
-    def _character(self, character: str) -> None:
-        if character == "\r":
-            self._column = 0
-        elif character == "\n":
-            self._row, self._column = self._row + 1, 0
-        elif character >= " ":
-            if self._column == self._columns:
-                self._row, self._column = self._row + 1, 0
-            self._open()
-            row = self._rows[self._row]
-            row.extend([(" ", "")] * (self._column + 1 - len(row)))
-            row[self._column] = (character, self._style)
-            self._column += 1
-        self._open()
-
-    def _open(self) -> None:
-        while len(self._rows) <= self._row:
-            self._rows.append([])
-
-    def lines(self) -> list[str]:
-        """The rows, with escape codes for their styles, without empty ones at the end."""
-        found = []
-        for row in self._rows:
-            styled = (f"{style}{character}\x1b[0m" if style else character for character, style in row)
-            found.append("".join(styled).rstrip())
-        while found and not found[-1]:
-            found.pop()
-        return found
+def shown(text: str) -> list[str]:
+    """Return the rows that a terminal shows after a program has written `text`, with escape codes for their styles."""
+    rows = _ERASED.sub("", _UNSEEN.sub("", text)).replace("\x1b[2K", "").rstrip().splitlines()
+    return [part for row in rows for part in _wrapped(row)]
 
 
-def run_in_terminal(command: list[str], columns: int, folder: Path, status: int = 0) -> Iterable[str]:
-    """The output of `command` in `folder`, piece by piece, in a pseudo-terminal of `columns` columns.
+def _wrapped(row: str) -> list[str]:
+    """Return `row` in pieces of at most COLUMNS characters. A row with styles fits, as Rich has wrapped it."""
+    return [row] if "\x1b" in row or not row else [row[i : i + COLUMNS] for i in range(0, len(row), COLUMNS)]
+
+
+def run_in_terminal(command: str, folder: Path, status: int = 0) -> str:
+    """Return the output of `command`, a program's module and its arguments, in a pseudo-terminal and in `folder`.
 
     Raises: SystemExit if the command ends with another exit code than `status`.
     """
     ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "60"}
-    process = subprocess.Popen(command, cwd=folder, stdin=its, stdout=its, stderr=its, env=environment)
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "60"}
+    words = [sys.executable, "-m", *shlex.split(command)]
+    process = subprocess.Popen(words, cwd=folder, stdin=its, stdout=its, stderr=its, env=environment)
     os.close(its)
-    rest = b""
-    while True:
-        try:
-            data = rest + os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        cut = _whole(data)
-        rest = data[cut:]
-        yield data[:cut].decode()
+    output = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while data := os.read(ours, 65536):
+            output += data
     os.close(ours)
     if process.wait() != status:
-        raise SystemExit(f"{shlex.join(command)} ended with exit code {process.returncode}")
-
-
-def _whole(data: bytes) -> int:
-    """The length of the longest start of `data` that ends within neither an escape code nor a character."""
-    escape_code = data.rfind(b"\x1b")
-    end = escape_code if escape_code >= 0 and not _PART.match(data[escape_code:].decode(errors="ignore")) else len(data)
-    while end:
-        try:
-            data[:end].decode()
-        except UnicodeDecodeError:
-            end -= 1
-        else:
-            return end
-    return 0
+        raise SystemExit(f"{command} ended with exit code {process.returncode}")
+    return output.decode()
 
 
 def train() -> str:
-    """A training run as a terminal shows it."""
+    """Return a training run as a terminal shows it."""
     with tempfile.TemporaryDirectory() as folder:
-        return terminal("train", [(COMMAND, training(COMMAND, Path(folder)))])
+        return terminal("train", [(COMMAND, composed(run_in_terminal(COMMAND, Path(folder))))])
 
 
 def own_images() -> str:
-    """Training on a folder of photos, and predictions."""
+    """Return training on a folder of photos, and predictions."""
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder))
-        trained = [line.replace(folder, "~") for line in training(TRAIN_PHOTOS, Path(folder))]
-        return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, output(PREDICT, Path(folder)))])
+        trained = [line.replace(folder, "~") for line in composed(run_in_terminal(TRAIN_PHOTOS, Path(folder)))]
+        predicted = shown(run_in_terminal(PREDICT, Path(folder)))
+        return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, predicted)])
 
 
 def data_check() -> str:
-    """The check of a folder of photos that has a few of the usual faults."""
+    """Return the check of a folder of photos that has a few of the usual faults."""
     with tempfile.TemporaryDirectory() as folder:
         photos = write_photos(Path(folder))
         cat, frog = photos / "cat", photos / "frog"
         shutil.copy(cat / "0007.jpg", cat / "copy of 0007.jpg")
         shutil.copy(frog / "0003.jpg", cat / "extra.jpg")
         (frog / "0011.jpg").write_bytes((frog / "0011.jpg").read_bytes()[:700])
-        return terminal("data-check", [(CHECK, output(CHECK, Path(folder), status=DATA))])
+        return terminal("data-check", [(CHECK, shown(run_in_terminal(CHECK, Path(folder), status=DATA)))])
+
+
+def composed(text: str) -> list[str]:
+    """Return the rows of a training run: those at its end, and where it was, the live line half-way."""
+    for end in (match.end() for match in re.finditer(r"(?=\r\x1b\[2K)", text)):
+        *above, line = shown(text[:end]) or [""]
+        percent = _LIVE.search(Text.from_ansi(line).plain)
+        if percent and int(percent[1]) >= 60:
+            return [*above, line, *shown(text)[len(above) :]]
+    raise SystemExit("no live line was drawn: is the terminal wide enough?")
 
 
 def write_photos(folder: Path) -> Path:
     """Write photos/<class>/, and new.jpg and more/ with pictures that are not in photos/. Return photos/."""
-    splits = cifar.load_cifar10(None)
+    splits = load_cifar10(None)
     for name, count in PHOTOS.items():
         for split, parent, number in (("train", "photos", count), ("test", "new", 2)):
             dataset = splits[split]
@@ -247,36 +201,8 @@ def write_photos(folder: Path) -> Path:
     return folder / "photos"
 
 
-def training(command: str, folder: Path) -> list[str]:
-    """The lines of a training run: the block at the start, the live line half-way, the block at the end."""
-    screen = Screen(COLUMNS)
-    started: list[str] = []  # the screen half-way
-    for text in run_in_terminal([sys.executable, "-m", *shlex.split(command)], COLUMNS, folder):
-        screen.feed(text)
-        shown = screen.lines()
-        half_way = shown and re.search(r"(\d+)%.* step ", Text.from_ansi(shown[-1]).plain)
-        if half_way and not started and int(half_way[1]) >= 60:
-            started = shown
-    return composed(started, screen.lines())
-
-
-def output(command: str, folder: Path, status: int = 0) -> list[str]:
-    """The lines that a terminal shows at the end of a command, whose exit code is `status`."""
-    screen = Screen(COLUMNS)
-    for text in run_in_terminal([sys.executable, "-m", *shlex.split(command)], COLUMNS, folder, status):
-        screen.feed(text)
-    return screen.lines()
-
-
-def composed(half_way: list[str], end: list[str]) -> list[str]:
-    """The lines of the picture: those of the end, with the live line, the last one half-way, where it was."""
-    if not half_way:
-        raise SystemExit("no live line was drawn: is the terminal wide enough?")
-    return [*end[: len(half_way) - 1], half_way[-1], *end[len(half_way) - 1 :]]
-
-
 def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
-    """The picture `name`: commands, each with the lines below it, as an SVG of a terminal."""
+    """Return the picture `name`: commands, each with the rows below it, as an SVG of a terminal."""
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, record=True, width=COLUMNS, force_terminal=True, color_system="truecolor")
         for command, lines in commands:
@@ -286,96 +212,90 @@ def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
         return console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id=name) + "\n"
 
 
-def box(x: float, y: float, width: float, height: float, name: str, note: str = "", kind: str = "box") -> str:
-    """A rounded box with a name and, below it, a note; both centred."""
+def box(x: float, y: float, width: float, height: float, name: str, note: str = "") -> list[str]:
+    """Return a rounded box with a name and, below it, a note; both centred."""
     middle, at = x + width / 2, y + height / 2 + (4 if not note else -3)
-    parts = [f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>']
-    parts.append(f'<text class="name" x="{middle}" y="{at}" text-anchor="middle">{escape(name)}</text>')
-    if note:
-        parts.append(f'<text class="note" x="{middle}" y="{at + 17}" text-anchor="middle">{escape(note)}</text>')
-    return "\n".join(parts)
+    parts = [rect(x, y, width, height, "box"), label(middle, at, name, "name", "middle")]
+    return [*parts, label(middle, at + 17, note, anchor="middle")] if note else parts
 
 
-def label(x: float, y: float, text: str, kind: str = "note", anchor: str = "start") -> str:
-    """A line of text."""
-    return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
+    """Return a rounded rectangle."""
+    return element("rect", class_=kind, x=x, y=y, width=width, height=height, rx=6)
+
+
+def label(x: float, y: float, text: str, kind: str = "note", anchor: str = "", transform: str = "") -> str:
+    """Return a line of text."""
+    return element("text", text, class_=kind, x=x, y=y, text_anchor=anchor, transform=transform)
 
 
 def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """A straight arrow."""
-    return f'<path class="arrow" d="M{x} {y}L{to_x} {to_y}"/>'
+    """Return a straight arrow."""
+    return element("path", class_="arrow", d=f"M{x:.5g} {y:.5g}L{to_x:.5g} {to_y:.5g}")
 
 
 def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """The file: `parts` on a card."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" width="{width}">'
-    card = f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>'
-    return "\n".join([head, f"<title>{escape(title)}</title>", STYLE, card, *parts, "</svg>"]) + "\n"
+    """Return the file: `parts` on a card."""
+    card = rect(0.5, 0.5, width - 1, height - 1, "card")
+    return document(width, height, [element("title", title), STYLE, card, *parts], f'role="img" width="{width}"')
 
 
 def layers() -> str:
-    """The folders of src/lockstep in their order, with one line each."""
-    width, height, gap, left, top = 820, 38, 6, 52, 20
+    """Return the folders of src/lockstep in their order, with one line each."""
+    width, height, gap, left, y = 820, 38, 6, 52, 20
     parts = []
-    for number, row in enumerate(LAYERS):
-        y = top + number * (height + gap)
-        if len(row) == 1 and number and len(LAYERS[number - 1]) > 1:
-            top += 8  # a row of several is higher
-            y += 8
+    for row in LAYERS:
         each = (width - left - 20 - gap * (len(row) - 1)) / len(row)
-        for column, (name, note) in enumerate(row):
-            x = left + column * (each + gap)
-            if len(row) > 1:
-                parts.append(box(x, y, each, height + 8, name, note))
-                continue
-            parts.append(f'<rect class="box" x="{x}" y="{y}" width="{each}" height="{height}" rx="6"/>')
-            parts.append(label(x + 14, y + 24, name, "name"))
-            parts.append(label(x + 170, y + 24, note))
-    bottom = top + len(LAYERS) * (height + gap)
-    parts.append(arrow(26, 26, 26, bottom - 12))
-    middle = (20 + bottom) / 2
-    turned = f'transform="rotate(-90 18 {middle})"'
-    parts.append(f'<text class="note" x="18" y="{middle}" text-anchor="middle" {turned}>imports</text>')
-    return picture(width, bottom + 14, "The folders of src/lockstep: each imports only from those below it", parts)
+        if len(row) > 1:
+            for column, (name, note) in enumerate(row):
+                parts += box(left + column * (each + gap), y, each, height + 8, name, note)
+            y += 8  # a row of several is higher
+        else:
+            ((name, note),) = row
+            parts += [rect(left, y, each, height, "box"), label(left + 14, y + 24, name, "name")]
+            parts.append(label(left + 170, y + 24, note))
+        y += height + gap
+    middle = (20 + y) / 2
+    parts += [
+        arrow(26, 26, 26, y - 12),
+        label(18, middle, "imports", anchor="middle", transform=f"rotate(-90 18 {middle})"),
+    ]
+    return picture(width, y + 14, "The folders of src/lockstep: each imports only from those below it", parts)
 
 
 def step() -> str:
-    """The flow of data through one step of four towers on two processes."""
+    """Return the flow of data through one step of four towers on two processes."""
     width, left, across, between = 840, 156, 138, 16
     centres = [left + tower * (across + between) + across / 2 + (24 if tower > 1 else 0) for tower in range(4)]
     middle = (centres[0] + centres[3]) / 2
-    rows = {"plan": 24, "shard": 112, "tower": 186, "vector": 260, "tree": 358, "total": 432, "update": 520}
-    names = {
-        "plan": "of seed and step", "shard": "gather, augment", "tower": "forward, backward",
-        "vector": "gradient sums,", "tree": "add in one", "total": "the same bits", "update": "one update, made",
+    rows = {  # y, and what happens there in one line or two
+        "plan": (24, "of seed and step"), "shard": (112, "gather, augment"), "tower": (186, "forward, backward"),
+        "vector": (260, "gradient sums,", "loss, flags"), "tree": (358, "add in one", "fixed tree"),
+        "total": (432, "the same bits", "in every process"), "update": (520, "one update, made", "by every process"),
     }  # fmt: skip
-    more = {"vector": "loss, flags", "tree": "fixed tree", "total": "in every process", "update": "by every process"}
-    parts = []
-    for name, y in rows.items():
-        parts.append(label(18, y + 20, names[name]))
-        parts.extend([label(18, y + 36, more[name])] if name in more else [])
-    parts.append(box(middle - 180, rows["plan"], 360, 42, "plan", "which examples each tower sees in this step"))
+    at = {name: row[0] for name, row in rows.items()}
+    parts = [label(18, y + 20 + 16 * i, line) for y, *lines in rows.values() for i, line in enumerate(lines)]
+    parts += box(middle - 180, at["plan"], 360, 42, "plan", "which examples each tower sees in this step")
     for process in range(2):
-        x = centres[2 * process] - across / 2 - 8
-        wide = 2 * across + between + 16
-        parts.append(f'<rect class="frame" x="{x}" y="{rows["shard"] - 24}" width="{wide}" height="222" rx="8"/>')
-        parts.append(label(x + wide / 2, rows["shard"] - 9, f"process {process}", anchor="middle"))
+        x, wide = centres[2 * process] - across / 2 - 8, 2 * across + between + 16
+        frame = element("rect", class_="frame", x=x, y=at["shard"] - 24, width=wide, height=222, rx=8)
+        parts += [frame, label(x + wide / 2, at["shard"] - 9, f"process {process}", anchor="middle")]
     for tower, x in enumerate(centres):
-        parts.append(arrow(middle + (x - middle) * 0.6, rows["plan"] + 42, x, rows["shard"] - 2))
+        parts.append(arrow(middle + (x - middle) * 0.6, at["plan"] + 42, x, at["shard"] - 2))
         for name in ("shard", "tower", "vector"):
-            parts.append(box(x - across / 2, rows[name], across, 40, f"{name} {tower}"))
-        parts.append(arrow(x, rows["shard"] + 40, x, rows["tower"] - 2))
-        parts.append(arrow(x, rows["tower"] + 40, x, rows["vector"] - 2))
+            parts += box(x - across / 2, at[name], across, 40, f"{name} {tower}")
+        parts.append(arrow(x, at["shard"] + 40, x, at["tower"] - 2))
+        parts.append(arrow(x, at["tower"] + 40, x, at["vector"] - 2))
     for process, name in enumerate(("0 + 1", "2 + 3")):
-        x = (centres[2 * process] + centres[2 * process + 1]) / 2
-        parts.append(box(x - 60, rows["tree"], 120, 36, name))
-        parts.extend(arrow(centre, rows["vector"] + 40, x + (centre - x) * 0.4, rows["tree"] - 2)
-                     for centre in centres[2 * process : 2 * process + 2])  # fmt: skip
-        parts.append(arrow(x, rows["tree"] + 36, middle + (x - middle) * 0.3, rows["total"] - 2))
-        parts.append(box(x - 130, rows["update"], 260, 42, "update", f"weights and average of process {process}"))
-        parts.append(arrow(middle + (x - middle) * 0.3, rows["total"] + 36, x, rows["update"] - 2))
-    parts.append(box(middle - 110, rows["total"], 220, 36, "total = (0 + 1) + (2 + 3)"))
-    return picture(width, rows["update"] + 62, "One step of four towers on two processes", parts)
+        own = centres[2 * process : 2 * process + 2]
+        x = sum(own) / 2
+        parts += box(x - 60, at["tree"], 120, 36, name)
+        parts += [arrow(c, at["vector"] + 40, x + (c - x) * 0.4, at["tree"] - 2) for c in own]
+        parts.append(arrow(x, at["tree"] + 36, middle + (x - middle) * 0.3, at["total"] - 2))
+        parts += box(x - 130, at["update"], 260, 42, "update", f"weights and average of process {process}")
+        parts.append(arrow(middle + (x - middle) * 0.3, at["total"] + 36, x, at["update"] - 2))
+    parts += box(middle - 110, at["total"], 220, 36, "total = (0 + 1) + (2 + 3)")
+    return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
 
 
 PICTURES: dict[str, Callable[[], str]] = {

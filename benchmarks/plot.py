@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.svg import COLOURS, Key, Panel, document
+from lockstep.report.svg import COLOURS, Panel, row
 
 Points = list[tuple[float, float]]
 
 
 def rows(path: Path, kind: str) -> list[dict[str, Any]]:
-    return [row for row in map(json.loads, path.read_text().splitlines()) if row["kind"] == kind]
+    return [each for each in map(json.loads, path.read_text().splitlines()) if each["kind"] == kind]
 
 
 def smoothed(points: Points, most: int = 200) -> Points:
@@ -24,7 +24,7 @@ def smoothed(points: Points, most: int = 200) -> Points:
 def main() -> None:
     out, *named = sys.argv[1:]
     runs = [(text.partition("=")[0], Path(text.partition("=")[2])) for text in named]
-    right = max(row["steps"] for _, path in runs for row in rows(path, "step")[-1:])
+    right = max(each["steps"] for _, path in runs for each in rows(path, "step")[-1:])
     steps = [(right * i / 5, f"{right * i / 5000:g}k") for i in range(6)]
     percents = [(float(value), f"{value:g}") for value in range(70, 89, 2)]
     losses_at = [(value, f"{value:g}") for value in (0.4, 0.8, 1.2, 1.6, 2.0)]
@@ -33,14 +33,14 @@ def main() -> None:
     accuracy_keys, loss_keys = [], []
     for (label, path), colour in zip(runs, COLOURS, strict=False):
         for weights, dashed in (("ema", False), ("raw", True)):
-            evaluations = [row for row in rows(path, "evaluation") if row["weights"] == weights]
-            accuracy.line([(row["step"], 100 * row["accuracy"]) for row in evaluations], colour, dashed)
-            accuracy_keys.append(Key(f"{label}, {'averaged' if weights == 'ema' else 'raw'} weights", colour, dashed))
-        loss.line(smoothed([(row["step"], row["loss"]) for row in rows(path, "step")]), colour)
-        loss_keys.append(Key(label, colour))
+            found = [each for each in rows(path, "evaluation") if each["weights"] == weights]
+            accuracy.line([(each["step"], 100 * each["accuracy"]) for each in found], colour, dashed)
+            accuracy_keys.append((f"{label}, {'averaged' if weights == 'ema' else 'raw'} weights", colour, dashed))
+        loss.line(smoothed([(each["step"], each["loss"]) for each in rows(path, "step")]), colour)
+        loss_keys.append((label, colour, False))
     accuracy.legend(accuracy_keys, 0.68)
     loss.legend(loss_keys, 0.1)
-    Path(out).write_text(document([accuracy, loss]))
+    Path(out).write_text(row([accuracy, loss]))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lockstep.core.local import Local
 
 from benchmarks.common import save, spread
 from lockstep import numerics
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.local import Local
 from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.network import initial_model, persistent_buffers

@@ -5,23 +5,22 @@ arithmetic probe of every recipe. Then, for `mnist`, whose state is the largest 
 the digest of the state as a share of 100 steps, and how long the training loop waits for each checkpoint.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import HEAD, figure, line, save
+from benchmarks.common import figure, finish, options, parsed
 from lockstep import numerics
 
 numerics.prepare(1)  # must precede the import of torch
 
 import torch  # noqa: E402
+from lockstep.core.local import Local  # noqa: E402
 
 from lockstep.config.overrides import make  # noqa: E402
 from lockstep.config.placement import Placement  # noqa: E402
 from lockstep.config.precision import resolve  # noqa: E402
-from lockstep.core.local import Local  # noqa: E402
 from lockstep.core.log import Log  # noqa: E402
 from lockstep.core.loop import train  # noqa: E402
 from lockstep.core.tower import Tower  # noqa: E402
@@ -116,16 +115,13 @@ def mnist_times(steps: int, every: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
-    args = parser.parse_args()
-    rounds, steps = (2, 6) if args.quick else (5, 22)
+    args = parsed(options(__doc__, data="", quick="fewer rounds and steps"))
     rows = []
     for name in RECIPES:
-        times, precision = probes(name, rounds)
+        times, precision = probes(name, args.rounds)
         row = figure(f"arithmetic probe, {name}", "s", times, 0.3, at_least=False)
         rows.append({**row, "precision": precision})
-    mnist = mnist_times(steps, every=2)
+    mnist = mnist_times(6 if args.quick else 22, every=2)
     step = sorted(mnist["step"])[len(mnist["step"]) // 2]
     shares, waits = [d / step for d in mnist["digest"]], [1e3 * w for w in mnist["wait"]]
     for row in (
@@ -133,8 +129,7 @@ def main() -> None:
         figure("wait for a checkpoint of mnist", "ms", waits, 50, at_least=False),
     ):
         rows.append({**row, "precision": "bfloat16"})
-    print(HEAD, *map(line, rows), sep="\n")
-    save(f"safety{'-quick' * args.quick}", {"rows": rows, "s_per_step": step, "write_s": mnist["write"][-1]})
+    finish("safety", rows, args.quick, s_per_step=step, write_s=mnist["write"][-1])
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@
 """
 
 import argparse
-import json
 import statistics
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.common import RESULTS, save, spread, train
+from benchmarks.common import earlier, save, spread, train
 from lockstep import hardware
 from lockstep.config.overrides import make, parse
 from lockstep.config.precision import on_gpu, resolve
@@ -37,9 +36,7 @@ def main() -> None:
         views = {name: record[name] for name in ("accuracy_one_view",) if name in record}
         runs.append({"seed": seed, "accuracy": accuracy, **views, **{name: record[name] for name in TIMES}})
         print(f"seed {seed}: {accuracy:.2%}, {record['train_s']:.1f} s, {record['total_s']:.1f} s in all", flush=True)
-        figures = save_all(
-            args.recipe, digest, runs, record
-        )  # save after each run, as a long series may be interrupted
+        figures = save_all(args.recipe, digest, runs, record)  # after each run: a long series may be interrupted
     for name, f in figures.items():
         values = f"mean {f['mean']:.4g}, median {f['median']:.4g} ({f['min']:.4g} to {f['max']:.4g}, n {f['n']})"
         print(f"{name:18} {values}")
@@ -50,17 +47,12 @@ def recorded(recipe: str, digest: str, *, more: bool) -> list[dict[str, float]]:
 
     Raises: SystemExit if the record is of another recipe, or with `more` of another machine or torch.
     """
-    file = RESULTS / f"seeds-{recipe}.json"
-    if not file.exists():
-        return []
-    record = json.loads(file.read_text())
-    if record.get("digest") != digest:
-        raise SystemExit(f"{file} holds runs of another recipe: move it away")
-    if not more:
+    record = earlier(f"seeds-{recipe}", digest)
+    if record is None or not more:
         return []
     environment = record["machine"]["cpu"], record["machine"]["cores"], record["versions"]["torch"]
     if environment != (hardware.processor(), hardware.cores(), version("torch")):
-        raise SystemExit(f"{file} holds runs of another machine or torch: move it away, or leave out --more")
+        raise SystemExit(f"seeds-{recipe}.json holds runs of another machine or torch: move it away, or omit --more")
     runs: list[dict[str, float]] = record["runs"]
     return runs
 

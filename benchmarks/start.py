@@ -5,7 +5,6 @@ in the page cache. Then it stops the run and deletes it. `import torch` alone is
 least time of any program with torch.
 """
 
-import argparse
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.common import HEAD, data_option, figure, line, save, spread
+from benchmarks.common import data_option, figure, finish, options, parsed, spread
 
 
 def first_step_s(processes: int, data: Path | None) -> float:
@@ -41,25 +40,17 @@ def torch_s() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="2 rounds, for a first look")
-    args = parser.parse_args()
+    args = parsed(options(__doc__, "CIFAR-10"))
     times: dict[str, list[float]] = {"one process": [], "two processes": [], "import torch": []}
     first_step_s(1, args.data)  # reads the files into the page cache
-    for _ in range(args.rounds or (2 if args.quick else 5)):
+    for _ in range(args.rounds):
         times["one process"].append(first_step_s(1, args.data))
         times["two processes"].append(first_step_s(2, args.data))
         times["import torch"].append(torch_s())
-    rows = [
-        figure(f"start to first step, {name}", "s", times[name], 4.0, at_least=False)
-        for name in ("one process", "two processes")
-    ]
-    print(HEAD, *map(line, rows), sep="\n")
-    floor = spread(times["import torch"])
+    floor = spread(times.pop("import torch"))
+    rows = [figure(f"start to first step, {name}", "s", taken, 4.0, at_least=False) for name, taken in times.items()]
     print(f"import torch alone: {floor['median']:.2f} s ({floor['min']:.2f} to {floor['max']:.2f}, n {floor['n']})")
-    save(f"start{'-quick' * args.quick}", {"rows": rows, "import_torch_s": floor})
+    finish("start", rows, args.quick, import_torch_s=floor)
 
 
 if __name__ == "__main__":

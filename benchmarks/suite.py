@@ -4,13 +4,11 @@ Each benchmark is a program (`python -m benchmarks.NAME`) that writes its record
 figures that miss their target as well. The exit code is 1 only if a benchmark fails.
 """
 
-import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-from benchmarks.common import HEAD, RESULTS, data_option, line
+from benchmarks.common import HEAD, RESULTS, data_option, line, options
 
 # command -> its record; --quick is added to the command, and -quick to the record's name
 BENCHMARKS = {
@@ -23,18 +21,14 @@ NEEDS_DATA = ("start", "input_pipeline", "overhead")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and steps, for a first look")
-    args = parser.parse_args()
+    args = options(__doc__, "CIFAR-10", quick="fewer rounds and steps").parse_args()
     rows, failed = [], []
     for command, record in BENCHMARKS.items():
         name, *words = command.split()
         more = [*words, *data_option(args.data if name in NEEDS_DATA else None), *["--quick"] * args.quick]
         print(f"python -m benchmarks.{' '.join([name, *more])}", file=sys.stderr, flush=True)
-        if subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *more], stdout=sys.stderr, check=False
-        ).returncode:
+        program = [sys.executable, "-m", f"benchmarks.{name}", *more]
+        if subprocess.run(program, stdout=sys.stderr, check=False).returncode:
             failed.append(command)
         else:
             rows += json.loads((RESULTS / f"{record}{'-quick' * args.quick}.json").read_text())["rows"]

@@ -5,31 +5,25 @@ none. The throughput leaves out the first five steps, and the first summary with
 98 steps.
 """
 
-import argparse
-from pathlib import Path
+from benchmarks.common import options, parsed, save, show, spreads, train
 
-from benchmarks.common import save, spread, train
+EVERY = {"every 100": 100, "none": 0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options(__doc__, "CIFAR-10")
     parser.add_argument("--steps", type=int, default=201)
-    args = parser.parse_args()
+    args = parsed(parser)
     base = ["cifar10-tutorial", "--precision", "bfloat16", "--steps", args.steps, "--processes", 1]
-    rates: dict[str, list[float]] = {"100": [], "0": []}
-    for _ in range(args.rounds):
-        for every, values in rates.items():
-            values.append(train(*base, "--summary-every", every, data=args.data)["images_per_s"])
-    figures = {f"every {every}" if every != "0" else "none": spread(values) for every, values in rates.items()}
-    for name, figure in figures.items():
-        print(
-            f"{name:9} {figure['median']:6.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']})"
-        )
+    rounds = [
+        {name: train(*base, "--summary-every", every, data=args.data)["images_per_s"] for name, every in EVERY.items()}
+        for _ in range(args.rounds)
+    ]
+    figures = spreads(rounds)
+    show(figures)
     cost = 1 - figures["every 100"]["median"] / figures["none"]["median"]
     print(f"summaries cost {cost:.1%} of the throughput")
-    save("summaries", {"images_per_s": figures, "cost": cost})
+    save(f"summaries{'-quick' * args.quick}", {"images_per_s": figures, "cost": cost})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ measurements in the recipes' docstrings, and fails if a published number differs
 
 import json
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from benchmarks.figures import (
     load,
     machine,
     over,
+    replaced,
     rows_of,
     single,
     tables,
@@ -55,6 +55,11 @@ BY_PRECISION = {  # seeds 0 and 1
     "float32": ("cifar10-tutorial-10000-float32", "cifar10-tutorial-10000-float32-seed-1"),
 }
 MNIST, INPUT = "mnist-200-bfloat16", "input-cifar10-tutorial-bfloat16"
+NOT_MEASURED = """## Not measured
+
+No GPU was available, so nothing has been measured on one. `cifar10-record` and `cifar10-96` are made for a GPU and have
+no figures. `cifar100` has not been measured.
+"""
 LONG_STEPS, CURVE_STEPS = (10_000, 20_000, 30_000, 60_000, 100_000), (1, 2, 4, 6, 10, 15, 20, 25, 30)
 
 
@@ -86,11 +91,12 @@ def accuracy_and_time() -> str:
     each = ", ".join(PERCENT.bare(run["accuracy"]) for run in ten["runs"])
     deviation = PERCENT.bare(ten["figures"]["accuracy"]["deviation"])
     share = TIMES.span(ten["figures"]["total_s"]["median"] / port["total_s"] for port in ports)
-    ported = []
-    for port in ports:
-        what = f"airbench94_muon, ported to this CPU, with {port['environment']}"
-        ported.append(single(f"{what}: test accuracy", PERCENT.of(port["accuracy"]), "bfloat16", "peers-cifar10"))
-        ported.append(single(f"{what}: total time", SECONDS.of(port["total_s"]), "bfloat16", "peers-cifar10"))
+    ported = [
+        single(f"airbench94_muon, ported to this CPU, with {port['environment']}: {what}", unit.of(port[key]),
+               "bfloat16", "peers-cifar10")
+        for port in ports
+        for what, key, unit in (("test accuracy", "accuracy", PERCENT), ("total time", "total_s", SECONDS))
+    ]  # fmt: skip
     rows = [
         *of_seeds("cifar10", "bfloat16"), *ported, *of_seeds("digits", "float32"),
         *of_run("`digits`", "digits-float16", "float16"), *of_run("`mnist`, 200 steps", MNIST, "bfloat16"),
@@ -101,7 +107,7 @@ def accuracy_and_time() -> str:
 
 Test accuracy of `cifar10` by seed, in %: {each}.
 The standard deviation is {deviation}. The settings were chosen on held-out training images:
-[the lab notes](../benchmarks/lab-notes.md) are the log of that search.
+[the lab notes](../benchmarks/lab-notes.md) say what that search found.
 
 The port keeps float32 weights under autocast to bfloat16. It uses two threads in one process and channels-last memory.
 Its runs alternated with seeds 4 to 6 of `cifar10`. Target: half of the port's time. Missed: {share} of it.
@@ -142,15 +148,11 @@ def of_run(what: str, record: str, precision: str) -> list[Figure]:
 
 def image_folders() -> str:
     """Return the section on the recipe `folder`."""
-    figures = [
-        figure
-        for name, case in CASES.items()
-        for figure in of_run(f"`folder` on {case.what}", f"folder-{name}", "bfloat16")
-    ]
-    beside, own = (
-        load("seeds-cifar10")["figures"]["accuracy"]["mean"],
-        load("folder-cifar10-jpeg")["result"]["accuracy"],
-    )
+    figures = []
+    for name, case in CASES.items():
+        figures += of_run(f"`folder` on {case.what}", f"folder-{name}", "bfloat16")
+    beside = load("seeds-cifar10")["figures"]["accuracy"]["mean"]
+    own = load("folder-cifar10-jpeg")["result"]["accuracy"]
     return f"""## Folders of images
 
 Images of CIFAR-10 and MNIST, written as files and read by the recipe `folder`. The test images are the official ones.
@@ -168,10 +170,8 @@ def long_runs() -> str:
     """Return the section on runs of the tutorial's network that are as long as the tutorial's own."""
     stated = load("stated")["tutorial"]["accuracy"]
     claims = " and ".join(f"about {ABOUT.of(value)} ({where})" for where, value in stated.items())
-    runs = [
-        *of_run("`cifar10-tutorial`", LONG, "bfloat16"),
-        *of_run("`cifar10-tutorial`, 4 towers", FOUR_TOWERS, "bfloat16"),
-    ]
+    runs = of_run("`cifar10-tutorial`", LONG, "bfloat16")
+    runs += of_run("`cifar10-tutorial`, 4 towers", FOUR_TOWERS, "bfloat16")
     compared = [
         single(f"seed {seed}, {WEIGHTS[kind]} after 10,000 steps", PERCENT.of(accuracy), precision, record)
         for precision, records in BY_PRECISION.items()
@@ -259,17 +259,15 @@ def costs() -> str:
         over("`import torch` alone", load("start")["import_torch_s"], START_SECONDS, "none", "start"),
         *(over(name, row, TIMES, "bfloat16", INPUT) for name, row in rows_of(INPUT).items()),
     ]
-    rates, summary_rates = exact["images_per_s"], summaries["images_per_s"]
+    rates = exact["images_per_s"]
     runs = sum(rate["n"] for name, rate in rates.items() if name != "bare loop")
     memory = MEMORY.of(exact["peak_memory_bytes"])
     older = [
         *(over(f"2 towers on two processes, {name}", rates[name], RATE, "bfloat16", "throughput") for name in rates),
         Figure("memory of a process of Lockstep", memory, runs, "greatest of all runs", "bfloat16", "throughput"),
-        *(
-            over(f"1 tower, summaries: {name}", rate, RATE, "bfloat16", "summaries")
-            for name, rate in summary_rates.items()
-        ),
-    ]
+        *(over(f"1 tower, summaries: {name}", rate, RATE, "bfloat16", "summaries")
+          for name, rate in summaries["images_per_s"].items()),
+    ]  # fmt: skip
     second = loop["two processes / one, a thread each"]
     target = f"{second['target'].removeprefix('>= ')} times. {'Met' if second['met'] else 'Missed'}"
     cost = {name: COST.of(value) for name, value in exact["cost"].items()}
@@ -384,123 +382,67 @@ def curve(runs: list[dict[str, Any]], step: int) -> str:
     return f"{statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
 
 
-def not_measured() -> str:
-    """Return the section on missing measurements."""
-    return """## Not measured
-
-No GPU was available, so nothing has been measured on one. `cifar10-record` and `cifar10-96` are made for a GPU and have
-no figures. `cifar100` has not been measured.
-"""
-
-
-def document() -> str:
-    """Return the text of docs/results.md."""
-    parts = (
-        accuracy_and_time,
-        image_folders,
-        long_runs,
-        compared_with_others,
-        costs,
-        safety,
-        one_result,
-        loss_of_mnist,
-        not_measured,
-    )
-    return "\n".join([introduction(), *(part() for part in parts)])
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A row of README's table."""
-
-    what: str
-    result: str
-    n: int
-    record: str
-
-    def row(self) -> str:
-        """Return the row as Markdown."""
-        return f"| {self.what} | {self.result} | {self.n} | {machine(self.record)} | {link(self.record, '')} |"
-
-
 def headlines() -> str:
     """Return README's table of headlines, from its first marker to its second."""
     seeds, long = load("seeds-cifar10")["figures"], load(LONG)["result"]
     stated = ABOUT.of(load("stated")["tutorial"]["accuracy"]["one GPU, 60 000 to 100 000 steps"])
     exact = rows_of("overhead")["exact tree / allreduce, two processes"]
     accuracy_and_time = f"**{PERCENT.of(seeds['accuracy']['mean'])}** in {SECONDS.of(seeds['total_s']['median'])}"
+    what = f"`cifar10-tutorial`, {long['steps']:,} steps: test accuracy (the original states about {stated})"
     rows = [
-        Headline(
-            "`cifar10`: test accuracy (mean) and total time (median)",
-            accuracy_and_time,
-            seeds["accuracy"]["n"],
-            "seeds-cifar10",
-        ),
-        Headline(
-            f"`cifar10-tutorial`, {long['steps']:,} steps: test accuracy (the original states about {stated})",
-            PERCENT.of(long["accuracy"]["ema"]),
-            1,
-            LONG,
-        ),
+        ("`cifar10`: test accuracy (mean) and total time (median)", accuracy_and_time, seeds["accuracy"]["n"],
+         "seeds-cifar10"),
+        (what, PERCENT.of(long["accuracy"]["ema"]), 1, LONG),
         ratios("cifar10-tutorial", {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}),
         ratios("mnist", {"tensorflow": "TensorFlow"}),
-        Headline(
-            "throughput of the exact `tree` on two processes",
-            f"{TIMES.of(exact['median'])} `allreduce`",
-            exact["n"],
-            "overhead",
-        ),
-    ]
-    head = ["| what | result | n | machine | record |", "|---|---|---|---|---|"]
-    return "\n".join([BEGIN, *head, *(row.row() for row in rows), END])
+        ("throughput of the exact `tree` on two processes", f"{TIMES.of(exact['median'])} `allreduce`", exact["n"],
+         "overhead"),
+    ]  # fmt: skip
+    lines = [f"| {what} | {found} | {n} | {machine(record)} | {link(record, '')} |" for what, found, n, record in rows]
+    return "\n".join([BEGIN, "| what | result | n | machine | record |", "|---|---|---|---|---|", *lines, END])
 
 
-def ratios(model: str, programs: dict[str, str]) -> Headline:
+def ratios(model: str, programs: dict[str, str]) -> tuple[str, str, int, str]:
     """Return the headline of `model`: throughput over other programs, in float32 and in bfloat16."""
-    over_others = load(f"peers-{model}")["lockstep_over"]
-    pairs = {
-        title: [over_others[f"{program} {precision}"] for precision in ("float32", "bfloat16")]
-        for program, title in programs.items()
-    }
-    values = [
-        f"{' / '.join(TIMES.bare(ratio['of_medians']) for ratio in pair)} times {title}"
-        for title, pair in pairs.items()
-    ]
-    (n,) = {ratio["n"] for pair in pairs.values() for ratio in pair}
+    over_others, values = load(f"peers-{model}")["lockstep_over"], []
+    for program, title in programs.items():
+        pair = [over_others[f"{program} {precision}"] for precision in ("float32", "bfloat16")]
+        values.append(f"{' / '.join(TIMES.bare(ratio['of_medians']) for ratio in pair)} times {title}")
     what = f"`{model}`, 2 towers: throughput in float32 / bfloat16"
-    return Headline(what, ", ".join(values), n, f"peers-{model}")
-
-
-def with_headlines(readme: str) -> str:
-    """Return `readme` with the headlines of today's records between its markers."""
-    before, rest = readme.split(BEGIN)
-    return before + headlines() + rest.split(END)[1]
+    return what, ", ".join(values), pair[0]["n"], f"peers-{model}"
 
 
 def survival() -> str:
     """Return the result of the random faults, from its first marker to its second."""
     record = load("survival")
     number = sum(seconds["n"] for seconds in record["faults"].values())
-    survived = f"**{record['survived']} of {record['runs']} runs**"
-    lines = [
-        BEGIN_SURVIVAL,
-        f"{survived} had the SHA-256 of the undisturbed one, after {number} faults.",
-        "",
-        f"{command('survival')} on {machine('survival')} ({link('survival')}):",
-        "",
-        "| fault | n | recovery: median | range |",
-        "|---|---|---|---|",
-    ]
+    lines = []
     for kind, seconds in record["faults"].items():
         span = f"{seconds['min']:.1f} to {seconds['max']:.1f} s"
         lines.append(f"| {kind} | {seconds['n']} | {seconds['median']:.1f} s | {span} |")
-    return "\n".join([*lines, END_SURVIVAL])
+    return f"""{BEGIN_SURVIVAL}
+**{record["survived"]} of {record["runs"]} runs** had the SHA-256 of the undisturbed one, after {number} faults.
+
+{command("survival")} on {machine("survival")} ({link("survival")}):
+
+| fault | n | recovery: median | range |
+|---|---|---|---|
+{chr(10).join(lines)}
+{END_SURVIVAL}"""
 
 
-def with_survival(page: str) -> str:
-    """Return `page` with the result of today's record of random faults between its markers."""
-    before, rest = page.split(BEGIN_SURVIVAL)
-    return before + survival() + rest.split(END_SURVIVAL)[1]
+def document() -> str:
+    """Return the text of docs/results.md."""
+    parts = (
+        accuracy_and_time, image_folders, long_runs, compared_with_others, costs, safety, one_result, loss_of_mnist,
+    )  # fmt: skip
+    return "\n".join([introduction(), *(part() for part in parts), NOT_MEASURED])
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every page that has figures, rendered from the records."""
+    marked = {README: headlines(), RELIABILITY: survival(), originals.PAGE: originals.text()}
+    return {DOCUMENT: document()} | {page: replaced(page.read_text(), text) for page, text in marked.items()}
 
 
 def measured(recipe: str) -> str:
@@ -552,10 +494,8 @@ def mean_loss(record: str, step: int) -> float:
 
 
 def main() -> None:
-    DOCUMENT.write_text(document())
-    README.write_text(with_headlines(README.read_text()))
-    RELIABILITY.write_text(with_survival(RELIABILITY.read_text()))
-    originals.PAGE.write_text(originals.with_table(originals.PAGE.read_text()))
+    for page, text in pages().items():
+        page.write_text(text)
     for recipe in RECIPES:
         print(f"{recipe}: {measured(recipe)}")
 

@@ -5,10 +5,7 @@ exact reductions (tree, central), with the backend's all-reduce, and as a bare P
 several rounds. Ratios are those of the medians.
 """
 
-import argparse
-from pathlib import Path
-
-from benchmarks.common import bare, save, spread, train
+from benchmarks.common import bare, options, parsed, save, show, spreads, train
 
 LOCKSTEP = {
     "tree": [],
@@ -18,30 +15,27 @@ LOCKSTEP = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of CIFAR-10 (default: LOCKSTEP_DATA)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options(__doc__, "CIFAR-10")
     parser.add_argument("--steps", type=int, default=150)
-    args = parser.parse_args()
-    rates: dict[str, list[float]] = {name: [] for name in [*LOCKSTEP, "bare loop"]}
+    args = parsed(parser)
+    rounds: list[dict[str, float]] = []
     memory = 0
     base = ["cifar10-tutorial", "--towers", 2, "--processes", 2, "--precision", "bfloat16", "--steps", args.steps]
     for _ in range(args.rounds):
+        rounds.append({})
         for name, extra in LOCKSTEP.items():
             record = train(*base, *extra, data=args.data)
-            rates[name].append(record["images_per_s"])
+            rounds[-1][name] = record["images_per_s"]
             memory = max(memory, *record["peak_memory_bytes"])
-        rates["bare loop"].append(bare(args.data, 2, args.steps))
-    figures = {name: spread(values) for name, values in rates.items()}
-    for name, figure in figures.items():
-        print(
-            f"{name:10} {figure['median']:7.0f} images/s  ({figure['min']:.0f} to {figure['max']:.0f}, n {figure['n']})"
-        )
+        rounds[-1]["bare loop"] = bare(args.data, 2, args.steps)
+    figures = spreads(rounds)
+    show(figures)
     costs = {other: 1 - figures["tree"]["median"] / figures[other]["median"] for other in ("allreduce", "bare loop")}
     for other, cost in costs.items():
         print(f"exactness costs {cost:+.1%} of the throughput of {other}")
     print(f"peak memory {memory / 2**20:.0f} MiB per process")
-    save("throughput", {"images_per_s": figures, "cost": costs, "peak_memory_bytes": memory})
+    name = f"throughput{'-quick' * args.quick}"
+    save(name, {"images_per_s": figures, "cost": costs, "peak_memory_bytes": memory})
 
 
 if __name__ == "__main__":

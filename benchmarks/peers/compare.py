@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, save, spread, train
+from benchmarks.common import RESULTS, save, show, spread, spreads, train
 
 Record = dict[str, Any]
 
@@ -74,6 +74,14 @@ def earlier(args: argparse.Namespace, names: list[str]) -> list[dict[str, float]
     return rounds
 
 
+def peer_options(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with --data, which is required unless LOCKSTEP_DATA names a folder, and --tensorflow."""
+    parser, known = argparse.ArgumentParser(description=description), os.environ.get("LOCKSTEP_DATA")
+    parser.add_argument("--data", type=Path, default=known, required=not known, help="default: LOCKSTEP_DATA")
+    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow")
+    return parser
+
+
 def refuse_without(python: str) -> None:
     """Raise a SystemExit that says what to do, if `python` cannot import tensorflow."""
     try:
@@ -94,7 +102,7 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, dict[str, flo
     A program is called "NAME PRECISION". Lockstep is compared only with programs of its precision: by the ratio of the
     medians, with n and the range of the ratios of single rounds.
     """
-    figures = {name: spread([each[name] for each in rounds]) for name in rounds[0]}
+    figures = spreads(rounds)
     ratios = {}
     for name in figures:
         program, _, precision = name.rpartition(" ")
@@ -107,20 +115,11 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, dict[str, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = peer_options(__doc__)
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get("LOCKSTEP_DATA"),
-        help="folder of the dataset (default: LOCKSTEP_DATA)",
-    )
-    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--more", action="store_true", help="add rounds to those in the record")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("no folder of the dataset: give --data FOLDER, or set LOCKSTEP_DATA")
     refuse_without(args.tensorflow)
     runs = programs(args)
     rounds, programs_run = earlier(args, list(runs)), {}
@@ -131,12 +130,10 @@ def main() -> None:
             rounds[-1][name], programs_run[name] = record.pop("rate"), record
             print(f"{name:22} {rounds[-1][name]:7.0f} images/s", flush=True)
     figures = summary(rounds)
-    for name, figure in figures["images_per_s"].items():
-        print(f"{name:22} {figure['median']:7.0f} images/s ({figure['min']:.0f} to {figure['max']:.0f})")
+    show(figures["images_per_s"])
     for name, ratio in figures["lockstep_over"].items():
-        print(
-            f"lockstep is {ratio['of_medians']:.2f} times as fast as {name} ({ratio['min']:.2f} to {ratio['max']:.2f})"
-        )
+        span = f"{ratio['min']:.2f} to {ratio['max']:.2f}"
+        print(f"lockstep is {ratio['of_medians']:.2f} times as fast as {name} ({span})")
     save(f"peers-{args.model}", {**figures, "rounds": rounds, "programs": programs_run})
 
 

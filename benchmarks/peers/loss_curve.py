@@ -9,17 +9,15 @@ The record is written after every run. A call makes only the runs that the recor
 parts.
 """
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, save
-from benchmarks.peers.compare import refuse_without
+from benchmarks.common import earlier, save
+from benchmarks.peers.compare import peer_options, refuse_without
 from lockstep.config.overrides import make
 from lockstep.recipes import named
 
@@ -51,35 +49,15 @@ def tensorflow(seed: int, data: Path, python: str) -> Run:
     return {"seed": seed, "losses": record["losses"], **record["versions"]}
 
 
-def recorded(digest: str) -> dict[str, list[Run]]:
-    """Return the runs in the record. Raises: SystemExit if they are of another recipe."""
-    file = RESULTS / f"{NAME}.json"
-    if not file.exists():
-        return {"lockstep float32": [], "tensorflow float32": []}
-    record = json.loads(file.read_text())
-    if record["digest"] != digest:
-        raise SystemExit(f"{file} holds runs of another recipe: move it away")
-    runs: dict[str, list[Run]] = record["runs"]
-    return runs
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get("LOCKSTEP_DATA"),
-        help="folder of the dataset (default: LOCKSTEP_DATA)",
-    )
-    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow")
+    parser = peer_options(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--at-most", type=int, metavar="N", help="greatest number of runs in this call")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("no folder of the dataset: give --data FOLDER, or set LOCKSTEP_DATA")
     refuse_without(args.tensorflow)
     digest = make(named("mnist").model_dump(mode="json"), {"towers": 2, "precision": "float32"}).digest()
-    runs = recorded(digest)
+    record = earlier(NAME, digest)
+    runs: dict[str, list[Run]] = record["runs"] if record else {"lockstep float32": [], "tensorflow float32": []}
     lacking = [
         (program, seed)
         for seed in range(args.seeds)

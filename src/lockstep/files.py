@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import sys
@@ -143,7 +144,7 @@ def reserve_standard_streams() -> None:
     """Open /dev/null as each of stdin, stdout and stderr that is closed, for example by `>&-` in a shell.
 
     Otherwise the next file that is opened gets that descriptor, and printed text ends up in the file. Call this before
-    anything opens a file.
+    anything opens a file. stdout and stderr escape characters that their encoding lacks, as in a file's name.
     """
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -153,3 +154,5 @@ def reserve_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  must stay open
+        if mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -99,10 +99,9 @@ def test_a_name_that_does_not_resolve_is_none():
 
 def test_clock():
     now = machine._EARLIEST + 1e6
-    assert is_sound(machine.clock(now, [1.0, 1.0, 2.0], 0.01)) == "PASS"
-    assert is_sound(machine.clock(now, [1.0, 2.0, 1.5], 0.01)) == "FAIL"
-    assert is_sound(machine.clock(now, [1.0, 2.0], -30.0)) == "WARN"
-    assert is_sound(machine.clock(0.0, [1.0, 2.0], 0.0)) == "WARN"
+    assert is_sound(machine.clock(now, 0.01)) == "PASS"
+    assert is_sound(machine.clock(now, -30.0)) == "WARN"
+    assert is_sound(machine.clock(0.0, 0.0)) == "WARN"
 
 
 def test_disk(tmp_path):
@@ -192,22 +191,9 @@ def test_another_order_of_additions_would_be_noticed():
     assert not torch.equal(total, one_by_one)
 
 
-def test_the_table_of_known_machines():
-    own = {"device": "Xeon", "cpu": {"model": "1"}, "torch": "2.13.0+cpu", "probe": "a" * 64}
-    assert "not in the table yet" in exactness.arithmetic(own, []).text
-    assert is_sound(exactness.arithmetic(own, [])) == "PASS"
-    assert is_sound(exactness.arithmetic(own, [own])) == "PASS"
-    assert is_sound(exactness.arithmetic(own, [own | {"probe": "b" * 64}])) == "WARN"
-    alike = exactness.arithmetic(own, [own | {"device": "EPYC"}])
-    assert is_sound(alike) == "PASS"
-    assert "computes the bits of EPYC" in alike.text
-
-
-def test_this_machine_computes_what_the_table_says():
-    """A change of the network, the kernels or the probe makes the table useless: record it again."""
-    table = exactness.known_machines()
-    assert table
-    assert all(len(entry["probe"]) == 64 for entry in table)
+def test_the_arithmetic_probe_is_stated():
     own = exactness.machine(torch.device("cpu"))
     json.dumps(own)
-    assert is_sound(exactness.arithmetic(own, table)) == "PASS"
+    assert len(own["probe"]) == 64
+    assert own["probe"][:12] in exactness.arithmetic(own).text
+    assert exactness.machine(torch.device("cpu")) == own

@@ -172,8 +172,8 @@ def test_winograd_is_as_exact_as_documented(side, tile, dtype, tolerance):
     assert convolution.tile == tile
     out = torch.empty(expected.shape, dtype=dtype)
     saved = convolution.forward(x, out)
-    of_input, of_weight = convolution.backward(upstream, saved, True)
-    found = [out, of_input, convolution.weight_gradient(of_weight)]
+    grad_input, grad_weight = convolution.backward(upstream, saved, True)
+    found = [out, grad_input, convolution.weight_gradient(grad_weight)]
     for a, b in zip(found, [expected, *torch.autograd.grad(expected, exact, upstream.double())], strict=True):
         assert (a.double() - b).norm() < tolerance * b.norm()
 

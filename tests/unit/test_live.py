@@ -143,6 +143,15 @@ def test_a_notebook_gets_one_line_that_a_carriage_return_redraws(monkeypatch):
     assert "\x1b" not in stream.getvalue()
 
 
+def test_an_evaluation_whose_first_event_is_not_its_start_has_no_estimate_yet(monkeypatch):
+    """Process 0 owns no chunk of a small split that another process evaluates, so its first share is that of the end."""
+    monkeypatch.setattr("time.perf_counter", lambda: 5400.0)
+    stream = io.StringIO()
+    console.for_stream(stream, 10, line_width=60).evaluating(EvaluatingEvent(4, "test", 0.5))
+    assert "evaluating on test" in stream.getvalue()
+    assert "ETA" not in stream.getvalue()
+
+
 def test_the_cursor_is_never_left_hidden():
     stream = Terminal()
     live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=80))

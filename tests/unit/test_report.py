@@ -2,13 +2,17 @@
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from lockstep.api.output import line_width
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
@@ -145,6 +149,29 @@ def test_a_closed_pipe_does_not_end_training():
             raise BrokenPipeError
 
     run([console.Plain(Closed(), 10)])
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_cannot_encode_a_name_gets_it_escaped(stream):
+    """A folder named in Cyrillic, with PYTHONIOENCODING=ascii, in the start-up block."""
+    code = f"""
+import sys
+from lockstep.files import reserve_standard_streams
+from lockstep.report.console import Plain
+reserve_standard_streams()
+Plain(sys.{stream}, 1).start([("run", "\u0424\u043e\u0442\u043e")])
+"""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, getattr(done, stream)) == (0, "  run  \\u0424\\u043e\\u0442\\u043e\n")
+
+
+def test_a_stream_without_isatty_is_no_terminal():
+    """As the object that an IDE or a test tool puts in place of sys.stdout."""
+    stream = SimpleNamespace(write=lambda text: None, flush=lambda: None)
+    assert line_width(stream) is None
+    assert isinstance(console.for_stream(stream, 10), console.Plain)
+    assert console.progress_on(stream) is None
 
 
 def test_a_terminal_gets_one_live_line():

@@ -84,7 +84,7 @@ def test_the_data_part_of_a_step_is_the_time_of_the_augmentation(tmp_path, clock
     clock.costs(Tower, "__call__", 5.0)
     clock.costs(Local, "__call__", 2.0)
     clock.costs(State, "apply", 1.0)
-    board = TensorBoard(tmp_path / "tb", 2, tower._network.module, (1, 8, 8), note=print)
+    board = TensorBoard(tmp_path / "tb", 2, tower._network.module, (1, 8, 8))
     course = recipe.bind(len(dataset))
     log = Log(course, Placement(), [MetricsFile(tmp_path / "metrics.jsonl", 2), board, Slow(clock)])
     log.start([])

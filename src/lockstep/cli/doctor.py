@@ -26,10 +26,10 @@ def doctor(
 
     Checked are torch and devices, threads, CPU quota, shared memory, network, disk, clock, downloaded datasets (up to 1
     GB) and a sample of the caches of images. Two processes add vectors, and must get the bits of one. The arithmetic
-    probe, the SHA-256 of one small update of a fixed network, is compared with a table of known machines.
+    probe is the SHA-256 of one small update of a fixed network: machines with an equal probe compute equal bits.
 
-    The exit code is 4 if a check fails, else 0. With --json, "machine" is the entry of this machine for the table,
-    src/lockstep/doctor/known_machines.json.
+    The exit code is 4 if a check fails, else 0. With --json, "machine" has what decides the bits of this machine, and
+    its whole probe.
 
     \b
     Examples:

@@ -69,6 +69,7 @@ def predict(
     """
     from lockstep import numerics
     from lockstep.api.specs import chosen_checkpoint
+    from lockstep.config.consent import check_code
     from lockstep.inference.origin import recipe_of
 
     if json_output and csv_output:

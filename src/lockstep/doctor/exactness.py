@@ -1,6 +1,5 @@
 """Checks of exactness: the sum over two processes, and the arithmetic probe of a fixed network."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +25,7 @@ from lockstep.optim import SGD
 from lockstep.runs.provenance import fingerprint
 
 _TIMEOUT_S = 120.0
-_KNOWN = Path(__file__).with_name("known_machines.json")
-# The table holds the probe of exactly this recipe: a change makes it useless.
+# Probes are compared between machines: a change of this recipe makes earlier ones useless.
 _RECIPE = Recipe(
     name="doctor", dataset="cifar10", model="tutorial", augmentation=Plain(), batch=16, steps=1,
     optimizer=SGD(momentum=0.9), lr=0.1, schedule=Constant(),
@@ -81,7 +79,7 @@ def reduction(printed: Sequence[str]) -> Finding:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return the entry of this machine for the table: all that is known to decide its bits, and its arithmetic probe.
+    """Return all that is known to decide the bits of this machine, and its arithmetic probe.
 
     The probe is that of a fixed small network on random images. Torch must be configured for one thread.
     """
@@ -93,27 +91,9 @@ def machine(device: torch.device) -> dict[str, Any]:
     return kept | versions | {"probe": session.probe(session.split("train")).sha256}
 
 
-def known_machines() -> list[dict[str, Any]]:
-    """Return the table of known machines that comes with Lockstep."""
-    table: list[dict[str, Any]] = json.loads(_KNOWN.read_text())
-    return table
-
-
-def arithmetic(own: Mapping[str, Any], table: Sequence[Mapping[str, Any]]) -> Finding:
-    """Judge the entry of this machine by the `table` of known machines."""
-    probe = own["probe"]
-    facts = {name: value for name, value in own.items() if name != "probe"}
-    alike = [entry["probe"] for entry in table if {k: v for k, v in entry.items() if k != "probe"} == facts]
-    if probe in alike:
-        return passed("arithmetic", f"probe {probe[:12]}, as known for this CPU or GPU and this torch")
-    if alike:
-        return Finding(
-            "arithmetic", "WARN", f"probe {probe[:12]}, but such a machine with this torch has {alike[0][:12]}",
-            "unset variables that restrict instructions, such as ONEDNN_MAX_CPU_ISA; if none is set, test the memory",
-        )  # fmt: skip
-    equal = sorted({str(entry["device"]) for entry in table if entry["probe"] == probe})
-    where = f"it computes the bits of {', '.join(equal)}" if equal else "its bits are not those of a known machine"
-    return passed("arithmetic", f"probe {probe[:12]}: this machine is not in the table yet; {where}")
+def arithmetic(entry: Mapping[str, Any]) -> Finding:
+    """Return the finding that states the probe of this machine's `entry`."""
+    return passed("arithmetic", f"probe {entry['probe'][:12]}: machines with an equal probe compute equal bits")
 
 
 def gpu_names() -> list[str]:

@@ -16,14 +16,12 @@ from lockstep import hardware, numerics
 from lockstep.doctor import exactness, machine, storage
 from lockstep.doctor.finding import Finding
 
-_TICKS = 1000  # readings of the monotonic clock
-
 
 class Examination:
     """The checks of this machine. `variables` are those of the user's shell, before Lockstep has set its own.
 
     Attributes:
-        entry: this machine for the table of known machines.
+        entry: what is known to decide the bits of this machine, and its arithmetic probe.
     """
 
     def __init__(self, variables: Mapping[str, str], runs: Path, data: Path | None) -> None:
@@ -34,13 +32,13 @@ class Examination:
         """Make all checks, and yield their findings one by one. Takes a few seconds."""
         with (
             tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder,
-            exactness.two_processes(Path(folder), self._variables) as partners,  # They start while we check the rest.
+            exactness.two_processes(Path(folder), self._variables) as peers,  # They start while we check the rest.
         ):
             yield from self._of_machine()
             yield from self._of_storage()
             self.entry = exactness.machine(torch.device("cuda", 0) if hardware.gpus() else torch.device("cpu"))
-            yield exactness.arithmetic(self.entry, exactness.known_machines())
-            yield exactness.reduction(exactness.totals(partners))
+            yield exactness.arithmetic(self.entry)
+            yield exactness.reduction(exactness.totals(peers))
 
     def _of_machine(self) -> Iterator[Finding]:
         numerics.configure(1, exact=True)
@@ -66,7 +64,6 @@ class Examination:
             yield storage.not_writable(folder, error)
         else:
             yield storage.disk(folder, measured)
-            ticks = [time.monotonic() for _ in range(_TICKS)]
-            yield machine.clock(time.time(), ticks, measured.lag_s)
+            yield machine.clock(time.time(), measured.lag_s)
         yield from storage.datasets(self._data)
         yield storage.image_caches()

@@ -6,12 +6,12 @@ import shutil
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from lockstep import numerics
 from lockstep.doctor.finding import Finding, passed
 from lockstep.runs.provenance import deciding
+from lockstep.words import plural
 
 _RESOLVE_S = 2.0  # how long the host's name may take to resolve
 _MIN_SHM_BYTES = 2**30  # NCCL's buffers for the GPUs of one host
@@ -40,13 +40,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 def devices(processor: str, cores: int, gpus: Sequence[str], driver: bool) -> Finding:
     """Judge the devices. `gpus` are the names of those that torch sees; `driver` says that a GPU driver may be here."""
     if gpus:
-        return passed("devices", f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}: {', '.join(gpus)}")
+        return passed("devices", f"{plural(len(gpus), 'GPU')}: {', '.join(gpus)}")
     if driver:
         return Finding(
             "devices", "WARN", "a GPU driver is here, but torch sees no GPU",
             "install a CUDA build of torch, and leave CUDA_VISIBLE_DEVICES unset; or ignore this to train on the CPU",
         )  # fmt: skip
-    return passed("devices", f"{processor}, {cores} core{'s' if cores > 1 else ''}, no GPU")
+    return passed("devices", f"{processor}, {plural(cores, 'core')}, no GPU")
 
 
 def threads(variables: Mapping[str, str], used: int) -> Finding:
@@ -137,14 +137,11 @@ def resolve(host: str) -> str | None:
     return found[0] if found else None
 
 
-def clock(wall_s: float, ticks: Sequence[float], lag_s: float) -> Finding:
-    """Judge the clocks: `wall_s` since 1970, `ticks` of the monotonic one, and by how much a new file's time lags."""
-    if any(later < earlier for earlier, later in pairwise(ticks)):
-        text = "the monotonic clock goes backwards, so intervals and timeouts are wrong"
-        return Finding("clock", "FAIL", text, "report it to whoever runs this machine's hypervisor")
+def clock(wall_s: float, lag_s: float) -> Finding:
+    """Judge the clock: `wall_s` since 1970, and by how much the time of a new file lags behind it."""
     if wall_s < _EARLIEST:
         return Finding("clock", "WARN", "the clock is before 2025: downloads over https fail", "set the clock (NTP)")
     if abs(lag_s) > _MAX_LAG_S:
         text = f"the file system's clock and the host's differ by {abs(lag_s):.1f} s, so times of files mislead"
         return Finding("clock", "WARN", text, "synchronise the host and the file server by NTP")
-    return passed("clock", f"monotonic; the file system's clock differs by {abs(lag_s):.2f} s")
+    return passed("clock", f"the file system's clock differs by {abs(lag_s):.2f} s")

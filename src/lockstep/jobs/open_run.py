@@ -149,7 +149,7 @@ class OpenRun:
             raise self._cannot_write(error) from None
         listeners = [
             *ctx.display.listeners(placement.log_every), log_file,
-            MetricsFile(self.run.metrics_path, placement.log_every, logger.warning),
+            MetricsFile(self.run.metrics_path, placement.log_every),
         ]  # fmt: skip
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
@@ -159,7 +159,6 @@ class OpenRun:
                 placement.summary_every,
                 session.network.module,
                 session.network.shape,
-                note=logger.warning,
                 dtype=session.network.dtype,
                 compiled=session.recipe.compile,
                 resumed=int(self.checkpoint.manifest["step"]) if self.checkpoint else None,

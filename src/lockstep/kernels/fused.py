@@ -40,24 +40,24 @@ def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Ten
     """Return the convolution of `x` [b, C, H, W] with stride 1 and no bias, and its 2x2 max-pool if `pool` is true."""
     if reference.is_used() or x.device.type != "cpu":
         return reference.conv(x, weight, padding, pool)
-    return _computed(x, weight, None, padding, _Pool() if pool else _End())
+    return _computed(x, weight, None, padding, _Pool() if pool else _Epilogue())
 
 
-def _computed(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, end: "_End") -> Tensor:
+def _computed(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue") -> Tensor:
     if torch.is_grad_enabled():
-        return _Chunks.apply(x, weight, bias, padding, end)  # type: ignore[no-untyped-call, no-any-return]
-    return _forward(_Convolution(x, weight, padding, bias), x, end)
+        return _Chunks.apply(x, weight, bias, padding, epilogue)  # type: ignore[no-untyped-call, no-any-return]
+    return _forward(_Convolution(x, weight, padding, bias), x, epilogue)
 
 
-def _forward(convolution: "_Convolution", x: Tensor, end: "_End", saved: list[Saved] | None = None) -> Tensor:
+def _forward(convolution: "_Convolution", x: Tensor, epilogue: "_Epilogue", saved: list[Saved] | None = None) -> Tensor:
     """Return the result for the images `x`, computed in chunks. Append to `saved` what the backward pass needs."""
-    result = _empty(x, end.shape(*convolution.shape))
+    result = _empty(x, epilogue.shape(*convolution.shape))
     images = convolution.images
     for part, out in zip(torch.split(x, images), torch.split(result, images), strict=True):
-        y, of_convolution = convolution.forward(part, out if end.keeps_shape else None)
-        of_end = end.forward(y, out)
+        y, conv_saved = convolution.forward(part, out if epilogue.keeps_shape else None)
+        epilogue_saved = epilogue.forward(y, out)
         if saved is not None:
-            saved.append((of_convolution, of_end))
+            saved.append((conv_saved, epilogue_saved))
     return result
 
 
@@ -65,7 +65,7 @@ class _Context(Protocol):
     """The attributes of torch's autograd context that `_Chunks` uses."""
 
     convolution: "_Convolution"
-    end: "_End"
+    epilogue: "_Epilogue"
     saved: list[Saved]
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -77,28 +77,30 @@ class _Chunks(torch.autograd.Function):
     """A convolution and the operations after it, computed in chunks of images."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, end: "_End") -> Tensor:
-        ctx.convolution, ctx.end, ctx.saved = _Convolution(x, weight, padding, bias), end, []
-        result = _forward(ctx.convolution, x, end, ctx.saved)
+    def forward(
+        ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
+    ) -> Tensor:
+        ctx.convolution, ctx.epilogue, ctx.saved = _Convolution(x, weight, padding, bias), epilogue, []
+        result = _forward(ctx.convolution, x, epilogue, ctx.saved)
         ctx.save_for_backward(result)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        convolution, of_inputs = ctx.convolution, []
+        convolution, grads_input = ctx.convolution, []
         (result,) = ctx.saved_tensors
         parts = (torch.split(whole, convolution.images) for whole in (gradient, result))
-        for upstream, out, (of_convolution, of_end) in zip(*parts, ctx.saved, strict=True):
-            of_output = ctx.end.backward(upstream, out, of_end, convolution.shape)
-            of_input = convolution.backward(of_output, of_convolution, ctx.needs_input_grad[0])
-            if of_input is not None:
-                of_inputs.append(of_input)
-        of_weight, of_bias = convolution.gradients()
-        return torch.cat(of_inputs) if of_inputs else None, of_weight, of_bias, None, None
+        for upstream, out, (conv_saved, epilogue_saved) in zip(*parts, ctx.saved, strict=True):
+            grad_output = ctx.epilogue.backward(upstream, out, epilogue_saved, convolution.shape)
+            grad_input = convolution.backward(grad_output, conv_saved, ctx.needs_input_grad[0])
+            if grad_input is not None:
+                grads_input.append(grad_input)
+        grad_weight, grad_bias = convolution.gradients()
+        return torch.cat(grads_input) if grads_input else None, grad_weight, grad_bias, None, None
 
 
-class _End:
+class _Epilogue:
     """The operations after a convolution: here, none."""
 
     keeps_shape = True  # the result has the shape of the convolution's output, so it is computed in place
@@ -119,7 +121,7 @@ class _End:
         return gradient
 
 
-class _Pool(_End):
+class _Pool(_Epilogue):
     """A 2x2 max-pool."""
 
     keeps_shape = False
@@ -134,7 +136,7 @@ class _Pool(_End):
         return unpooled(gradient, saved, (len(gradient), *shape))
 
 
-class _PoolRelu(_End):
+class _PoolRelu(_Epilogue):
     """Torch's max-pool of (size, stride), or no pool for None, and a ReLU."""
 
     def __init__(self, pool: tuple[int, int] | None) -> None:
@@ -199,42 +201,48 @@ class _Convolution:
         tiles = self._winograd.forward(x, out)
         return out if self._bias is None else out.add_(self._bias[:, None, None]), tiles
 
-    def backward(self, gradient: Tensor, saved: Tensor, input_too: bool) -> Tensor | None:
+    def backward(self, gradient: Tensor, saved: Tensor, needs_input_grad: bool) -> Tensor | None:
         """Return the gradient of one chunk of x, or None. Add the gradients of weight and bias to their sums.
 
         The sums are in float32 at least.
         """
         if self._winograd:
-            of_input, of_weight = self._winograd.backward(gradient, saved, input_too)
-            others = [of_weight] if self._bias is None else [of_weight, gradient.sum((0, 2, 3))]
+            grad_input, grad_weight = self._winograd.backward(gradient, saved, needs_input_grad)
+            others = [grad_weight] if self._bias is None else [grad_weight, gradient.sum((0, 2, 3))]
         else:
-            of_input, others = self._plain_backward(gradient, self._padded(saved), input_too)
+            grad_input, others = self._plain_backward(gradient, self._padded(saved), needs_input_grad)
         if not self._sums:
             self._sums = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in others]
         else:
             torch._foreach_add_(self._sums, others)
-        return of_input
+        return grad_input
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients of weight and bias (None without a bias), after the backward pass of all chunks."""
-        (of_weight, *of_bias), self._sums = self._sums, []
+        (grad_weight, *grad_bias), self._sums = self._sums, []
         if self._winograd:
-            of_weight = self._winograd.weight_gradient(of_weight)
+            grad_weight = self._winograd.weight_gradient(grad_weight)
         dtype = self._weight.dtype
-        return of_weight.to(dtype), of_bias[0].to(dtype) if of_bias else None
+        return grad_weight.to(dtype), grad_bias[0].to(dtype) if grad_bias else None
 
     def _padded(self, x: Tensor) -> Tensor:
         return functional.pad(x, self._rest) if any(self._rest) else x
 
-    def _plain_backward(self, gradient: Tensor, padded: Tensor, input_too: bool) -> tuple[Tensor | None, list[Tensor]]:
+    def _plain_backward(
+        self, gradient: Tensor, padded: Tensor, needs_input_grad: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradient of x, or None, and the gradients of weight and bias."""
         has_bias = self._bias is not None
-        of_padded, of_weight, of_bias = torch.ops.aten.convolution_backward(
+        grad_padded, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
             gradient, padded, self._weight, [len(self._weight)] if has_bias else None, [1, 1], self._equal, [1, 1],
-            False, [0, 0], 1, [input_too, True, has_bias],
+            False, [0, 0], 1, [needs_input_grad, True, has_bias],
         )  # fmt: skip
-        cropped = functional.pad(of_padded, [-n for n in self._rest]) if input_too and any(self._rest) else of_padded
-        return cropped, [of_weight, of_bias] if has_bias else [of_weight]
+        cropped = (
+            functional.pad(grad_padded, [-n for n in self._rest])
+            if needs_input_grad and any(self._rest)
+            else grad_padded
+        )
+        return cropped, [grad_weight, grad_bias] if has_bias else [grad_weight]
 
 
 def _empty(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -60,35 +60,35 @@ class Winograd:
         self._tiles = tuple(-(-n // m) for n in self._out)
         self._spans = list(product(*(_spans(extent, m) for extent in self._out)))
         self._t = m + 2
-        self._of_input, self._of_output = (_transform(m, i, weight.dtype) for i in (0, 1))
-        self._of_filters = _transform(m, 2, self._wide_dtype)
+        self._input_transform, self._output_transform = (_transform(m, i, weight.dtype) for i in (0, 1))
+        self._filter_transform = _transform(m, 2, self._wide_dtype)
         per_image = 2 * self._t**2 * prod(self._tiles) * max(self._channels)
         self.images = max(1, _CHUNK_BYTES // per_image)
         flat = weight.permute(2, 3, 1, 0).reshape(9, -1)
-        self._filters = (self._of_filters @ flat.to(self._wide_dtype)).to(weight.dtype).view(-1, *self._channels)
+        self._filters = (self._filter_transform @ flat.to(self._wide_dtype)).to(weight.dtype).view(-1, *self._channels)
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
         """Write the convolution of `x` [b, C, H, W] to `out` [b, K, *out]. Return the tensor that `backward` needs."""
         tiles = self._transformed(x)
-        values = self._of_output @ torch.bmm(tiles, self._filters).view(self._t**2, -1)
+        values = self._output_transform @ torch.bmm(tiles, self._filters).view(self._t**2, -1)
         for in_grid, in_values in self._parts(out, values):
             in_grid.copy_(in_values)
         return tiles
 
-    def backward(self, gradient: Tensor, tiles: Tensor, input_too: bool) -> tuple[Tensor | None, Tensor]:
+    def backward(self, gradient: Tensor, tiles: Tensor, needs_input_grad: bool) -> tuple[Tensor | None, Tensor]:
         """Return (the gradient of x or None, the gradient of the weight as [9, C * K]), from the output's gradient."""
         b, k = gradient.shape[:2]
         whole = all(n % self.tile == 0 for n in self._out)
         values = (gradient.new_empty if whole else gradient.new_zeros)(self.tile**2, b * prod(self._tiles) * k)
         for in_grid, in_values in self._parts(gradient, values):
             in_values.copy_(in_grid)
-        products = (self._of_output.t() @ values).view(self._t**2, -1, k)
-        of_filters = torch.bmm(tiles.transpose(1, 2), products)
-        of_weight = self._of_filters.t().to(self._dtype) @ of_filters.view(self._t**2, -1)
-        if not input_too:
-            return None, of_weight
-        of_tiles = self._of_input.t() @ torch.bmm(products, self._filters.transpose(1, 2)).view(self._t**2, -1)
-        return self._assembled(of_tiles), of_weight
+        products = (self._output_transform.t() @ values).view(self._t**2, -1, k)
+        grad_filters = torch.bmm(tiles.transpose(1, 2), products)
+        grad_weight = self._filter_transform.t().to(self._dtype) @ grad_filters.view(self._t**2, -1)
+        if not needs_input_grad:
+            return None, grad_weight
+        grad_tiles = self._input_transform.t() @ torch.bmm(products, self._filters.transpose(1, 2)).view(self._t**2, -1)
+        return self._assembled(grad_tiles), grad_weight
 
     def weight_gradient(self, flat: Tensor) -> Tensor:
         """Return the gradient of the weight, [K, C, 3, 3], from a sum of gradients that `backward` returned."""
@@ -129,7 +129,7 @@ class Winograd:
             border.zero_()
         inside.copy_(x.permute(0, 2, 3, 1))
         tiles = self._cut(whole, 0, 0, self._t, self._t).reshape(self._t**2, -1)
-        return (self._of_input @ tiles).view(self._t**2, -1, self._channels[0])
+        return (self._input_transform @ tiles).view(self._t**2, -1, self._channels[0])
 
     def _assembled(self, tiles: Tensor) -> Tensor:
         """Add up the overlapping `tiles` [t * t, tiles * C] to [b, C, H, W]: the transpose of cutting into tiles."""

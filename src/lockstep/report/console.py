@@ -29,13 +29,13 @@ def for_stream(stream: IO[str], every: int, line_width: int | None = None) -> Li
     return Live(console) if console else Plain(stream, every)
 
 
-def progress_on(stream: IO[str]) -> "ProgressLine | None":
+def progress_on(stream: IO[str]) -> "Live | None":
     """Return a line for the progress of evaluations, or None if `stream` is no terminal that can move its cursor.
 
     Other streams get no progress, because results may go to one of them.
     """
     console = _terminal(stream)
-    return ProgressLine(console, redirect=False) if console else None
+    return Live(console, redirect=False) if console else None
 
 
 def _terminal(stream: IO[str]) -> Console | None:
@@ -87,77 +87,76 @@ class Plain(Listener):
 class Redrawn(Plain):
     """A listener that redraws one line by a carriage return, as a notebook understands it, and prints the rest.
 
-    line_width: columns that the line may take.
+    Everything that is printed replaces the line, and the next step draws it again.
+
+    width: columns that the line may take.
     """
 
-    def __init__(self, stream: IO[str], line_width: int) -> None:
+    def __init__(self, stream: IO[str], width: int) -> None:
         super().__init__(stream, every=None)
-        self._line_width, self._columns = line_width, 0  # greatest width, and that of the line as it is drawn now
+        self._columns = 0  # of the line as it is drawn now
+        self._widest = width
         self._ascii_only = not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-        self._began = self._drawn = 0.0
+        self._evaluated: tuple[int, str] | None = None  # the step and the split of the evaluation that began last
+        self._began = self._drawn = 0.0  # when that was, and when its progress was drawn last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
-        self._draw(live_line(event, self._line_width, self._ascii_only))
+        self._draw(live_line(event, self._width, self._ascii_only))
 
     def evaluating(self, event: EvaluatingEvent) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
         now = time.perf_counter()
-        if event.share == 0:
-            self._began = now
+        if event.share == 0 or self._evaluated != (event.step, event.split):
+            self._evaluated, self._began = (event.step, event.split), now
         elif event.share < 1 and now - self._drawn < _FRAME_S:
             return
         self._drawn = now
-        left_s = (now - self._began) * (1 - event.share) / event.share if event.share else None
-        self._draw(evaluating_line(event, left_s, self._line_width, self._ascii_only))
+        left_s = (now - self._began) * (1 - event.share) / event.share if now > self._began else None
+        self._draw(evaluating_line(event, left_s, self._width, self._ascii_only))
 
     def close(self) -> None:
         """Remove the line."""
-        self._draw("")
-        super().close()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the line, which spaces cover. The next drawing shows it again."""
+        if self._columns:
+            self._write("\r" + " " * self._columns + "\r")
+        self._columns = 0
+
+    @property
+    def _width(self) -> int:
+        return self._widest
 
     def _draw(self, text: str) -> None:
-        """Draw `text` over the line that is there. Spaces cover the rest of it; "" removes the line."""
-        if text or self._columns:
-            with _errors_ignored():
-                self._stream.write("\r" + text.ljust(self._columns) + ("" if text else "\r"))
-                self._stream.flush()
+        """Draw `text` over the line that is there. Spaces cover the rest of it."""
+        self._write("\r" + text.ljust(self._columns))
         self._columns = len(text)
 
+    def _write(self, text: str) -> None:
+        with _errors_ignored():
+            self._stream.write(text)
+            self._stream.flush()
+
     def _print(self, *texts: str) -> None:
-        self._draw("")
+        self.remove()
         super()._print(*texts)
 
 
-class ProgressLine:
-    """One line of a terminal that is redrawn, and never wider than the terminal.
+class Live(Redrawn):
+    """As `Redrawn`, for a terminal, by its control codes: the line is never wider than the terminal.
 
     redirect: print above the line what the program writes to stdout and stderr in the meantime.
     """
 
     def __init__(self, console: Console, *, redirect: bool = True) -> None:
-        self._console = console
-        self._ascii_only = console.options.ascii_only
+        super().__init__(console.file, width=0)
+        self._console, self._ascii_only = console, console.options.ascii_only
         # No refresh thread: it would take time from the core of the thread that trains.
         self._live = rich.live.Live(
             console=console, auto_refresh=False, transient=True, redirect_stdout=redirect, redirect_stderr=redirect
         )
-        self._evaluation_began = self._drawn = 0.0
-
-    def step(self, event: StepEvent) -> None:
-        """Draw a step."""
-        self._draw(live_line(event, self._width, self._ascii_only))
-
-    def evaluating(self, event: EvaluatingEvent) -> None:
-        """Draw the progress of an evaluation, at most every 0.1 seconds."""
-        now = time.perf_counter()
-        if event.share == 0:
-            self._evaluation_began = now
-        elif event.share < 1 and now - self._drawn < _FRAME_S:
-            return
-        self._drawn = now
-        left_s = (now - self._evaluation_began) * (1 - event.share) / event.share if event.share else None
-        self._draw(evaluating_line(event, left_s, self._width, self._ascii_only))
 
     def remove(self) -> None:
         """Remove the line from the terminal. The next drawing shows it again."""
@@ -166,7 +165,7 @@ class ProgressLine:
 
     @property
     def _width(self) -> int:
-        return self._console.width - 1  # leaves a column for the cursor, which stands behind the line
+        return self._console.width - 1  # leaves a column for the cursor, which is behind the line
 
     def _draw(self, text: str) -> None:
         with _errors_ignored():
@@ -174,49 +173,6 @@ class ProgressLine:
                 self._live.start()
                 self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
             self._live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
-
-
-class Live(Listener):
-    """A listener for a terminal: it redraws one line, and prints blocks, notes and results above that line."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._line = ProgressLine(console)
-
-    def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Print the start-up block."""
-        self._print(*block(lines))
-
-    def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Redraw the line."""
-        self._line.step(event)
-
-    def evaluating(self, event: EvaluatingEvent) -> None:
-        """Redraw the line: it shows the progress until the evaluation is done."""
-        self._line.evaluating(event)
-
-    def evaluation(self, event: EvaluationEvent) -> None:
-        """Replace the line by the accuracies."""
-        self._line.remove()
-        self._print(evaluation_line(event))
-
-    def note(self, text: str) -> None:
-        """Print the message above the line."""
-        self._print(text)
-
-    def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Replace the line by the end block."""
-        self.close()
-        self._print(*block(lines))
-
-    def close(self) -> None:
-        """Remove the line."""
-        self._line.remove()
-
-    def _print(self, *texts: str) -> None:
-        with _errors_ignored():
-            for text in texts:
-                self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _errors_ignored() -> contextlib.suppress:

@@ -1,25 +1,28 @@
 """metrics.jsonl: one JSON object per event, for programs to read."""
 
 import json
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.files import append
+
+logger = logging.getLogger("lockstep")
 
 
 class MetricsFile(Listener):
     """A listener that appends a row per event to `path`.
 
     The key "kind" of a row is "step" (the fields of StepEvent), "evaluation" (a row for each kind of weights) or
-    "digest" (the digest of the state before the step of that number). Rows that cannot be written are lost, and `note`
-    says so once until one can be written again.
+    "digest" (the digest of the state before the step of that number). Rows that cannot be written are lost: a
+    warning says so once, and again only after one could be written.
     """
 
-    def __init__(self, path: Path, every: int, note: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, path: Path, every: int) -> None:
         self.every = every
-        self._path, self._note = path, note
+        self._path = path
         self._failed = False
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
@@ -52,7 +55,8 @@ class MetricsFile(Listener):
             if not self._failed:
                 self._failed = True
                 problem = f"cannot write in {self._path}: {error.strerror or error}"
-                self._note(f"{problem}. Training goes on; rows, and lines of log.txt, are lost until it can be written")
+                lost = "rows, and lines of log.txt, are lost until it can be written"
+                logger.warning(f"{problem}. Training continues; {lost}")
 
 
 def _finite(value: object) -> object:

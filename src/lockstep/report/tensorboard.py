@@ -6,6 +6,7 @@ summaries use no other example and need no other pass. Tags do not name a tower.
 
 import contextlib
 import io
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.report.event_file import EventFile, histogram, image, scalar
+
+logger = logging.getLogger("lockstep")
 
 Shape = tuple[int, int, int]
 
@@ -88,7 +91,7 @@ class TensorBoard(Listener):
 
     module: takes images [b, *shape] of `dtype`. resumed: the step at which a resumed run continues, None for a new run.
     evaluations: returns the rows of metrics.jsonl on evaluations after a given number of steps. If the folder cannot
-    be written, the summaries end with a `note`, and the run continues.
+    be written, the summaries end with a warning, and the run continues.
     """
 
     def __init__(
@@ -98,14 +101,13 @@ class TensorBoard(Listener):
         module: nn.Module,
         shape: Shape,
         *,
-        note: Callable[[str], None],
         dtype: torch.dtype = torch.float32,
         compiled: bool = False,
         resumed: int | None = None,
         evaluations: Callable[[int], Sequence[Mapping[str, Any]]] = lambda step: (),
     ) -> None:
         self.every = every
-        self._folder, self._note = folder, note
+        self._folder = folder
         self._module, self._shape, self._dtype = module, shape, dtype
         self._resumed, self._evaluations = resumed, evaluations
         self._recorder = ActivationRecorder(module, compiled)
@@ -113,7 +115,7 @@ class TensorBoard(Listener):
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
         """Open a file. It begins with the graph of the model, or in a resumed run with the step to continue from."""
-        with self._errors_noted():
+        with self._errors_logged():
             self._events = EventFile(self._folder)
             if self._resumed is None:
                 self._draw(self._events)
@@ -158,25 +160,25 @@ class TensorBoard(Listener):
         summaries = [scalar(tag, value) for tag, value in scalars.items()]
         summaries += [histogram(f"weights/{name}", weight) for name, weight in tensors.weights.items()]
         summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]
-        with self._errors_noted():
+        with self._errors_logged():
             self._events.add(event.step, summaries + self._recorder.take())
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Write accuracy and loss on a split for each kind of weights, at the number of updates they have had."""
         if self._events:
-            with self._errors_noted():
+            with self._errors_logged():
                 for weights, result in event.results.items():
                     self._events.add(event.step, _accuracy_and_loss(event.split, weights, result.accuracy, result.loss))
 
     def close(self) -> None:
         """Close the file."""
         if self._events:
-            with self._errors_noted():
+            with self._errors_logged():
                 self._events.close()
             self._events = None
 
     def _draw(self, events: EventFile) -> None:
-        """Write the graph, traced with one black image. If the network cannot be traced, note it and continue."""
+        """Write the graph, traced with one black image. If the network cannot be traced, warn and continue."""
         device = next(self._module.parameters()).device
         self._module.eval()
         silent = contextlib.redirect_stdout(io.StringIO())  # torch prints the errors of tracing
@@ -186,10 +188,10 @@ class TensorBoard(Listener):
         except OSError:
             raise
         except Exception as error:
-            self._note(f"no graph of the model for TensorBoard: {type(error).__name__}")
+            logger.warning(f"no graph of the model for TensorBoard: {type(error).__name__}")
 
     @contextlib.contextmanager
-    def _errors_noted(self) -> Iterator[None]:
+    def _errors_logged(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -197,7 +199,8 @@ class TensorBoard(Listener):
                 with contextlib.suppress(OSError):
                     self._events.close()
             self._events = None
-            self._note(f"no TensorBoard summaries: cannot write in {self._folder}: {error.strerror}. Training goes on")
+            problem = f"cannot write in {self._folder}: {error.strerror}"
+            logger.warning(f"no TensorBoard summaries: {problem}. Training continues")
 
 
 def _accuracy_and_loss(split: str, weights: str, accuracy: float, loss: float) -> list[Summary]:
