@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from lockstep.data.decode import (
 from lockstep.data.folder.scan import Scan
 from lockstep.errors import printable
 
-_LAYOUT = 2  # the version of the cache file
+_LAYOUT = 3  # the version of the cache file
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
 _AT_A_TIME = 32  # files that a thread reads before it takes more
@@ -52,6 +52,8 @@ class Index:
         formats: uint8 [n], position in FORMATS.
         sizes_px: int32 [n, 2], width and height as stored; zeros for a file that cannot be decoded.
         causes: row -> why the file cannot be decoded.
+        momentary: the rows of `causes` whose cause is this host's, and may be gone at the next start, such as a missing
+            permission, a link to nowhere or too many open files. They are never in the cache.
     """
 
     paths: list[str]
@@ -59,6 +61,7 @@ class Index:
     formats: NDArray[np.uint8]
     sizes_px: NDArray[np.int32]
     causes: dict[int, str]
+    momentary: set[int] = field(default_factory=set)
 
     @staticmethod
     def empty(paths: list[str]) -> "Index":
@@ -78,14 +81,13 @@ class Index:
         self.formats[row], self.sizes_px[row] = facts.format, facts.size_px
         if facts.cause:
             self.causes[row] = facts.cause
+        if facts.momentary:
+            self.momentary.add(row)
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What reading a file tells. `cause` is "" if the image can be decoded.
-
-    A `momentary` cause may be gone at the next start, such as a missing permission or too many open files.
-    """
+    """What reading a file tells. `cause` is "" if the image can be decoded; see `Index` for `momentary`."""
 
     sha256: bytes
     format: int = 0
@@ -104,7 +106,7 @@ def index_of(scan: Scan) -> Index:
     path = cache_file(scan.root)
     files_by_group = [file for group in scan.groups for file in group.files]
     paths = [file[0] for file in files_by_group]
-    stamps = np.array([file[1:] for file in files_by_group], np.int64).reshape(-1, 3)
+    stamps = np.array([file[1:] for file in files_by_group], np.int64).reshape(-1, 5)
     index, unknown = _known(path, paths, stamps)
     if not unknown:
         return index
@@ -120,6 +122,16 @@ def index_of(scan: Scan) -> Index:
                 rows = sorted(done)
                 _write(path, index.rows(rows), stamps[rows], started_ns)
     return index
+
+
+def forget(root: Path, path: str) -> None:
+    """Make the next start read the file `path` of the folder `root` again, whatever its size and times are."""
+    file = cache_file(root)
+    with _locked(file, root):
+        if (cached := _load(file)) and path in cached[0].paths:
+            index, stamps = cached
+            stamps[index.paths.index(path)] = -1
+            _write(file, index, stamps, time.time_ns())
 
 
 def cache_file(root: Path) -> Path:
@@ -174,7 +186,7 @@ def _examine(path: str) -> _Facts:
 def _known(path: Path, paths: list[str], stamps: NDArray[np.int64]) -> tuple[Index, list[int]]:
     """Return the index as far as the cache file knows it, and the rows of the files that must be read.
 
-    `stamps` are size, st_mtime_ns and st_ctime_ns of each file, int64 [n, 3].
+    `stamps` are size, st_mtime_ns, st_ctime_ns, st_dev and st_ino of each file, int64 [n, 5].
     """
     index = Index.empty(paths)
     cached = _load(path)
@@ -206,7 +218,7 @@ def _header() -> bytes:
 
 def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int) -> None:
     """Replace the cache file atomically. If that is not possible, say so on stderr."""
-    young = stamps[:, 1:2] > started_ns - _GRAIN_NS
+    young = stamps[:, 1:3].max(axis=1, keepdims=True, initial=0) > started_ns - _GRAIN_NS
     causes = json.dumps({str(row): cause for row, cause in index.causes.items()}).encode()
     file = io.BytesIO()
     np.savez(
@@ -236,7 +248,7 @@ def _load(path: Path) -> tuple[Index, NDArray[np.int64]] | None:
             index = Index(paths, arrays["sha256"], arrays["formats"], arrays["sizes_px"], causes)
         shapes = [stamps.shape, index.sha256.shape, index.formats.shape, index.sizes_px.shape]
         n = len(paths)
-        return (index, stamps) if shapes == [(n, 3), (n, 32), (n,), (n, 2)] else None
+        return (index, stamps) if shapes == [(n, 5), (n, 32), (n,), (n, 2)] else None
     except Exception:  # A damaged file raises errors of zipfile, zlib, numpy, json and others.
         return None
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
+from lockstep.data.folder.index import forget
 from lockstep.data.folder.survey import ORDER, Survey, survey
 from lockstep.data.images import open_images
 from lockstep.errors import DATA, LockstepError
@@ -83,18 +84,13 @@ class _Files:
         return self.image_px, self.image_px, 3
 
     def decode(self, row: int) -> NDArray[np.uint8]:
-        """Return the pixels of file `row`. Raises: LockstepError if it cannot be read."""
-        return _decode(self.root / self.paths[row], self.sha256[row].tobytes(), self.image_px)
-
-
-def _decode(path: Path, sha256: bytes, image_px: int) -> NDArray[np.uint8]:
-    """Return the pixels of a file. Raises: LockstepError if it is not the file that the index knows."""
-    try:
-        data = read_image(path)
-        if hashlib.sha256(data).digest() != sha256:
-            raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
-        return decode_image(data, image_px)
-    except OSError as error:
-        raise LockstepError(f"{path} cannot be read: {error.strerror or error}", DATA) from None
-    except UnreadableImageError as error:
-        raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
+        """Return the pixels of file `row`. Raises: LockstepError if it is not the file that the index knows."""
+        path = self.root / self.paths[row]
+        try:
+            data = read_image(path)
+            if hashlib.sha256(data).digest() != self.sha256[row].tobytes():
+                forget(self.root, self.paths[row])
+                raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
+            return decode_image(data, self.image_px)
+        except (OSError, UnreadableImageError) as error:
+            raise LockstepError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", DATA) from None
