@@ -87,7 +87,7 @@ def list_(json_output: Json = False) -> None:
     from lockstep.data import DATASETS
     from lockstep.data.catalog import SOURCES
     from lockstep.data.download.fetch import located
-    from lockstep.data.download.transfer import size
+    from lockstep.words import size
 
     sources = [SOURCES[name] for name in DATASETS if name in SOURCES]
     located_sources = {source.name: located(source, None) for source in sources if source.archives}

@@ -5,6 +5,7 @@ cost of that part. The weights are then not those of any training, so there is n
 accuracy nor hash.
 """
 
+import logging
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from lockstep.core.tower import Tower
 from lockstep.core.vector import ControlFlags
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
-from lockstep.data.download.transfer import say
 from lockstep.data.plan import Plan
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import BenchJob, BenchMode
@@ -145,7 +145,7 @@ def bench(job: BenchJob, reduction: Reduction, device: torch.device) -> Measurem
     splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None
     session = Session(recipe, job.placement, reduction, device, splits)
     for text in session.notes if reduction.process == 0 else ():
-        say(text)
+        logging.getLogger("lockstep").warning(text)
     dataset, state = session.split("train"), session.state
     course = recipe.bind(len(dataset))
     tower = Tower(course, session.network)

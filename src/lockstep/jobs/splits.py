@@ -35,5 +35,5 @@ def _folder(recipe: Recipe, placement: Placement, note: Callable[[str], None]) -
     assert recipe.image_px is not None
     return load(
         placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
-        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit, note=note,
+        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
     )  # fmt: skip
