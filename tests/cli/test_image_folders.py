@@ -105,7 +105,7 @@ def test_notes_are_printed_at_the_start(program, tmp_path):
         (["train", "good", "--set", "image_px=none"], USAGE, ["--set image_px=64"]),
         (["train", "good", "--set", "test_share=1"], USAGE, ["test_share: got 1"]),
         (["train", "digits", "--set", "test_share=0.5"], USAGE, ["test_share is for folders of images"]),
-        (["train", "digits", "--data", "empty"], DATA, ["comes with scikit-learn"]),
+        (["train", "digits", "--data", "empty"], DATA, ["comes with lockstep"]),
         (["train", "cifar10", "--data", "empty"], DATA, ["data_batch_1.bin"]),
         (["bench", "one", "--processes", "1"], DATA, ["only one class, cats"]),
         (["data", "check", "nowhere/"], DATA, ["nowhere does not exist"]),

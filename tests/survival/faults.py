@@ -23,8 +23,7 @@ _CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")  # aud
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    import sklearn.datasets  # noqa: F401  The forks share what is imported here.
-    import torch  # noqa: F401
+    import torch  # noqa: F401  The forks share what is imported here.
 
     undisturbed = forked(folder / "undisturbed", None)
     print(json.dumps(undisturbed), flush=True)

@@ -142,8 +142,17 @@ def test_digits_are_split_by_class_and_always_alike():
     for part, share in (("train", 0.8), ("test", 0.2)):
         counts = np.bincount(splits[part].labels.numpy(), minlength=10)
         assert (abs(counts - share * 179.7) < 5).all()
-    assert splits["train"].sha256 == digits.load(None)["train"].sha256
+    assert splits["train"].sha256 == "d1168fae34122144b9589581f6b873199d39b467a7b5d053116fed39fab3afde"
+    assert splits["test"].sha256 == "aa55df8e428c4f9ad6fed4daa600970635e216de56967ccd875be199ac4d6122"
     assert splits["train"].images.max() == 240
+
+
+def test_a_damaged_installation_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, "FILE", tmp_path / "digits.npz")
+    for words in ("cannot be read", "is damaged"):
+        with pytest.raises(LockstepError, match=rf"digits\.npz {words}.*: install lockstep again"):
+            digits.load(None)
+        digits.FILE.write_bytes(b"PK")
 
 
 def test_real_cifar10(real_data):

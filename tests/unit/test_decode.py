@@ -11,11 +11,11 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, TiffImagePlugin
 
 from lockstep.data import decode
 from lockstep.data.decode import UnreadableImageError, decode_image, decoder_versions, inspect_image
-from lockstep.errors import DATA
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF")
 
@@ -75,6 +75,18 @@ def test_the_square_of_a_large_jpeg_is_in_the_middle_too():
     """The decoder rounds the size of a JPEG that it shrinks up: 1003 / 8 -> 126 columns."""
     wide = picture(1003, 603)
     assert near(decode_image(encoded(wide, "JPEG", quality=95), 32), decode_image(wide, 32), 2)
+
+
+def test_a_jpeg_whose_reduced_sides_round_to_one_number_keeps_its_middle():
+    """1608x1602 is decoded at 1/8, as 201x201, of which 201 x 200.25 pixels are the image."""
+    wide = picture(1608, 1602)
+    data = encoded(wide, "JPEG", quality=95, subsampling=0)
+    image = Image.open(io.BytesIO(data))
+    image.draft(None, (64, 64))
+    image.load()
+    box = ((201 - 200.25) / 2, 0, (201 + 200.25) / 2, 200.25)
+    expected = image.resize((32, 32), Image.Resampling.BICUBIC, box, reducing_gap=2.0)
+    assert np.array_equal(decode_image(data, 32), np.asarray(expected))
 
 
 def test_shrinking_averages_and_does_not_pick():
@@ -249,6 +261,51 @@ def test_too_many_pixels_are_refused_before_decoding(monkeypatch):
         decode_image(data, 32)
     with pytest.raises(UnreadableImageError, match="more than 100 megapixels"):
         decode_image(huge, 32)  # so large that Pillow itself refuses it
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        (ImageFile, "LOAD_TRUNCATED_IMAGES", True),
+        (TiffImagePlugin, "READ_LIBTIFF", True),
+        (BmpImagePlugin, "USE_RAW_ALPHA", True),
+        (GifImagePlugin, "LOADING_STRATEGY", GifImagePlugin.LoadingStrategy.RGB_ALWAYS),
+        (Image, "MAX_IMAGE_PIXELS", 400),
+    ],
+)
+def test_switches_of_pillow_in_the_callers_program_decide_nothing(monkeypatch, module, name, value):
+    """Such an image must not be decoded another way, nor be called unreadable: the index would remember that."""
+    whole = encoded(picture(64, 64), "JPEG", quality=95)
+    expected = decode_image(whole, 32)
+    monkeypatch.setattr(module, name, value)
+    for data in (whole, whole[: len(whole) * 9 // 10]):
+        with pytest.raises(LockstepError, match=f"Pillow's .*{name} is .*: set it back to") as caught:
+            decode_image(data, 32)
+        assert not isinstance(caught.value, UnreadableImageError)
+        assert caught.value.code == ENVIRONMENT
+    monkeypatch.undo()
+    assert np.array_equal(decode_image(whole, 32), expected)
+
+
+def test_a_switch_that_another_thread_sets_during_the_decoding_decides_nothing(monkeypatch):
+    load = Image.Image.load
+
+    def switched(image):
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        return load(image)
+
+    monkeypatch.setattr(Image.Image, "load", switched)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", switched)
+    with pytest.raises(LockstepError, match="LOAD_TRUNCATED_IMAGES"):
+        decode_image(encoded(picture(32, 32)), 32)
+
+
+@pytest.mark.parametrize("limit", [None, 10**9, 50_000_000])
+def test_a_larger_limit_of_pillow_or_none_changes_nothing(monkeypatch, limit):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    assert np.array_equal(decode_image(encoded(picture(32, 32)), 32), picture(32, 32))
+    with pytest.raises(UnreadableImageError, match=r"megapixels, more than 100|more than 100 megapixels"):
+        decode_image(png_16_bit_rgb(picture(32, 32), size=(65_536, 65_536)), 32)
 
 
 def test_a_file_that_cannot_be_opened(tmp_path):

@@ -158,6 +158,9 @@ def test_image_caches(tmp_path):
     writer.close()
     assert is_sound(storage.image_caches(tmp_path)) == "PASS"
     assert "64 images in 1 of 1" in storage.image_caches(tmp_path).text
+    (tmp_path / ".d-partial").mkdir()  # a cache that another program is writing
+    (tmp_path / ".d-partial/manifest.json").write_text("{")
+    assert "64 images in 1 of 1" in storage.image_caches(tmp_path).text
     pixels = tmp_path / "partial/pixels"
     content = bytearray(pixels.read_bytes())
     content[-1] ^= 1  # The last image is in the sample.

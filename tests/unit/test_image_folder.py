@@ -1,8 +1,10 @@
 """Folders of images: layouts, classes, splits, duplicates, and what is refused."""
 
+import errno
 import hashlib
 import os
 import random
+import time
 import unicodedata
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.images import encoded, write
 
+from lockstep import files
 from lockstep.data.decode import decode_image
 from lockstep.data.folder.check import lines_of, record_of
 from lockstep.data.folder.reader import load
@@ -155,7 +158,20 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
         "a/1.png", "a/2.png", "a/3.png", "a/link.png", "b/4.png", "b/5.png", "b/6.png", "b/folder/7.png",
     ]  # fmt: skip
     assert sorted(found.scan.loops) == ["a/self", "a/up"]
-    assert any("2 links to a folder above" in note for note in found.notes)
+    assert any("2 links not followed, to a folder above" in note for note in found.notes)
+
+
+def test_links_between_sibling_folders_count_each_image_once(photos, tmp_path):
+    write(tmp_path / "elsewhere", {"more": [90]})
+    write(photos, {**{f"a/{number}": [number] for number in range(8)}, "b": [8, 9]})
+    for number in range(8):
+        (photos / f"a/{number}/elsewhere").symlink_to(tmp_path / "elsewhere")
+        for other in range(8):
+            (photos / f"a/{number}/to{other}").symlink_to(photos / f"a/{other}")
+    found = sound(photos)
+    assert found.index.paths == ["a/0/0.png", "a/0/elsewhere/more/90.png", *(f"a/{n}/{n}.png" for n in range(1, 8)),
+                                 "b/8.png", "b/9.png"]  # fmt: skip
+    assert len(found.scan.loops) == 8 * 8 + 7
 
 
 def test_a_broken_link_and_a_pipe(photos):
@@ -240,6 +256,29 @@ def test_unreadable_files_are_listed_at_once_or_skipped(photos):
     assert found.notes == [f"27 images cannot be read and are skipped ({text.split('  ')[1].strip()} and 26 more)"]
     write(photos.with_name("clean"), {"a": range(10), "b": range(10, 20)})
     assert contents(found) == contents(sound(photos.with_name("clean")))
+
+
+def test_what_only_this_host_cannot_read_now_is_never_skipped(photos, monkeypatch):
+    """Else another host, or a later start, would train on other images."""
+    write(photos, {"a": range(6), "b": range(6, 12)})
+    (photos / "a/bad.png").write_bytes(b"bad")
+    (photos / "a/gone.png").symlink_to("nowhere.png")
+    real = files.read_bytes
+
+    def failing(path, most):
+        causes = {"2.png": errno.EACCES, "7.png": errno.EIO}
+        if path.name in causes:
+            raise OSError(causes[path.name], os.strerror(causes[path.name]))
+        return real(path, most)
+
+    monkeypatch.setattr("lockstep.data.decode.read_bytes", failing)
+    lines = ["a/2.png: permission denied", "a/gone.png: no such file", "b/7.png: input/output error"]
+    text = refused(photos, "3 images cannot be read now", *lines, skip_unreadable=True)
+    assert "bad.png" not in text
+    refused(photos, "4 images cannot be read", *lines, "a/bad.png: not a JPEG")
+    monkeypatch.undo()
+    (photos / "a/gone.png").unlink()
+    assert len(sound(photos, skip_unreadable=True).index.causes) == 1
 
 
 def test_a_class_without_a_readable_image_is_named(photos):
@@ -389,11 +428,43 @@ def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(photos, tm
 def test_a_file_that_changes_after_it_was_indexed_is_refused(photos, monkeypatch):
     write(photos, {"a": range(8), "b": range(8, 16)})
     found = sound(photos)
-    monkeypatch.setattr("lockstep.data.folder.reader.survey", lambda *args: found)
-    (photos / "a/3.png").write_bytes(encoded(300))
-    with pytest.raises(LockstepError, match=r"a/3.png has changed") as caught:
-        load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("lockstep.data.folder.reader.survey", lambda *args: found)
+        (photos / "a/3.png").write_bytes(encoded(300))
+        with pytest.raises(LockstepError, match=r"a/3.png has changed") as caught:
+            load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
     assert caught.value.code == DATA
+    load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
+
+
+def test_a_change_that_no_stamp_shows_is_an_error_once(photos, monkeypatch):
+    """The error names the file, and the next start reads that file again, and no other."""
+    write(photos, {"a": range(8), "b": range(8, 16)})
+    later = time.time_ns() + 10**10
+    monkeypatch.setattr("time.time_ns", lambda: later)
+    sound(photos)
+    stamps = {path: path.stat() for path in photos.rglob("*.png")}
+    size = len(encoded(3))
+    other = next(n for n in range(300, 400) if n % 3 == 0 and len(encoded(n)) == size)
+    (photos / "a/3.png").write_bytes(encoded(other))
+    real = scan(photos)
+    for group in real.groups:
+        before = [
+            (
+                name,
+                *(
+                    getattr(stamps[photos / name], key)
+                    for key in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_dev", "st_ino")
+                ),
+            )
+            for name, *_ in group.files
+        ]
+        group.files[:] = [facts[: len(group.files[0])] for facts in before]  # fmt: skip
+    monkeypatch.setattr("lockstep.data.folder.survey.scan", lambda root: real)
+    with pytest.raises(LockstepError, match=r"a/3\.png has changed since it was indexed: start again"):
+        load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
+    splits = load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
+    assert sum(map(len, splits.values())) == 16
 
 
 # the report

@@ -70,7 +70,7 @@ def fetch(
     if json_output:
         _print_json({"dataset": name, "folder": str(folder) if folder else None, "downloaded": downloaded})
     elif not downloaded:
-        print(f"{name} is already in {folder}" if folder else f"{name} comes with scikit-learn: nothing to download")
+        print(f"{name} is already in {folder}" if folder else f"{name} comes with lockstep: nothing to download")
     else:
         print(f"{name} is in {folder}")
 
@@ -87,7 +87,7 @@ def list_(json_output: Json = False) -> None:
     from lockstep.data import DATASETS
     from lockstep.data.catalog import SOURCES
     from lockstep.data.download.fetch import located
-    from lockstep.data.download.transfer import size
+    from lockstep.words import size
 
     sources = [SOURCES[name] for name in DATASETS if name in SOURCES]
     located_sources = {source.name: located(source, None) for source in sources if source.archives}
@@ -108,7 +108,7 @@ def list_(json_output: Json = False) -> None:
     print(f"{'dataset':14} {'images':>7}  {'download':>9}  folder")
     for source in sources:
         download = size(source.size_bytes) if source.archives else "none"
-        absent = f"none yet: lockstep data fetch {source.name}" if source.archives else "in scikit-learn"
+        absent = f"none yet: lockstep data fetch {source.name}" if source.archives else "comes with lockstep"
         print(f"{source.name:14} {source.images:7}  {download:>9}  {folders.get(source.name, absent)}")
 
 
@@ -161,7 +161,7 @@ def check(
     elif folder:
         print(f"ok: {folder}, {count} files placed by hand, so only their structure was checked")
     else:
-        print(f"ok: {name} comes with scikit-learn and can be read")
+        print(f"ok: {name} comes with lockstep and can be read")
 
 
 def _check_folder(folder: Path, data: Path | None, json_output: bool) -> None:

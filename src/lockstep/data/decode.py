@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # in Pillow's words
 PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
-RULES = 1  # the version of the rules in `decode_image`; another version may give other pixels
+RULES = 2  # the version of the rules in `decode_image`; another version may give other pixels
 
 _GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -163,9 +163,38 @@ def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], ImageFacts]:
     _load_plugins()
     if not data:
         raise UnreadableImageError("empty")
+    _require_default_switches()
     with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         facts = ImageFacts("JPEG" if image.format == "MPO" else str(image.format), *image.size)
-        return _square(image, image_px, draft=True), facts
+        pixels = _square(image, image_px, draft=True)
+    _require_default_switches()  # Another thread may have set one meanwhile.
+    return pixels, facts
+
+
+def _require_default_switches() -> None:
+    """Raise a LockstepError if the program has set a global switch of Pillow that changes the pixels of files.
+
+    The switches belong to the whole program, so resetting them here would change what its other threads read. And an
+    image that is decoded under one cannot be told from others, so it must not reach the index or a cache.
+    """
+    from PIL import BmpImagePlugin, GifImagePlugin, ImageFile, TiffImagePlugin
+
+    always = GifImagePlugin.LoadingStrategy.RGB_ALWAYS
+    for module, name, default, is_set in (
+        ("ImageFile", "LOAD_TRUNCATED_IMAGES", False, bool(ImageFile.LOAD_TRUNCATED_IMAGES)),
+        ("TiffImagePlugin", "READ_LIBTIFF", False, bool(TiffImagePlugin.READ_LIBTIFF)),
+        ("BmpImagePlugin", "USE_RAW_ALPHA", False, bool(getattr(BmpImagePlugin, "USE_RAW_ALPHA", False))),
+        ("GifImagePlugin", "LOADING_STRATEGY", "RGB_AFTER_FIRST", always == GifImagePlugin.LOADING_STRATEGY),
+    ):
+        if is_set:
+            raise _switch(f"{module}.{name}", "set", default)
+
+
+def _switch(name: str, value: object, default: object) -> LockstepError:
+    return LockstepError(
+        f"Pillow's {name} is {value} in this program, which changes what is read from images: set it back to {default}",
+        ENVIRONMENT,
+    )
 
 
 @cache
@@ -191,6 +220,9 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
     except UnidentifiedImageError:
         raise UnreadableImageError(_unidentified(data)) from None
     except Image.DecompressionBombError:
+        # Pillow refuses more than twice its limit. At its default, that is above ours.
+        if Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS < PIXEL_LIMIT:
+            raise _switch("Image.MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS, 89_478_485) from None
         raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
     except MemoryError:
         raise no_memory() from None
@@ -215,8 +247,8 @@ def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.ui
     if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
         width, height = scaled[1][2:]  # not image.size, which is rounded up
     image.load()
-    if (width > height) != (image.width > image.height):  # Pillow applies the orientation of a TIFF while it loads it.
-        width, height = height, width
+    if image.format == "TIFF":
+        width, height = image.size  # Pillow applies the orientation of a TIFF while it loads it.
     orientation = _orientation(image)
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2

@@ -1,36 +1,45 @@
 """Progress of long work on data: nothing for the first second, then a bar on a terminal, or a line now and then."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
-from lockstep.data.download.transfer import say
+from lockstep.words import duration
+
+logger = logging.getLogger("lockstep")
 
 _SILENT_S = 1.0  # Shorter work shows nothing.
 _LINE_S = 10.0  # between two lines, where there is no terminal
 
-# (description, total) -> a context that gives a function to count done work with.
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-
 
 @contextmanager
-def on_stderr(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show the progress of `total` pieces of work on stderr. Yield a function that counts done pieces."""
+def progress(description: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
+    """Show the progress of `total` pieces of work, for one thread at a time. Yield a function that counts done pieces.
+
+    The pieces of the unit "bytes" are shown as sizes.
+    """
     began = time.monotonic()
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not logger.isEnabledFor(logging.WARNING):
         yield _lines(description, total, began)
         return
     from rich import progress as rich
     from rich.console import Console
 
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
-    bars = rich.Progress(*columns, rich.TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    count = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
+    columns = (
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(),
+        *count,
+        rich.TimeRemainingColumn(),
+    )
+    bars = rich.Progress(*columns, console=Console(stderr=True), transient=True)
     task = bars.add_task(description, total=total)
 
-    def advance(count: int) -> None:
-        bars.advance(task, count)
-        if not bars.live.is_started and time.monotonic() - began > _SILENT_S:
+    def advance(done: int) -> None:
+        bars.advance(task, done)
+        if not bars.live.is_started and time.monotonic() - began >= _SILENT_S:
             bars.start()
 
     try:
@@ -40,15 +49,15 @@ def on_stderr(description: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _lines(description: str, total: int, began: float) -> Callable[[int], None]:
-    done, due = 0, began + _SILENT_S
+    all_done, due = 0, began + _SILENT_S
 
-    def advance(count: int) -> None:
-        nonlocal done, due
-        done += count
+    def advance(done: int) -> None:
+        nonlocal all_done, due
+        all_done += done
         now = time.monotonic()
-        if now >= due and done:
-            left_s = (now - began) * (total - done) / done
-            say(f"{description}: {done / total:.0%}, about {left_s:.0f} s left")
+        if now >= due and all_done:
+            left = duration((now - began) * (total - all_done) / all_done)
+            logger.warning(f"{description}: {all_done / total:.0%}, about {left} left")
             due = now + _LINE_S
 
     return advance

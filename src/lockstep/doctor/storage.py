@@ -14,7 +14,7 @@ import torch
 from lockstep.data.catalog import SOURCES
 from lockstep.data.download import manifest
 from lockstep.data.download.fetch import located
-from lockstep.data.images.mapped import MANIFEST, MappedImages, caches
+from lockstep.data.images.mapped import MappedImages, caches, complete_caches
 from lockstep.doctor.finding import Finding, Status, passed
 from lockstep.errors import LockstepError
 
@@ -97,9 +97,7 @@ def datasets(data: Path | None, max_bytes: int = _HASHED_BYTES) -> Iterator[Find
 
 def image_caches(folder: Path | None = None) -> Finding:
     """Judge the caches of decoded images by the CRC of some images of the newest ones."""
-    folder = folder or caches()
-    every = [path.parent for path in folder.glob(f"*/{MANIFEST}")]
-    every.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    every = complete_caches(folder or caches())
     if not every:
         return passed("image caches", "none")
     count = 0
@@ -109,6 +107,8 @@ def image_caches(folder: Path | None = None) -> Finding:
             rows = torch.linspace(0, len(images) - 1, min(_IMAGES, len(images))).long()
             count += len(images[rows])
         except LockstepError as error:
+            if not cache.exists():
+                continue  # Another program has deleted it meanwhile.
             return Finding("image caches", "FAIL", str(error), f"delete {cache}: it is made again when it is needed")
     return passed(
         "image caches", f"a sample of {count} images in {min(_CACHES, len(every))} of {len(every)} caches is sound"

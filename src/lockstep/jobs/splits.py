@@ -6,7 +6,6 @@ from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, custom
 from lockstep.data.dataset import Dataset
 from lockstep.data.download.fetch import ensure
 from lockstep.errors import DATA, LockstepError
-from lockstep.messages import logger
 from lockstep.settings import load_object
 
 
@@ -36,5 +35,5 @@ def _folder(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
     assert recipe.image_px is not None
     return load(
         placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
-        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit, note=logger.warning,
+        skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits."""
+"""Handwritten digits, which come with this package."""
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Triangle

@@ -1,8 +1,9 @@
 """The destination of a download: full disks, several programs at once, damaged files, and files that must stay."""
 
 import os
-import signal
-import threading
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.serving import TOY, listing, refused, toy
@@ -14,14 +15,15 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 
 @pytest.mark.parametrize("limit", [200, len(TOY) + 1000], ids=["download", "unpacking"])
-def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, other, limit):
+def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, limit):
     """A limit on file sizes makes the same calls fail. The second limit is smaller than the larger unpacked file."""
-    process = other(toy(TOY, server.url), destination, limit)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == ENVIRONMENT, err
-    assert f"dataset toy: no room for {destination} (File too large): it needs" in err
-    assert "Traceback" not in err
-    assert listing(destination.parent) == []
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        words = f"dataset toy: no room for {destination} (File too large): it needs"
+        refused(toy(TOY, server.url), destination, ENVIRONMENT, words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert server.requests == ["toy.tar.gz"]
 
 
@@ -43,56 +45,36 @@ def test_a_read_only_folder_is_reported(destination, server):
         destination.parent.chmod(0o755)
 
 
-def test_one_program_downloads_and_another_waits(server, destination, other):
+def test_one_downloads_and_others_wait(server, destination, caplog):
+    """Threads stand for programs: the lock of each open file is its own. The holder removes it while others wait."""
     server.files["toy.tar.gz"] = server.half(TOY)
-    source = toy(TOY, server.url)
-    first = other(source, destination)
-    assert server.halfway.wait(60)
-    second = other(source, destination)
-    assert "another program is downloading dataset toy: waiting for it" in second.stderr.readline()
-    assert listing(destination.parent) == [".toy-lock", f".toy-partial-{first.pid}"]
-    server.go_on.set()
-    assert first.communicate(timeout=60)[0] == "True\n"
-    assert second.communicate(timeout=60)[0] == "False\n"
+    (destination.parent / ".toy-partial-1").mkdir()  # of a program that was killed
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
+        assert server.halfway.wait(60)
+        assert listing(destination.parent) == [".toy-lock", f".toy-partial-{os.getpid()}"]
+        others = [pool.submit(fetch.fetch, toy(TOY, server.url), destination) for _ in range(7)]
+        while caplog.text.count("another program is downloading dataset toy: waiting for it") < 7:
+            time.sleep(0.01)
+        server.go_on.set()
+        assert first.result()
+        assert not any(other.result() for other in others)
     assert server.requests == ["toy.tar.gz"]
     assert listing(destination.parent) == ["toy"]
 
 
-@pytest.mark.slow
-def test_a_waiting_program_downloads_if_the_first_one_fails(server, destination, other):
-    half = server.half(TOY)
+def test_a_waiting_program_downloads_if_the_first_one_fails(server, destination, caplog):
+    half = server.half(TOY[:-1])
     server.files["toy.tar.gz"] = lambda handler: half(handler) if len(server.requests) == 1 else handler.send(TOY)
-    source = toy(TOY, server.url)
-    first = other(source, destination)
-    assert server.halfway.wait(60)
-    second = other(source, destination)
-    assert "waiting" in second.stderr.readline()
-    first.send_signal(signal.SIGINT)
-    assert second.communicate(timeout=60)[0] == "True\n"
-    assert first.communicate(timeout=60)[0] == ""
-    assert listing(destination.parent) == ["toy"]
-
-
-def test_a_partial_folder_of_a_killed_program_is_removed(server, destination, other):
-    server.files["toy.tar.gz"] = server.half(TOY)
-    process = other(toy(TOY, server.url), destination)
-    assert server.halfway.wait(60)
-    process.kill()
-    process.wait()
-    assert listing(destination.parent) == [".toy-lock", f".toy-partial-{process.pid}"]
-    server.go_on.set()
-    assert fetch.fetch(toy(TOY, server.url), destination)
-    assert listing(destination.parent) == ["toy"]
-
-
-def test_many_threads_download_once(server, destination):
-    """The holder removes the lock file while others wait for it."""
-    threads = [threading.Thread(target=fetch.fetch, args=(toy(TOY, server.url), destination)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert server.requests == ["toy.tar.gz"]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
+        assert server.halfway.wait(60)
+        second = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
+        while "waiting" not in caplog.text:
+            time.sleep(0.01)
+        server.go_on.set()
+        assert second.result()
+        assert isinstance(first.exception(), LockstepError)
     assert listing(destination.parent) == ["toy"]
 
 
@@ -135,11 +117,11 @@ def test_a_folder_with_other_files_is_never_replaced(server, destination):
     assert server.requests == ["toy.tar.gz"]
 
 
-def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monkeypatch, capsys):
+def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
     for _ in range(2):
         fetch.ensure("toy", None)
-    assert capsys.readouterr().err.splitlines()[2:] == [f"lockstep: dataset toy is in {tmp_path}/cache/lockstep/toy"]
+    assert caplog.messages[2:] == [f"dataset toy is in {tmp_path}/cache/lockstep/toy"]
     assert listing(tmp_path / "cache/lockstep") == ["toy"]
     assert server.requests == ["toy.tar.gz"]
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "own"))

@@ -13,9 +13,10 @@ from lockstep.data import locate
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.data.download import fetch, manifest, transfer
 from lockstep.errors import DATA, LockstepError
+from lockstep.words import size
 
 
-def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, destination, capsys):
+def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, destination, caplog):
     source = toy(TOY, server.url)
     assert fetch.fetch(source, destination)
     assert listing(destination.parent) == ["toy"]
@@ -30,12 +31,9 @@ def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, d
     assert (destination / "toy-files/a.bin").stat().st_mode & 0o044  # readable by everybody, for shared folders
     assert not fetch.fetch(source, destination)
     assert server.requests == ["toy.tar.gz"]
-    out, err = capsys.readouterr()
-    assert out == ""
-    lines = err.splitlines()
-    assert lines[0] == f"lockstep: fetching toy.tar.gz ({transfer.size(len(TOY))}) from {server.url}toy.tar.gz"
-    assert lines[1].startswith("lockstep: toy.tar.gz is downloaded and verified after")
-    assert lines[2:] == []
+    assert caplog.messages[0] == f"fetching toy.tar.gz ({size(len(TOY))}) from {server.url}toy.tar.gz"
+    assert caplog.messages[1].startswith("toy.tar.gz is downloaded and verified after")
+    assert caplog.messages[2:] == []
 
 
 def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server, destination):
@@ -58,6 +56,7 @@ def test_a_terminal_shows_a_progress_bar(server, destination, monkeypatch):
 
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     assert fetch.fetch(toy(TOY, server.url), destination)
     assert "\x1b[" in screen.getvalue()
@@ -109,13 +108,15 @@ def test_a_silent_server_times_out(server, destination):
     refused(toy(TOY, server.url), destination, DATA, "no answer in 0.2 s", timeout_s=0.2)
 
 
-def test_unreachable_and_invalid_urls_are_reported(destination):
+def test_unreachable_and_invalid_urls_are_reported(destination, server):
     refused(toy(TOY, "http://127.0.0.1:9/"), destination, DATA, "http://127.0.0.1:9/toy.tar.gz: connection refused")
     refused(
         toy(TOY, "https://files.invalid/"), destination, DATA, "https://files.invalid/toy.tar.gz: the proxy does not"
     )
-    refused(toy(TOY, "ftp://127.0.0.1/"), destination, DATA, "not an address of http")
-    refused(toy(TOY, "nonsense/"), destination, DATA, "not a valid address")
+    for address in ("ftp://127.0.0.1/", "file:///etc/", "nonsense/"):
+        refused(toy(TOY, address), destination, DATA, "not an address of http")
+    refused(toy(TOY, "http://[half/"), destination, DATA, "not a valid address")
+    refused(toy(TOY, f"{server.url}a b/"), destination, DATA, "not a valid address")
 
 
 def test_an_unknown_host_is_reported(destination, monkeypatch):
@@ -154,32 +155,26 @@ def member(name, kind, link=""):
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    "bad",
     [
-        (("../out.bin", b"x"), "'../out.bin' lies outside"),
-        (("toy-files/../../out.bin", b"x"), "lies outside"),
-        (("/tmp/lockstep-out.bin", b"x"), "lies outside"),
-        (member("toy-files/l", tarfile.SYMTYPE, "/etc/passwd"), "is a link"),
-        (member("toy-files/l", tarfile.LNKTYPE, "toy-files/a.bin"), "is a link"),
-        (member("toy-files/d", tarfile.CHRTYPE), "is a special file"),
-        (member("toy-files/d", tarfile.BLKTYPE), "is a special file"),
-        (member("toy-files/f", tarfile.FIFOTYPE), "is a special file"),
-        (("toy-files/a.bin", b"x"), "occurs twice"),
+        ("../out.bin", b"x"), ("toy-files/../../out.bin", b"x"), member("toy-files/l", tarfile.SYMTYPE, "/etc/passwd"),
+        member("toy-files/l", tarfile.LNKTYPE, "../out.bin"), member("toy-files/d", tarfile.CHRTYPE),
+        member("toy-files/d", tarfile.BLKTYPE), member("toy-files/f", tarfile.FIFOTYPE),
     ],
-    ids=["..", "inner ..", "absolute", "symlink", "hard link", "character", "block", "fifo", "twice"],
-)
-def test_a_hostile_archive_is_refused(server, destination, tmp_path, bad, words):
+    ids=["..", "inner ..", "symlink", "hard link", "character", "block", "fifo"],
+)  # fmt: skip
+def test_a_hostile_archive_is_refused(server, destination, tmp_path, bad):
     body = packed(("toy-files/a.bin", b"a"), ("toy-files/b.bin", b"b"), bad)
     server.files["toy.tar.gz"] = body
-    refused(toy(body, server.url), destination, DATA, words, "so the archive is refused")
+    refused(toy(body, server.url), destination, DATA, "toy.tar.gz cannot be unpacked")
     assert listing(tmp_path) == ["data"]
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"no archive", "is not a complete tar archive"),
-        (TOY[:-1000], "is not a complete tar archive"),
+        (b"no archive", "cannot be unpacked"),
+        (TOY[:-1000], "cannot be unpacked"),
         (TOY[:-3000] + b"?" * 3000, "toy"),
         (packed(("toy-files/a.bin", b"a")), "has no file b.bin"),
         (packed(("other/a.bin", b"a"), ("other/b.bin", b"b")), "has no file a.bin"),

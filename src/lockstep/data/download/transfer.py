@@ -1,37 +1,31 @@
 """Downloads one file over HTTP, verified by SHA-256, from the first URL that works."""
 
-import contextlib
+import hashlib
+import logging
 import os
-import sys
+import socket
+import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from http.client import HTTPException, IncompleteRead, InvalidURL
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, getproxies, proxy_bypass, urlopen
 
 from lockstep.data.catalog import Archive, Source
-from lockstep.errors import DATA, LockstepError, printable
-
-if TYPE_CHECKING:
-    from requests import Response
-    from rich.progress import Progress, TaskID
+from lockstep.data.progress import progress
+from lockstep.errors import DATA, LockstepError
+from lockstep.words import duration, size
 
 TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _CHUNK_BYTES = 1 << 16
 
+logger = logging.getLogger("lockstep")
 
-class ProgressBar(Protocol):
-    """The progress bar that pooch calls during a transfer."""
 
-    total: int
-
-    def update(self, count: int) -> None:
-        """Add `count` bytes."""
-
-    def reset(self) -> None:
-        """Start again at 0 bytes."""
-
-    def close(self) -> None:
-        """End the bar."""
+class _TransferError(Exception):
+    """A transfer that failed. The message is the cause in a few words."""
 
 
 def addresses(source: Source, archive: Archive) -> list[str]:
@@ -49,137 +43,57 @@ def transfer(source: Source, archive: Archive, folder: Path, timeout_s: float = 
 
     Raises: LockstepError that says for each URL why it failed; OSError if the file cannot be written.
     """
-    failures = []
+    failures, path = [], folder / archive.name
     for url in addresses(source, archive):
-        say(f"fetching {archive.name} ({size(archive.size_bytes)}) from {url}")
-        started = time.monotonic()
+        logger.warning(f"fetching {archive.name} ({size(archive.size_bytes)}) from {url}")
+        began, digest = time.monotonic(), hashlib.sha256()
         try:
-            path = _retrieve(url, archive, folder, timeout_s)
-        except OSError as error:
-            if not _is_network(error):
-                raise
-            failures.append(f"{url}: {_reason(error, timeout_s)}")
-        except ValueError:  # pooch raises it if the SHA-256 differs
-            failures.append(f"{url}: wrong checksum: the file is damaged or another one")
-        else:
-            say(f"{archive.name} is downloaded and verified after {time.monotonic() - started:.0f} s")
+            with path.open("wb") as file, progress(archive.name, archive.size_bytes, "bytes") as advance:
+                for chunk in _received(url, archive.size_bytes, timeout_s):
+                    digest.update(chunk)
+                    file.write(chunk)
+                    advance(len(chunk))
+        except _TransferError as error:
+            failures.append(f"{url}: {error}")
+            continue
+        if digest.hexdigest() == archive.sha256:
+            logger.warning(f"{archive.name} is downloaded and verified after {duration(time.monotonic() - began)}")
             return path
+        failures.append(f"{url}: wrong checksum: the file is damaged or another one")
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)})", DATA)
 
 
-def say(message: str) -> None:
-    """Print `message` to stderr, because stdout is for the output of the command."""
-    print(f"lockstep: {printable(message)}", file=sys.stderr, flush=True)
-
-
-def size(count: int) -> str:
-    """Return `count` bytes as text."""
-    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
-
-
-def _retrieve(url: str, archive: Archive, folder: Path, timeout_s: float) -> Path:
-    import pooch
-
-    pooch.get_logger().setLevel("CRITICAL")  # `transfer` prints its own messages
-    responses: list[Response] = []
-
-    def keep_bytes(response: "Response", **_: Any) -> None:
-        """Keep the file as it is: some servers declare a .gz file as an encoding that the client has to decode."""
-        responses.append(response)
-        response.raw.headers.pop("Content-Encoding", None)
-        response.iter_content = _bounded(response.iter_content, 2 * archive.size_bytes)  # type: ignore[method-assign]
-
+def _received(url: str, most: int, timeout_s: float) -> Iterator[bytes]:
+    """Yield the answer in parts, to at most one part over `most` bytes. Raises: _TransferError."""
     try:
-        with _progress(archive) as progress:
-            downloader = pooch.HTTPDownloader(
-                progressbar=progress,
-                chunk_size=_CHUNK_BYTES,
-                timeout=timeout_s,
-                headers={"Accept-Encoding": "identity"},
-                hooks={"response": keep_bytes},
-            )
-            path = Path(
-                pooch.retrieve(url, f"sha256:{archive.sha256}", fname=archive.name, path=folder, downloader=downloader)
-            )
-    finally:
-        for response in responses:
-            response.close()
-    path.chmod(0o644)  # pooch makes it readable by its owner only, but a data folder may be shared
-    return path
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise _TransferError("not an address of http")
+        with urlopen(Request(url, headers={"User-Agent": "lockstep"}), timeout=timeout_s) as response:
+            while most >= 0 and (chunk := response.read(_CHUNK_BYTES)):
+                most -= len(chunk)
+                yield chunk
+            if most >= 0 and response.length:  # bytes that the server announced and did not send
+                raise _TransferError("the answer ended too early")
+    except (OSError, HTTPException, ValueError) as error:
+        raise _TransferError(_reason(error, url, timeout_s)) from None
 
 
-def _bounded(chunks: Callable[..., Iterator[bytes]], limit: int) -> Callable[..., Iterator[bytes]]:
-    """Return `chunks` with an error after `limit` bytes, so that an endless answer cannot fill the disk."""
-
-    def bounded(*args: Any, **kwargs: Any) -> Iterator[bytes]:
-        received = 0
-        for chunk in chunks(*args, **kwargs):
-            received += len(chunk)
-            if received > limit:
-                raise ValueError(f"more than {limit} bytes")
-            yield chunk
-
-    return bounded
-
-
-@contextlib.contextmanager
-def _progress(archive: Archive) -> Iterator[ProgressBar | None]:
-    """Show a bar on a terminal, and remove it at the end; show nothing if stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress as rich
-    from rich.console import Console
-
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn())
-    speed = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-    with rich.Progress(*columns, *speed, console=Console(stderr=True), transient=True) as bars:
-        yield _Bar(bars, bars.add_task(archive.name, total=archive.size_bytes))
-
-
-class _Bar:
-    """One of rich's bars as a `ProgressBar`. It ignores `total`, because the catalog states the size."""
-
-    def __init__(self, bars: "Progress", task: "TaskID") -> None:
-        self._bars, self._task = bars, task
-        self.total = 0
-
-    def update(self, count: int) -> None:
-        self._bars.advance(self._task, count)
-
-    def reset(self) -> None:
-        self._bars.update(self._task, completed=0)
-
-    def close(self) -> None:
-        pass
-
-
-def _is_network(error: OSError) -> bool:
-    from requests import RequestException
-
-    return isinstance(error, RequestException)
-
-
-def _reason(error: OSError, timeout_s: float) -> str:
+def _reason(error: Exception, url: str, timeout_s: float) -> str:
     """Describe in a few words why one URL failed."""
-    import requests
-
-    if isinstance(error, requests.HTTPError) and error.response is not None:
-        return f"the server says {error.response.status_code} {error.response.reason}"
-    text = str(error)
-    if isinstance(error, requests.Timeout) or "timed out" in text:
-        return f"no answer in {timeout_s:g} s"
-    reasons = {
-        "NameResolutionError": "no such host, or no network",
-        "ProxyError": "the proxy does not answer",
-        "Connection refused": "connection refused",
-        "unreachable": "no network",
-        "IncompleteRead": "the answer ended too early",
-        "SSLError": "no secure connection",
-        "Connection reset": "the connection broke",
-        "Connection aborted": "the connection broke",
-        "Invalid URL": "not a valid address",
-        "No connection adapters": "not an address of http",
-    }
-    kind = type(error).__name__
-    return next((reason for mark, reason in reasons.items() if mark in text or mark == kind), f"{kind} ({text})")
+    if isinstance(error, HTTPError):
+        return f"the server says {error.code} {error.reason}"
+    cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
+    if isinstance(cause, ConnectionRefusedError):
+        address = urlsplit(url)
+        proxied = address.scheme in getproxies() and not proxy_bypass(address.hostname or "")
+        return "the proxy does not answer" if proxied else "connection refused"
+    reasons: list[tuple[type[Exception] | tuple[type[Exception], ...], str]] = [
+        (TimeoutError, f"no answer in {timeout_s:g} s"),
+        (socket.gaierror, "no such host, or no network"),
+        (ssl.SSLError, "no secure connection"),
+        (ConnectionError, "the connection broke"),
+        (IncompleteRead, "the answer ended too early"),
+        ((ValueError, InvalidURL), "not a valid address"),
+    ]
+    text = next((text for kind, text in reasons if isinstance(cause, kind)), None)
+    return text or ("no network" if "unreachable" in str(cause) else f"{type(cause).__name__} ({cause})")

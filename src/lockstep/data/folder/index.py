@@ -4,17 +4,16 @@ A later start compares sizes and times only, and reads the files that differ.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
+import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +31,14 @@ from lockstep.data.decode import (
     read_image,
 )
 from lockstep.data.folder.scan import Scan
-from lockstep.errors import printable
+from lockstep.data.progress import progress
 
-_LAYOUT = 2  # the version of the cache file
+_LAYOUT = 3  # the version of the cache file
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
 _AT_A_TIME = 32  # files that a thread reads before it takes more
-_PATIENCE_S = 2.0  # waiting for another program is announced after this time
-_FIRST_LINE_S, _LINES_S, _FRAME_S = 1.0, 15.0, 0.2  # of the progress on stderr
+
+logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,8 @@ class Index:
         formats: uint8 [n], position in FORMATS.
         sizes_px: int32 [n, 2], width and height as stored; zeros for a file that cannot be decoded.
         causes: row -> why the file cannot be decoded.
+        momentary: the rows of `causes` whose cause is this host's, and may be gone at the next start, such as a missing
+            permission, a link to nowhere or too many open files. They are never in the cache.
     """
 
     paths: list[str]
@@ -59,6 +60,7 @@ class Index:
     formats: NDArray[np.uint8]
     sizes_px: NDArray[np.int32]
     causes: dict[int, str]
+    momentary: set[int] = field(default_factory=set)
 
     @staticmethod
     def empty(paths: list[str]) -> "Index":
@@ -78,14 +80,13 @@ class Index:
         self.formats[row], self.sizes_px[row] = facts.format, facts.size_px
         if facts.cause:
             self.causes[row] = facts.cause
+        if facts.momentary:
+            self.momentary.add(row)
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What reading a file tells. `cause` is "" if the image can be decoded.
-
-    A `momentary` cause may be gone at the next start, such as a missing permission or too many open files.
-    """
+    """What reading a file tells. `cause` is "" if the image can be decoded; see `Index` for `momentary`."""
 
     sha256: bytes
     format: int = 0
@@ -99,12 +100,11 @@ def index_of(scan: Scan) -> Index:
 
     Of several programs at once, one reads the files and the others wait for it. A cache file that is damaged or was
     written with another decoder is ignored. A file that the system cannot read now is read again at the next start.
-    Progress goes to stderr.
     """
     path = cache_file(scan.root)
     files_by_group = [file for group in scan.groups for file in group.files]
     paths = [file[0] for file in files_by_group]
-    stamps = np.array([file[1:] for file in files_by_group], np.int64).reshape(-1, 3)
+    stamps = np.array([file[1:] for file in files_by_group], np.int64).reshape(-1, 5)
     index, unknown = _known(path, paths, stamps)
     if not unknown:
         return index
@@ -120,6 +120,16 @@ def index_of(scan: Scan) -> Index:
                 rows = sorted(done)
                 _write(path, index.rows(rows), stamps[rows], started_ns)
     return index
+
+
+def forget(root: Path, path: str) -> None:
+    """Make the next start read the file `path` of the folder `root` again, whatever its size and times are."""
+    file = cache_file(root)
+    with _locked(file, root):
+        if (cached := _load(file)) and path in cached[0].paths:
+            index, stamps = cached
+            stamps[index.paths.index(path)] = -1
+            _write(file, index, stamps, time.time_ns())
 
 
 def cache_file(root: Path) -> Path:
@@ -143,9 +153,9 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
             for row, fact in zip(rows, facts, strict=True):
                 index.put(row, fact)
             done.update(row for row, fact in zip(rows, facts, strict=True) if not fact.momentary)
-            progress.add(len(rows))
+            advance(len(rows))
 
-    with _Progress(root, len(unknown)) as progress:
+    with progress(f"reading the images in {root}", len(unknown)) as advance:
         pool = ThreadPoolExecutor(hardware.cores(), "lockstep-index")
         try:
             for future in [pool.submit(read, part) for part in parts]:
@@ -174,7 +184,7 @@ def _examine(path: str) -> _Facts:
 def _known(path: Path, paths: list[str], stamps: NDArray[np.int64]) -> tuple[Index, list[int]]:
     """Return the index as far as the cache file knows it, and the rows of the files that must be read.
 
-    `stamps` are size, st_mtime_ns and st_ctime_ns of each file, int64 [n, 3].
+    `stamps` are size, st_mtime_ns, st_ctime_ns, st_dev and st_ino of each file, int64 [n, 5].
     """
     index = Index.empty(paths)
     cached = _load(path)
@@ -205,8 +215,8 @@ def _header() -> bytes:
 
 
 def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int) -> None:
-    """Replace the cache file atomically. If that is not possible, say so on stderr."""
-    young = stamps[:, 1:2] > started_ns - _GRAIN_NS
+    """Replace the cache file atomically. If that is not possible, log it."""
+    young = stamps[:, 1:3].max(axis=1, keepdims=True, initial=0) > started_ns - _GRAIN_NS
     causes = json.dumps({str(row): cause for row, cause in index.causes.items()}).encode()
     file = io.BytesIO()
     np.savez(
@@ -222,7 +232,7 @@ def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int)
     try:
         files.replace(path, file.getvalue())
     except OSError as error:
-        _say(f"cannot write {path} ({error.strerror or error}), so the next start reads all images again")
+        logger.warning(f"cannot write {path} ({error.strerror or error}), so the next start reads all images again")
 
 
 def _load(path: Path) -> tuple[Index, NDArray[np.int64]] | None:
@@ -236,7 +246,7 @@ def _load(path: Path) -> tuple[Index, NDArray[np.int64]] | None:
             index = Index(paths, arrays["sha256"], arrays["formats"], arrays["sizes_px"], causes)
         shapes = [stamps.shape, index.sha256.shape, index.formats.shape, index.sizes_px.shape]
         n = len(paths)
-        return (index, stamps) if shapes == [(n, 3), (n, 32), (n,), (n, 2)] else None
+        return (index, stamps) if shapes == [(n, 5), (n, 32), (n,), (n, 2)] else None
     except Exception:  # A damaged file raises errors of zipfile, zlib, numpy, json and others.
         return None
 
@@ -244,66 +254,9 @@ def _load(path: Path) -> tuple[Index, NDArray[np.int64]] | None:
 @contextlib.contextmanager
 def _locked(path: Path, root: Path) -> Iterator[None]:
     """Hold the lock of a cache file; wait while another program holds it. Where no file can be written, hold none."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = files.open_lock(path.with_suffix(".lock"))
-    except OSError:  # `_write` reports it
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # `_write` reports it
+            path.parent.mkdir(parents=True, exist_ok=True)
+            waiting = f"another program is reading the images in {root}: waiting for it"
+            held.enter_context(files.locked(path.with_suffix(".lock"), lambda: logger.warning(waiting)))
         yield
-        return
-    try:
-        until = time.monotonic() + _PATIENCE_S
-        while not _lock_now(lock):
-            if time.monotonic() > until:
-                _say(f"another program is reading the images in {root}: waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                break
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _lock_now(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-class _Progress:
-    """The progress of reading on stderr: one line that is redrawn on a terminal, else a line from time to time."""
-
-    def __init__(self, root: Path, total: int) -> None:
-        self._root, self._total, self._done = root, total, 0
-        self._started, self._drawn = time.monotonic(), 0.0
-        self._terminal = sys.stderr.isatty()
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn and self._terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    def add(self, count: int) -> None:
-        """Count files that are read. The caller holds a lock."""
-        self._done += count
-        now = time.monotonic()
-        seconds = now - self._started
-        if seconds < _FIRST_LINE_S or now - self._drawn < (_FRAME_S if self._terminal else _LINES_S):
-            return
-        self._drawn = now
-        rate = self._done / seconds
-        text = (
-            f"reading the images in {self._root}: {self._done:,} of {self._total:,}, {rate:,.0f} images/s, "
-            f"{(self._total - self._done) / rate:.0f} s left"
-        )
-        if self._terminal:
-            print(f"\r\033[K{printable(text)}", end="", file=sys.stderr, flush=True)
-        else:
-            _say(text)
-
-
-def _say(text: str) -> None:
-    print(f"lockstep: {printable(text)}", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
+from lockstep.data.folder.index import forget
 from lockstep.data.folder.survey import ORDER, Survey, survey
-from lockstep.data.images import open_images
+from lockstep.data.images import DecodedImages, open_images
 from lockstep.errors import DATA, LockstepError
 
-Note = Callable[[str], None]
+logger = logging.getLogger("lockstep")
 
 
 def load(
@@ -26,28 +27,27 @@ def load(
     test_share: float,
     skip_unreadable: bool,
     cache_limit: float | None = None,
-    note: Note = lambda text: None,
 ) -> dict[str, Dataset]:
     """Return the splits of an image folder, images [N, image_px, image_px, 3]; see `survey` for the splits.
 
     The SHA-256 of a split covers the classes, `image_px`, and the SHA-256 and label of each file. `cache_limit` is as
-    in `open_images`. `note` receives messages for the user. The first call for a folder reads all files and caches
-    their pixels; later ones are fast.
+    in `open_images`. What a user should know is logged as warnings. The first call for a folder reads all files and
+    caches their pixels; later ones are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
     found = survey(folder, test_share, skip_unreadable).require_sound()
-    notes = list(found.notes)
+    for note in found.notes:
+        logger.warning(note)
     splits = {
-        split: _dataset(found, found.splits[split], image_px, cache_limit, notes.append)
-        for split in ORDER
-        if split in found.splits
+        name: _dataset(found, found.splits[name], image_px, cache_limit) for name in ORDER if name in found.splits
     }
-    for text in dict.fromkeys(notes):  # Each split may say the same.
-        note(text)
+    images = [dataset.images for dataset in splits.values()]
+    for reason in dict.fromkeys(part.reason for part in images if isinstance(part, DecodedImages)):
+        logger.warning(f"images are not cached but decoded on the fly, which takes time in every epoch: {reason}")
     return splits
 
 
-def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit: float | None, note: Note) -> Dataset:
+def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit: float | None) -> Dataset:
     labels, sha256 = found.labels[rows], found.index.sha256[rows]
     digest = hashlib.sha256(json.dumps([RULES, image_px, list(found.classes)]).encode())
     digest.update(labels.tobytes())
@@ -56,7 +56,7 @@ def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit:
     # another environment, in which a run may be resumed.
     key = hashlib.sha256(json.dumps([digest.hexdigest(), decoder_versions()]).encode()).hexdigest()
     source = _Files(found.scan.root, [found.index.paths[row] for row in rows.tolist()], sha256, image_px)
-    images = open_images(source, key, cache_limit=cache_limit, note=note)
+    images = open_images(source, key, cache_limit)
     return Dataset(images, torch.from_numpy(labels), found.classes, digest.hexdigest())
 
 
@@ -83,18 +83,13 @@ class _Files:
         return self.image_px, self.image_px, 3
 
     def decode(self, row: int) -> NDArray[np.uint8]:
-        """Return the pixels of file `row`. Raises: LockstepError if it cannot be read."""
-        return _decode(self.root / self.paths[row], self.sha256[row].tobytes(), self.image_px)
-
-
-def _decode(path: Path, sha256: bytes, image_px: int) -> NDArray[np.uint8]:
-    """Return the pixels of a file. Raises: LockstepError if it is not the file that the index knows."""
-    try:
-        data = read_image(path)
-        if hashlib.sha256(data).digest() != sha256:
-            raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
-        return decode_image(data, image_px)
-    except OSError as error:
-        raise LockstepError(f"{path} cannot be read: {error.strerror or error}", DATA) from None
-    except UnreadableImageError as error:
-        raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
+        """Return the pixels of file `row`. Raises: LockstepError if it is not the file that the index knows."""
+        path = self.root / self.paths[row]
+        try:
+            data = read_image(path)
+            if hashlib.sha256(data).digest() != self.sha256[row].tobytes():
+                forget(self.root, self.paths[row])
+                raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
+            return decode_image(data, self.image_px)
+        except (OSError, UnreadableImageError) as error:
+            raise LockstepError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", DATA) from None

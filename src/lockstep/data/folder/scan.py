@@ -31,13 +31,14 @@ _MAX_LOOKED_AT = 20_000  # entries that `is_image_folder` looks at, so that it e
 class Group(NamedTuple):
     """The images of one class in one split; see `Scan` for the split's name.
 
-    files: (path relative to the root, with "/"; size in bytes, -1 for a broken link; st_mtime_ns; st_ctime_ns), sorted.
-    A program can set st_mtime_ns to any time, so only st_ctime_ns shows that a file was replaced by one of equal size.
+    files: (path relative to the root, with "/"; size in bytes, -1 for a broken link; st_mtime_ns; st_ctime_ns; st_dev;
+    st_ino), sorted. A program can set st_mtime_ns to any time, so only st_ctime_ns shows that a file of equal size was
+    written in its place, and only st_ino that one was moved there, or a folder above it was.
     """
 
     split: str
     class_name: str
-    files: list[tuple[str, int, int, int]]
+    files: list[tuple[str, int, int, int, int, int]]
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Scan:
         loose: paths of images that are in no class.
         unsupported: suffix -> number of images of a format that cannot be read.
         others: number of files that are no images by their name.
-        loops: paths of links to a folder above them. They are not followed.
+        loops: paths of links to a folder above, or to one that the class has already. They are not followed.
         problems: what makes training impossible.
     """
 
@@ -72,9 +73,9 @@ class Scan:
 def scan(root: Path) -> Scan:
     """List the images under `root`.
 
-    Names that begin with a dot, and those in IGNORED, are ignored. Links to files and folders are followed, except a
-    link to a folder above it. The name of a class is its folder's name in Unicode's composed form (NFC), so that
-    macOS and Linux agree on it.
+    Names that begin with a dot, and those in IGNORED, are ignored. Links to files and folders are followed, except to
+    a folder above, and to one that the class has already: a class has the images of each folder once. The name of a
+    class is its folder's name in Unicode's composed form (NFC), so that macOS and Linux agree on it.
     Raises: LockstepError if `root` is not a folder or cannot be read.
     """
     if not root.is_dir():
@@ -148,7 +149,7 @@ def _scan_classes(result: Scan, split: str, folder: Path) -> None:
     names: dict[str, str] = {}  # class -> its folder
     try:
         _note_loose(result, folder, prefix)
-        above = (_identity(result.root), _identity(folder))
+        above = {_identity(result.root), _identity(folder)}
         folders = sorted(entry.name for entry in _visible(folder) if _is_dir(entry))
     except OSError as error:
         result.problems.append(f"{prefix or result.root} cannot be read: {error.strerror}")
@@ -168,44 +169,45 @@ def _scan_classes(result: Scan, split: str, folder: Path) -> None:
         result.groups.append(group)
 
 
-def _walk(result: Scan, group: Group, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> None:
-    """Add the images under `folder`, whose path is `prefix`. `above` identifies the folders above it."""
-    try:
-        own = _identity(folder)
-        if own in above:
-            result.loops.append(prefix.rstrip("/"))
-            return
-        add = group.files.append
-        with os.scandir(folder) as entries:  # not `_visible`: this loop decides how fast a start is
-            for entry in entries:
-                name = entry.name
-                if name[0] == "." or name in IGNORED:
-                    continue
-                is_image = name[name.rfind(".") + 1 :].lower() in SUFFIXES
-                try:
-                    facts = entry.stat() if is_image and entry.is_file() else None
-                    is_folder = facts is None and entry.is_dir()
-                except OSError:  # a link to itself, a file that is gone by now, or a folder that cannot be entered
-                    _add_unknown(result, group, entry, prefix, is_image)
-                    continue
-                if facts is not None:
-                    add((prefix + name, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
-                elif is_folder:
-                    _walk(result, group, entry.path, f"{prefix}{name}/", (*above, own))
-                elif is_image and entry.is_symlink():
-                    add((prefix + name, -1, 0, 0))
-                else:  # A pipe counts here too: reading it would wait for its writer.
-                    _count_other(result, name)
-    except OSError as error:
-        result.problems.append(f"{prefix} cannot be read: {error.strerror}")
+def _walk(result: Scan, group: Group, folder: str, prefix: str, above: set[tuple[int, int]]) -> None:
+    """Add the images under `folder`, whose path is `prefix`. `above` identifies the folders above it.
 
-
-def _add_unknown(result: Scan, group: Group, entry: "os.DirEntry[str]", prefix: str, is_image: bool) -> None:
-    """Add an entry that the system cannot examine: an image as a broken link is, so that its cause is shown."""
-    if is_image:
-        group.files.append((prefix + entry.name, -1, 0, 0))
-    else:
-        _count_other(result, entry.name)
+    Links to folders are followed after all folders of the class, sorted by their names, so that the paths of the images
+    do not depend on the order of the names on the disk.
+    """
+    seen, folders, links = set(above), [(prefix, folder)], list[tuple[str, str]]()
+    while folders or links:
+        prefix, folder = folders.pop() if folders else links.pop(links.index(min(links)))
+        try:
+            identity = _identity(folder)
+            if identity in seen:
+                result.loops.append(prefix.rstrip("/"))
+                continue
+            seen.add(identity)
+            with os.scandir(folder) as entries:  # not `_visible`: this loop decides how fast a start is
+                for entry in entries:
+                    name = entry.name
+                    if name[0] == "." or name in IGNORED:
+                        continue
+                    is_image = name[name.rfind(".") + 1 :].lower() in SUFFIXES
+                    try:
+                        facts = entry.stat() if is_image and entry.is_file() else None
+                        is_folder = facts is None and entry.is_dir()
+                    except OSError:  # a link to itself, a file that is gone by now, or a folder that cannot be entered
+                        facts, is_folder, unknown = None, False, True
+                    else:
+                        unknown = entry.is_symlink()
+                    if facts is not None:
+                        times = facts.st_mtime_ns, facts.st_ctime_ns
+                        group.files.append((prefix + name, facts.st_size, *times, facts.st_dev, facts.st_ino))
+                    elif is_folder:
+                        (links if entry.is_symlink() else folders).append((f"{prefix}{name}/", entry.path))
+                    elif is_image and unknown:  # listed, so that its cause is shown
+                        group.files.append((prefix + name, -1, 0, 0, 0, 0))
+                    else:  # A pipe counts here too: reading it would wait for its writer.
+                        _count_other(result, name)
+        except OSError as error:
+            result.problems.append(f"{prefix} cannot be read: {error.strerror}")
 
 
 def _is_dir(entry: "os.DirEntry[str]", follow_symlinks: bool = True) -> bool:

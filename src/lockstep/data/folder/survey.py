@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lockstep.data.folder.index import Index, index_of
 from lockstep.data.folder.scan import Group, Scan, scan
 from lockstep.errors import DATA, LockstepError
+from lockstep.words import plural
 
 ORDER = ("train", "validation", "test")
 _LISTED = 20  # files that an error lists
@@ -139,14 +140,14 @@ def _class_problems(scanned: Scan, training: str, classes: Sequence[str], readab
     """
     prefix = f"{training}: " if training else ""
     if not classes:
-        loose = f", but {_count(len(scanned.loose), 'image')} in no class" if scanned.loose else ""
+        loose = f", but {plural(len(scanned.loose), 'image')} in no class" if scanned.loose else ""
         return [f"{prefix}it holds no folders{loose}: give each class a folder with its images"]
     problems = []
     pairs = list(zip(scanned.groups, readable.tolist(), strict=True))
     own = [(group, count) for group, count in pairs if group.split == training]
     if empty := [group.class_name for group, _ in own if not group.files]:
         problems.append(
-            f"{prefix}{_count(len(empty), 'class', 'classes')} without an image, {_all(empty)}: remove or fill them"
+            f"{prefix}{plural(len(empty), 'class')} without an image, {', '.join(empty)}: remove or fill them"
         )
     if len(classes) == 1:
         inner = "" if training else f". If the folders in it are the classes, give {scanned.root / classes[0]}"
@@ -155,29 +156,40 @@ def _class_problems(scanned: Scan, training: str, classes: Sequence[str], readab
         names = scanned.classes(split)
         if unknown := [name for name in names if name not in classes]:
             problems.append(
-                f"{split}: {_count(len(unknown), 'class', 'classes')} that train lacks, {_all(unknown)}: "
+                f"{split}: {plural(len(unknown), 'class')} that train lacks, {', '.join(unknown)}: "
                 "rename or remove them"
             )
     if lost := [group.class_name for group, count in own if group.files and not count]:
-        problems.append(f"{prefix}no image of {_all(lost)} can be read")
+        problems.append(f"{prefix}no image of {', '.join(lost)} can be read")
     return problems
 
 
 def _unreadable(index: Index, skip: bool, notes: list[str]) -> list[str]:
-    """Return the problem that files cannot be read, or add a note of it to `notes` if they may be skipped."""
-    if not index.causes:
-        return []
-    listed = [f"{index.paths[row]}: {index.causes[row]}" for row in sorted(index.causes)]
-    count = _count(len(listed), "image")
-    if skip:
+    """Return the problem that files cannot be read, or add a note of it to `notes` if they may be skipped.
+
+    Files that only this host cannot read now are never skipped: on another host, or at a later start, they would be
+    in the dataset.
+    """
+    skipped = {row: cause for row, cause in index.causes.items() if skip and row not in index.momentary}
+    if skipped:
+        listed = [f"{index.paths[row]}: {skipped[row]}" for row in sorted(skipped)]
         notes.append(
-            f"{count} cannot be read and {'is' if len(listed) == 1 else 'are'} skipped ({listed[0]}{_more(listed)})"
+            f"{plural(len(listed), 'image')} cannot be read and {'is' if len(listed) == 1 else 'are'} skipped "
+            f"({listed[0]}{_more(listed)})"
         )
+    listed = [f"{index.paths[row]}: {index.causes[row]}" for row in sorted(index.causes.keys() - skipped.keys())]
+    if not listed:
         return []
     rest = [f"and {len(listed) - _LISTED} others: lockstep data check lists them"] if len(listed) > _LISTED else []
+    it = "it" if len(listed) == 1 else "them"
+    advice = (
+        f" now. skip_unreadable does not skip {it}, as another start may read {it}. Make {it} readable, or remove {it}:"
+        if skip
+        else f". Repair or remove {it}, or skip with --set skip_unreadable=true:"
+    )
     return [
-        f"{count} cannot be read. Repair or remove {'it' if len(listed) == 1 else 'them'}, or skip with --set "
-        "skip_unreadable=true:" + "".join(f"\n  {line}" for line in [*listed[:_LISTED], *rest])
+        f"{plural(len(listed), 'image')} cannot be read{advice}"
+        + "".join(f"\n  {line}" for line in [*listed[:_LISTED], *rest])
     ]
 
 
@@ -212,7 +224,7 @@ def _divide(
     shared = np.bincount(np.concatenate(own), minlength=len(labels)) > 1  # of each content: whether classes share it
     if small := [name for name, of_class in zip(classes, own, strict=True) if len(of_class) < 2]:
         return [
-            f"{_count(len(small), 'class', 'classes')} with fewer than two different images, {_all(small)}: one is "
+            f"{plural(len(small), 'class')} with fewer than two different images, {', '.join(small)}: one is "
             "needed to train and another to test"
         ]
     for of_class in own:
@@ -223,7 +235,7 @@ def _divide(
         elif in_test[of_class].all():
             in_test[movable[-1]] = False
     if bad := [name for name, c in zip(classes, own, strict=True) if in_test[c].all() or not in_test[c].any()]:
-        return [f"{_all(bad)}: too few images that are in one class only, so they cannot be divided for testing"]
+        return [f"{', '.join(bad)}: too few images that are in one class only, so they cannot be divided for testing"]
     chosen = in_test[contents[rows]]
     splits["train"], splits["test"] = rows[~chosen], rows[chosen]
     return []
@@ -234,36 +246,31 @@ def _notes(found: Survey) -> list[str]:
     scanned, notes = found.scan, []
     if scanned.loose:
         notes.append(
-            f"{_count(len(scanned.loose), 'image')} in no class and not used: {scanned.loose[0]}{_more(scanned.loose)}"
+            f"{plural(len(scanned.loose), 'image')} in no class and not used: {scanned.loose[0]}{_more(scanned.loose)}"
         )
     if scanned.unsupported:
         kinds = ", ".join(f"{number} {suffix}" for suffix, number in sorted(scanned.unsupported.items()))
-        count = _count(sum(scanned.unsupported.values()), "image")
+        count = plural(sum(scanned.unsupported.values()), "image")
         notes.append(f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG to use them")
     if scanned.loops:
-        links = _count(len(scanned.loops), "link")
-        notes.append(f"{links} to a folder above not followed: {scanned.loops[0]}{_more(scanned.loops)}")
+        links = plural(len(scanned.loops), "link")
+        notes.append(
+            f"{links} not followed, to a folder above or one that the class has already: {scanned.loops[0]}"
+            f"{_more(scanned.loops)}"
+        )
     for groups, what in (
         (found.conflicts(), "in several classes: the labels contradict each other"),
         (found.leaks(), "in several splits: the accuracy will be too high"),
     ):
         if groups:
             first = " = ".join(found.index.paths[row] for row in groups[0])
-            notes.append(f"{_count(len(groups), 'image')} {what} ({first}{_more(groups)})")
+            notes.append(f"{plural(len(groups), 'image')} {what} ({first}{_more(groups)})")
     for split, rows in found.splits.items():
         present = set(found.labels[rows].tolist())
         missing = [name for label, name in enumerate(found.classes) if label not in present]
         if missing and split != "train":
-            notes.append(f"no {split} image of {_all(missing)}")
+            notes.append(f"no {split} image of {', '.join(missing)}")
     return notes
-
-
-def _count(number: int, one: str, several: str = "") -> str:
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
-
-
-def _all(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def _more(items: Sequence[object]) -> str:

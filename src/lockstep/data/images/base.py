@@ -57,7 +57,7 @@ class Images(ABC):
 
     def prefetch(self, rows: Tensor | slice) -> None:
         """Prepare for reading `rows` soon. The next reading of them is then faster; its result is the same."""
-        self._expect(self._numbers(rows))
+        self._prefetch(self._numbers(rows))
 
     def select(self, rows: Rows) -> "Images":
         """Return the images of `rows` as images of their own, numbered from 0. Copies no pixels."""
@@ -76,7 +76,7 @@ class Images(ABC):
     def _gather(self, rows: Rows) -> Bytes:
         """Return a new array [n, H, W, C] of the images of `rows` [n]."""
 
-    def _expect(self, rows: Rows) -> None:  # noqa: B027  not abstract: most images cannot prepare
+    def _prefetch(self, rows: Rows) -> None:  # noqa: B027  not abstract: most images cannot prepare
         """Prepare for `_gather` of `rows`. Does nothing, unless a subclass can prepare."""
 
     def _numbers(self, rows: Tensor | slice) -> Rows:
@@ -112,8 +112,8 @@ class Selection(Images):
     def _gather(self, rows: Rows) -> Bytes:
         return self._images._gather(self._inner(rows))
 
-    def _expect(self, rows: Rows) -> None:
-        self._images._expect(self._inner(rows))
+    def _prefetch(self, rows: Rows) -> None:
+        self._images._prefetch(self._inner(rows))
 
     def _inner(self, rows: Rows) -> Rows:
         return rows if self._rows is None else self._rows[rows]

@@ -1,8 +1,8 @@
 """The choice between a cache on disk and decoding on the fly, and the building of the cache."""
 
 import hashlib
+import logging
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -11,27 +11,20 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import hardware
-from lockstep.data.download.transfer import say, size
+from lockstep.data.images import mapped
 from lockstep.data.images.base import Images, Source
 from lockstep.data.images.decoded import DecodedImages, decoded
-from lockstep.data.images.mapped import CacheWriter, MappedImages, caches, locked_cache, new_cache, remove_abandoned
-from lockstep.data.progress import Progress, on_stderr
+from lockstep.data.progress import progress
 from lockstep.files import no_room
+from lockstep.words import size
+
+logger = logging.getLogger("lockstep")
 
 _CHUNK_IMAGES = 16  # written at a time, and finished by each thread before a signal ends the program
 _GB = 1e9
 
-Note = Callable[[str], None]
 
-
-def open_images(
-    source: Source,
-    key: str,
-    *,
-    cache_limit: float | None = None,
-    note: Note = lambda text: None,
-    progress: Progress = on_stderr,
-) -> Images:
+def open_images(source: Source, key: str, cache_limit: float | None = None) -> Images:
     """Return the images of `source`: from their cache on disk, which is made if there is room, or decoded on the fly.
 
     The pixels are the same in both cases. If several programs or processes need the cache, one makes it and the others
@@ -41,33 +34,27 @@ def open_images(
         source: the images.
         key: everything that decides the pixels, such as the SHA-256 of the files, the image size and the decoder.
         cache_limit: GB that all caches may take together; 0: no cache. None: half of what is free on the disk.
-        note: receives a message for the user if there is no cache.
-        progress: shows the progress of making the cache.
 
     Raises: LockstepError if an image cannot be read, or an existing cache is damaged.
     """
     if cache_limit == 0:
-        return _on_the_fly(source, note, "the cache limit is 0")
+        return DecodedImages(source, "the cache limit is 0")
     name = hashlib.sha256(f"{key} {source.count} {tuple(source.shape)}".encode()).hexdigest()[:32]
-    folder = caches() / name
+    folder = mapped.caches() / name
     if folder.exists():
-        return MappedImages(folder)
+        return mapped.MappedImages(folder)
     try:
-        with locked_cache(name, lambda: say(f"another program is making the cache {folder}: waiting for it")):
+        waiting = f"another program is making the cache {folder}: waiting for it"
+        with mapped.locked_cache(name, lambda: logger.warning(waiting)):
             if not folder.exists():
-                remove_abandoned(folder)  # first, because the folders of killed programs take space
+                mapped.remove_abandoned(folder)  # first, because the folders of killed programs take space
                 if (problem := _no_space(source, folder, cache_limit)) is not None:
-                    return _on_the_fly(source, note, problem)
-                _build(source, key, folder, progress)
+                    return DecodedImages(source, problem)
+                _build(source, key, folder)
     except OSError as error:
         problem = "the disk is full" if no_room(error) else f"{error.strerror or error}"
-        return _on_the_fly(source, note, f"no cache can be written in {folder.parent}: {problem}")
-    return MappedImages(folder)
-
-
-def _on_the_fly(source: Source, note: Note, reason: str) -> Images:
-    note(f"images are not cached but decoded on the fly, which takes time in every epoch: {reason}")
-    return DecodedImages(source)
+        return DecodedImages(source, f"no cache can be written in {folder.parent}: {problem}")
+    return mapped.MappedImages(folder)
 
 
 def _no_space(source: Source, folder: Path, limit: float | None) -> str | None:
@@ -91,17 +78,15 @@ def _no_space(source: Source, folder: Path, limit: float | None) -> str | None:
 def _size_of_caches(parent: Path) -> int:
     """Return the bytes of all complete caches. Other programs may delete caches at the same time."""
     total = 0
-    for cache in parent.iterdir():
-        if cache.name.startswith("."):  # a lock, or a folder that is still written
-            continue
+    for cache in mapped.complete_caches(parent):
         with suppress(FileNotFoundError, NotADirectoryError):
             total += sum(path.stat().st_size for path in cache.iterdir())
     return total
 
 
-def _build(source: Source, key: str, folder: Path, progress: Progress) -> None:
+def _build(source: Source, key: str, folder: Path) -> None:
     """Make the cache. Raises: OSError if it cannot be written, LockstepError if an image cannot be read."""
-    with new_cache(folder) as writer:
+    with mapped.new_cache(folder) as writer:
         writer.reserve(source.count, source.shape)
         starts = range(0, source.count, _CHUNK_IMAGES)
         with (
@@ -117,7 +102,7 @@ def _build(source: Source, key: str, folder: Path, progress: Progress) -> None:
         writer.finish(source.count, source.shape, {"key": key})
 
 
-def _write_chunk(source: Source, writer: CacheWriter, first: int) -> int:
+def _write_chunk(source: Source, writer: mapped.CacheWriter, first: int) -> int:
     rows = range(first, min(first + _CHUNK_IMAGES, source.count))
     writer.write(first, np.stack([decoded(source, row) for row in rows]))
     return len(rows)

@@ -1,7 +1,8 @@
-"""DecodedImages: images that threads decode ahead of need, for disks without room for a cache."""
+"""DecodedImages: images that threads decode ahead of time, for disks without room for a cache."""
 
 import threading
 import weakref
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 import numpy as np
@@ -12,93 +13,69 @@ from lockstep.errors import DATA, LockstepError
 
 AHEAD_BYTES = 256 << 20  # of images that are decoded before they are read, at most, in one process
 
+_Job = tuple["Future[Bytes]", Source, int]
+
 
 class DecodedImages(Images):
-    """Images decoded when they are read, or ahead of that by threads if they are expected.
+    """Images decoded when they are read, or ahead of that by threads if they are prefetched.
 
-    Images of expected rows are held until they are read: at most `ahead_bytes` of them. The thread that reads helps
+    Images of prefetched rows are held until they are read: at most `ahead_bytes` of them. The thread that reads helps
     with what is missing. The pixels do not depend on threads, order or hints, as each image is decoded on its own.
+
+    Attributes:
+        reason: why the images are not read from a cache.
     """
 
-    def __init__(self, source: Source, *, threads: int | None = None, ahead_bytes: int = AHEAD_BYTES) -> None:
+    def __init__(
+        self, source: Source, reason: str = "", *, threads: int | None = None, ahead_bytes: int = AHEAD_BYTES
+    ) -> None:
         super().__init__(source.count, source.shape)
+        self.reason = reason
         self._source = source
         self._image_bytes = int(np.prod(source.shape))
         self._ahead_images = ahead_bytes // self._image_bytes
         self._threads = threads or hardware.cores()
-        self._waiting: SimpleQueue[_Decoding | None] | None = None
-        self._ahead: dict[int, _Decoding] = {}  # by row; in the order in which they were expected
+        self._waiting: SimpleQueue[_Job | None] | None = None
+        self._ahead: dict[int, Future[Bytes]] = {}  # by row
 
     @property
     def held_bytes(self) -> int:
         """Return the bytes of images that are decoded, or will be soon, and not yet read."""
         return len(self._ahead) * self._image_bytes
 
-    def _expect(self, rows: Rows) -> None:
+    def _prefetch(self, rows: Rows) -> None:
         for row in rows.tolist():
             if len(self._ahead) >= self._ahead_images:
                 return
             if row not in self._ahead:
-                self._ahead[row] = self._started(row)
+                self._ahead[row] = self._submit(row)
 
     def _gather(self, rows: Rows) -> Bytes:
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of {len(self)} images")
-        needed: dict[int, _Decoding] = {}
+        needed: dict[int, Future[Bytes]] = {}
         for row in rows.tolist():
             if row not in needed:
-                needed[row] = self._ahead.pop(row) if row in self._ahead else self._started(row)
+                needed[row] = self._ahead.pop(row) if row in self._ahead else self._submit(row)
         # The threads take the first images, and this one takes the last.
-        for decoding in reversed(needed.values()):
-            decoding.run()
+        own = {row: decoded(self._source, row) for row, future in reversed(needed.items()) if future.cancel()}
         images = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for i, row in enumerate(rows.tolist()):
-            images[i] = needed[row].result()
+            images[i] = own[row] if row in own else needed[row].result()
         return images
 
-    def _started(self, row: int) -> "_Decoding":
-        """Return the decoding of `row`, which waits for a thread."""
+    def _submit(self, row: int) -> "Future[Bytes]":
+        """Return the future image `row`, which waits for a thread."""
         if self._waiting is None:
             self._waiting = SimpleQueue()
             for _ in range(self._threads):
-                # Daemons, so that the end of the program does not wait for a file on a slow disk. They hold no
-                # reference to these images, so that they end with them.
+                # Daemons, unlike those of a ThreadPoolExecutor, so that the end of the program does not wait for a
+                # file on a slow disk. They hold no reference to these images, so that they end with them.
                 threading.Thread(target=_work, args=(self._waiting,), daemon=True).start()
             weakref.finalize(self, _end, self._waiting, self._threads)
-        decoding = _Decoding(self._source, row)
-        self._waiting.put(decoding)
-        return decoding
-
-
-class _Decoding:
-    """The decoding of one image, by whichever thread runs it first."""
-
-    def __init__(self, source: Source, row: int) -> None:
-        self._source, self._row = source, row
-        self._taken, self._done = threading.Lock(), threading.Event()
-        self._image: Bytes | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Decode the image, unless a thread has begun with it."""
-        if not self._taken.acquire(blocking=False):
-            return
-        try:
-            self._image = decoded(self._source, self._row)
-        except BaseException as error:
-            self._error = error
-            if not isinstance(error, Exception):  # a signal ends the program
-                raise
-        finally:
-            self._done.set()
-
-    def result(self) -> Bytes:
-        """Wait for the image, and return it. Raises: the error of its decoding."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        assert self._image is not None
-        return self._image
+        future: Future[Bytes] = Future()
+        self._waiting.put((future, self._source, row))
+        return future
 
 
 def decoded(source: Source, row: int) -> Bytes:
@@ -114,12 +91,17 @@ def decoded(source: Source, row: int) -> Bytes:
     return image
 
 
-def _work(waiting: "SimpleQueue[_Decoding | None]") -> None:
-    while (decoding := waiting.get()) is not None:
-        decoding.run()
-        del decoding  # Its image must not stay in memory until the next one comes.
+def _work(waiting: "SimpleQueue[_Job | None]") -> None:
+    while (job := waiting.get()) is not None:
+        future, source, row = job
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(decoded(source, row))
+            except BaseException as error:
+                future.set_exception(error)
+        del job, future  # Its image must not stay in memory until the next one comes.
 
 
-def _end(waiting: "SimpleQueue[_Decoding | None]", threads: int) -> None:
+def _end(waiting: "SimpleQueue[_Job | None]", threads: int) -> None:
     for _ in range(threads):
         waiting.put(None)

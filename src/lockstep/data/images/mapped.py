@@ -39,6 +39,17 @@ def caches() -> Path:
     return Path(platformdirs.user_cache_dir("lockstep")) / "images"
 
 
+def complete_caches(folder: Path) -> list[Path]:
+    """Return the complete caches in `folder`, the newest first. Other programs may write and delete some meanwhile."""
+    made: dict[Path, float] = {}
+    with suppress(FileNotFoundError):
+        for cache in folder.iterdir():
+            if cache.name[0] != ".":  # else a lock, or a cache that is still written
+                with suppress(FileNotFoundError):
+                    made[cache] = cache.stat().st_mtime
+    return sorted(made, key=lambda cache: -made[cache])
+
+
 class MappedImages(Images):
     """The images of a complete cache. All processes of a host share its pages, which the system may drop at any time.
 
