@@ -20,7 +20,7 @@ import lockstep
 
 def work(options: dict[str, Any]) -> None:
     """Train, in each of Ray's workers. All pass the same arguments."""
-    # resume=True starts the run if there is none yet, so workers that Ray starts again go on where they were.
+    # resume=True starts the run if there is none yet, so workers that Ray starts again continue where they were.
     lockstep.train(options.pop("recipe"), resume=True, **options)
 
 
