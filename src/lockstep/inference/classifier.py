@@ -254,7 +254,7 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None, note
     if which is None and run.complete and stated is not None:
         _require_recipe(run, run.model, stated)
         return _Weights(run.model, run.recipe(), stated, _tensors(run.model, stated))
-    found = read_result(run, note) if which is None else read_chosen(run, which)
+    found = read_result(run) if which is None else read_chosen(run, which)
     _require_recipe(run, found.path, found.manifest)
     stated = found.manifest if "image_shape" in found.manifest else stated
     if stated is None:

@@ -16,7 +16,7 @@ from lockstep.jobs.watch import Evaluator, evaluate_chosen, evaluate_newest, wat
 from lockstep.report import evaluation
 from lockstep.report.console import discard, progress_on
 from lockstep.runs.folder import Run
-from lockstep.runs.model_file import save_model
+from lockstep.runs.tensors import save_model
 
 
 def evaluate_run(
@@ -68,7 +68,7 @@ def evaluate_run(
         watch(evaluator, interval=job.interval, once=job.once, tell=show, note=note)
         return
     chosen = job.checkpoint
-    result = evaluate_newest(evaluator, note) if chosen is None else evaluate_chosen(evaluator, chosen)
+    result = evaluate_newest(evaluator) if chosen is None else evaluate_chosen(evaluator, chosen)
     if reduction.process != 0:
         return
     show(result)

@@ -104,9 +104,9 @@ class Evaluator:
             self._data_noted = True
 
 
-def evaluate_newest(evaluator: Evaluator, note: Note) -> CheckpointEvaluation:
+def evaluate_newest(evaluator: Evaluator) -> CheckpointEvaluation:
     """Evaluate the checkpoint that `read_result` returns. Raises: LockstepError if there is none."""
-    return evaluator(read_result(evaluator.run, note) if evaluator.is_first else None)
+    return evaluator(read_result(evaluator.run) if evaluator.is_first else None)
 
 
 def evaluate_chosen(evaluator: Evaluator, which: int | Literal["best"]) -> CheckpointEvaluation:

@@ -26,9 +26,9 @@ from lockstep.report.metrics import MetricsFile
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import LostRunError, Run
-from lockstep.runs.model_file import save_model
 from lockstep.runs.provenance import compare, describe_custom_code, texts
 from lockstep.runs.saver import Saver
+from lockstep.runs.tensors import save_model
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
@@ -147,7 +147,7 @@ class RunWriter(Writer):
                 self.run.unlock()
                 raise
         else:
-            self.run = Run.create(job.path, session.recipe, job.numbered, self.notes.append)
+            self.run = Run.create(job.path, session.recipe, job.numbered)
         self._provenance = {
             "probe": probe.sha256,
             "model_source": session.model_source,
@@ -171,8 +171,7 @@ class RunWriter(Writer):
 
     def _read_run(self) -> None:
         """Read what a resumed run continues from. Raises: LockstepError."""
-        self.run.require_sound()
-        self.checkpoint = checkpoint.latest(self.run.checkpoints, self.notes.append)
+        self.checkpoint = checkpoint.latest(self.run.checkpoints)
         if self.checkpoint is None:
             self.notes.append(f"{self.run.path} has no checkpoint: it starts again before its first step")
         self._require_same_data()
@@ -283,7 +282,7 @@ class RunWriter(Writer):
         session, self._log = self._session, log
         step = session.state.step
         checkpoint.clear_ahead(self.run.checkpoints, step)
-        self.run.forget_ahead(step, self.notes.append)
+        self.run.forget_ahead(step)
         self.run.write("environment.json", [*self._earlier, {"step": step, **self._environment}])
         lines = startup_lines(
             session, log.course, train_set, test_set, self.run.path, local_processes, self._probe.tower_s
@@ -331,7 +330,7 @@ class RunWriter(Writer):
         if (problem := self._save_problem()) is not None:
             self._note(problem)
         session = self._session
-        self.saver.save(session.state, session.checkpoint_facts())
+        self.saver.save(session.state.named(), session.checkpoint_facts(), session.state.update_lock)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""

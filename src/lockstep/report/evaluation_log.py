@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.files import parse_json
+from lockstep.files import append, first_link, parse_json
 from lockstep.report.evaluation import CheckpointEvaluation
 from lockstep.report.event_file import EventFile, scalar
 
@@ -26,7 +26,9 @@ class EvaluationLog:
         self._events_folder = folder if usual else folder / f"{weights}-{split}-{examples}"
         self._folder, self._note = folder, note
         self._events: EventFile | None = None
-        self._writable = True
+        self._writable = (link := first_link([folder])) is None
+        if link is not None:
+            note(f"{link} is a symbolic link, and Lockstep does not write through links: no evaluation is recorded")
         try:
             text = self.path.read_text()
         except (OSError, UnicodeDecodeError):
@@ -53,7 +55,7 @@ class EvaluationLog:
         except OSError as error:
             self._writable = False
             reason = error.strerror or error
-            self._note(f"cannot record evaluations in {self._folder}: {reason}. Evaluation goes on without a record")
+            self._note(f"cannot record evaluations in {self._folder}: {reason}. Evaluation continues without a record")
 
     def close(self) -> None:
         """Close the event file."""
@@ -70,6 +72,6 @@ class EvaluationLog:
         row = {"kind": "evaluation", "time": evaluation.time, "step": evaluation.step}
         row |= {"split": evaluation.split, "weights": evaluation.weights, **evaluation.result.summary()}
         row["class_correct"] = evaluation.result.class_correct
-        with self.path.open("a") as file:
+        with append(self.path) as file:
             file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
         self._ends_in_mid_line = False

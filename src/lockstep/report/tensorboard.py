@@ -6,6 +6,7 @@ summaries use no other example and need no other pass. Tags do not name a tower.
 
 import contextlib
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,8 @@ class TensorBoard(Listener):
                 return
             self._events.purge(self._resumed)
             for row in self._evaluations(self._resumed):  # readers drop these as well, and they are not done again
-                self._events.add(
-                    self._resumed, _accuracy_and_loss(row["split"], row["weights"], row["accuracy"], row["loss"])
-                )
+                loss = math.nan if row["loss"] is None else row["loss"]
+                self._events.add(self._resumed, _accuracy_and_loss(row["split"], row["weights"], row["accuracy"], loss))
 
     def begin(self, step: int) -> None:
         """Record the pass of `step`."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.runs.folder import Run
+from lockstep.runs.manifest import checkpoints_in
 
 _SIGNS = ("recipe.json", ".lock", "checkpoints", "metrics.jsonl", "result.json")  # a folder with one of them is a run
 
@@ -67,12 +68,11 @@ def _facts(path: Path) -> RunFacts:
     try:
         accuracy = run.accuracy
         if (result := run.result()) is not None:
-            total_s, steps = float(result["total_s"]), int(result["steps"])
-    except (LockstepError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        problems.append(str(error) if isinstance(error, LockstepError) else f"result.json is damaged: {error}")
+            total_s, steps = result.get("total_s"), result.get("steps")
+    except (LockstepError, OSError) as error:
+        problems.append(str(error))
     if steps is None:
-        names = [name for name in _names(run.checkpoints) if name.startswith("step-") and name[5:].isdigit()]
-        steps = max((int(name[5:]) for name in names), default=None)
+        steps = max(checkpoints_in(run.checkpoints), default=None)
     try:
         state = run.state
     except OSError as error:
@@ -82,13 +82,6 @@ def _facts(path: Path) -> RunFacts:
         path.name, recipe, accuracy, _started(path), total_s, steps, "damaged" if problems else state, _size(path),
         problems[0] if problems else None,
     )  # fmt: skip
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _started(path: Path) -> float:

@@ -1,7 +1,7 @@
 """Recorded: what the folder of a run states of its steps, to compare a replay or another run with. It is only read."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import Run
+from lockstep.runs.manifest import STATE, folder_name, read_manifest
 
-Note = Callable[[str], None]
+logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,19 @@ class Recorded:
         weights_sha256: their SHA-256, or None.
     """
 
-    def __init__(self, path: Path, note: Note) -> None:
+    def __init__(self, path: Path, note: Callable[[str], None] = logger.warning) -> None:
         """Read the folder at `path`. Raises: LockstepError."""
         self.run, self._note = Run(path), note
         rows = self.run.metrics()
         self.digests = {row["step"]: str(row.get("digest")) for row in rows if row["kind"] == "digest"}
         losses = ((row["step"], row.get("loss")) for row in rows if row["kind"] == "step")
         self.losses = {step: loss for step, loss in losses if loss is None or isinstance(loss, float)}
-        self.steps = sorted(step for step in checkpoint.steps(self.run.checkpoints) if step >= 0)
-        self.sessions = _sessions(self.run.read("environment.json"))
-        result = self.run.result()
-        self.result: dict[str, Any] = result if isinstance(result, dict) else {}
-        step, sha256 = self.result.get("best_step") or self.result.get("steps"), self.result.get("weights_sha256")
-        complete = isinstance(step, int) and isinstance(sha256, str)
-        self.result_step: int | None = step if complete else None
-        self.weights_sha256: str | None = sha256 if complete else None
+        self.steps = checkpoint.steps(self.run.checkpoints)[::-1]
+        self.sessions = self.run.sessions()
+        self.result: dict[str, Any] = self.run.result() or {}
+        self.weights_sha256: str | None = self.result.get("weights_sha256")
+        step = self.result.get("best_step") or self.result.get("steps")
+        self.result_step: int | None = None if self.weights_sha256 is None else step
         self._held: dict[int, Checkpoint] = {}
 
     @property
@@ -70,21 +69,19 @@ class Recorded:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Return the manifest of the newest checkpoint that has one, not verified; {} if there is none."""
+        """Return the manifest of the newest checkpoint that has one, {} if there is none."""
         return next(filter(None, map(self._manifest, reversed(self.steps))), {})
 
     def state_sha256(self, step: int) -> str | None:
         """Return the SHA-256 that the manifest of the checkpoint after `step` updates states of its tensors."""
-        try:
-            return str(self._manifest(step)["files"]["state.safetensors"]["sha256"])
-        except (KeyError, TypeError):
-            return None
+        manifest = self._manifest(step)
+        return manifest["files"][STATE]["sha256"] if manifest else None
 
     def _manifest(self, step: int) -> Mapping[str, Any]:
-        with suppress(LockstepError):
-            found = self.run.read(f"checkpoints/step-{step:09d}/manifest.json")
-            return found if isinstance(found, dict) else {}
-        return {}
+        try:
+            return read_manifest(self.run.checkpoints / folder_name(step))
+        except (OSError, ValueError):
+            return {}
 
     def read(self, step: int) -> Checkpoint | None:
         """Return the checkpoint after `step` updates. Return None, with a note, if it is damaged or was deleted."""
@@ -144,17 +141,7 @@ class Recorded:
 
     def sessions_of(self, start: int, end: int) -> list[dict[str, Any]]:
         """Return the sessions that computed the steps [start, end). A later session has computed a step again."""
-        begun = [entry["step"] for entry in self.sessions]
+        begun = [entry.get("step", 0) for entry in self.sessions]
         changes = sorted({start, *(step for step in begun if start < step < end)})
         numbers = {max((i for i, step in enumerate(begun) if step <= change), default=None) for change in changes}
         return [self.sessions[number] for number in sorted(number for number in numbers if number is not None)]
-
-
-def _sessions(value: object) -> list[dict[str, Any]]:
-    """Return the entries of environment.json that can be used: each says at which step its session began."""
-    entries = [entry for entry in (value if isinstance(value, list) else []) if isinstance(entry, dict)]
-    return [
-        entry
-        for entry in entries
-        if isinstance(entry.get("step"), int) and isinstance(entry.get("model_source", {}), dict)
-    ]
