@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from lockstep.runs.manifest import (
     checkpoints_in,
     encoded,
     folder_name,
+    manifest_if_valid,
     needed_step,
     read_manifest,
     step_of,
@@ -125,19 +126,22 @@ def best_step(folder: Path) -> int | None:
     A checkpoint with a damaged manifest is skipped, with a message.
     Raises: FileNotFoundError if one was deleted during the read.
     """
-    accuracies: dict[int, float] = {}
+    manifests: dict[Path, dict[str, Any]] = {}
     for path in checkpoints_in(folder).values():
         try:
-            manifest = read_manifest(path)
+            manifests[path] = read_manifest(path)
         except (OSError, ValueError) as error:
             damage = _damaged(path, error)
             if isinstance(damage, FileNotFoundError):
                 raise damage from None
             logger.warning(f"{damage}: it is not compared with the others")
-            continue
-        if manifest.get("accuracy") is not None:
-            accuracies[manifest["step"]] = manifest["accuracy"]
-    return max(accuracies, key=lambda step: accuracies[step], default=None)
+    return next(map(step_of, _best(manifests)), None)
+
+
+def _best(manifests: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
+    """Return the checkpoint with the best accuracy, the first among equals; [] if none has one. The oldest is first."""
+    accuracies = {path: one["accuracy"] for path, one in manifests.items() if one.get("accuracy") is not None}
+    return sorted(accuracies, key=lambda path: -accuracies[path])[:1]
 
 
 def read_step(folder: Path, step: int) -> Checkpoint:
@@ -236,10 +240,9 @@ def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
     paths = list(reversed(checkpoints_in(folder).values()))
     if len(paths) > keep:
         paths = [path for path in paths if path in verified or _verify(path, verified)]
-    accuracies = {path: _accuracy(path) for path in reversed(paths)}
-    best = max(accuracies, key=lambda path: accuracies[path], default=None)
-    kept = [path for path in paths if path in paths[:keep] or (path == best and accuracies[path] >= 0)]
-    needed = {needed_step(_manifest(path)) for path in kept}
+    manifests = {path: manifest_if_valid(path) for path in reversed(paths)}
+    kept = {*paths[:keep], *_best(manifests)}
+    needed = {needed_step(manifests[path]) for path in kept}
     for path in paths:
         if path not in kept and step_of(path) not in needed:
             with contextlib.suppress(OSError):  # A folder that cannot be deleted costs disk space, not the run.
@@ -265,16 +268,3 @@ def _set_aside(path: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.rename(target)
-
-
-def _accuracy(path: Path) -> float:
-    accuracy: float | None = _manifest(path).get("accuracy")
-    return -1.0 if accuracy is None else accuracy
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the checkpoint at `path`; nothing if it is damaged."""
-    try:
-        return read_manifest(path)
-    except (OSError, ValueError):
-        return {}

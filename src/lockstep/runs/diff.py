@@ -47,9 +47,9 @@ def difference(first: Path, second: Path) -> dict[str, Any]:
 
 def _result(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of result.json that are shown."""
-    shown = {name: result[name] for name in _SIDE_BY_SIDE if name in result}
-    accuracies = {weights: value for weights, value in shown.pop("accuracy", {}).items() if value is not None}
-    return shown | ({"accuracy": accuracies} if accuracies else {})
+    known = {weights: value for weights, value in result.get("accuracy", {}).items() if value is not None}
+    shown = {**result, "accuracy": known or None}
+    return {name: shown[name] for name in _SIDE_BY_SIDE if shown.get(name) is not None}
 
 
 def _data(first: Recorded, second: Recorded) -> dict[str, Any]:
@@ -87,15 +87,13 @@ def _tensors(first: Recorded, second: Recorded) -> dict[str, Any] | None:
     compared: dict[str, Any] | None = None
     for step in common:
         # Equal files are read only if no later checkpoint differs.
-        stated = {first.state_sha256(step), second.state_sha256(step)}
-        if step != common[-1] and len(stated) == 1 and None not in stated:
+        if step != common[-1] and first.state_sha256(step) == second.state_sha256(step) is not None:
             continue
         states = first.read(step), second.read(step)
         if states[0] is None or states[1] is None:
             continue
-        found = differences(states[0].tensors, states[1].tensors)
-        listed = [asdict(one) for one in found]
-        compared = {"step": step, "count": len(states[0].tensors), "differing": listed}
+        found = [asdict(one) for one in differences(states[0].tensors, states[1].tensors)]
+        compared = {"step": step, "count": len(states[0].tensors), "differing": found}
         if found:
             break
     return compared

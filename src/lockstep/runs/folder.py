@@ -5,6 +5,7 @@ recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safete
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import IO, Any
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import finite, first_link, open_lock, parse_json, read_json, remove_abandoned, replace
-from lockstep.runs.manifest import Entries, checkpoints_in, read_manifest
+from lockstep.runs.manifest import Entries, checkpoints_in, manifest_if_valid, read_manifest
 from lockstep.settings import validated
 
 logger = logging.getLogger("lockstep")
@@ -40,7 +41,7 @@ _MAX_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 time
 
 
 class _Session(Entries):
-    step: int = 0
+    step: int
     data: str | None = None
     model_source: dict[str, str] = {}
 
@@ -122,10 +123,7 @@ class Run:
         if not _has_no_step(self.path):  # Another program trained here since the last check.
             raise _exists(self.path)
         for path in leftovers:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            (shutil.rmtree if path.is_dir() else os.unlink)(path)
         logger.warning(f"{self.path} was stopped before its first step: starting again")
 
     @staticmethod
@@ -188,10 +186,7 @@ class Run:
 
     def recipe(self) -> Recipe:
         """Return the recipe that the run was started with. Raises: LockstepError."""
-        recipe = self.read("recipe.json") or {}
-        if not isinstance(recipe, dict):
-            raise self._unreadable("recipe.json", "it is not a JSON object")
-        return validated(Recipe, recipe)
+        return validated(Recipe, self.read("recipe.json", Entries) or {})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
@@ -204,13 +199,10 @@ class Run:
 
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
-        for newest in [*checkpoints_in(self.checkpoints).values()][-1:]:
-            try:
-                stated = read_manifest(newest).get("recipe_digest")
-            except (OSError, ValueError):
-                return  # Loading a damaged checkpoint reports it.
-            if stated != self.recipe().digest():
-                raise LockstepError(f"{newest} was trained by another recipe than recipe.json states")
+        newest = [*checkpoints_in(self.checkpoints).values()][-1:]
+        stated = manifest_if_valid(newest[0]) if newest else {}  # Loading a damaged checkpoint reports it.
+        if stated and stated.get("recipe_digest") != self.recipe().digest():
+            raise LockstepError(f"{newest[0]} was trained by another recipe than recipe.json states")
 
     def data(self) -> Path | None:
         """Return the data folder that the last session was given, or None.
@@ -224,24 +216,19 @@ class Run:
     def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
         sessions = self.read("environment.json") or []
-        if not isinstance(sessions, list):
-            raise self._unreadable("environment.json", "it is not a list of sessions")
-        for session in sessions:
-            self._check("environment.json", _Session, session)
+        try:
+            if not isinstance(sessions, list):
+                raise ValueError("it is not a list of sessions")
+            for session in sessions:
+                _Session.check(session)
+        except ValueError as error:
+            raise self._unreadable("environment.json", error) from None
         return sessions
 
     def result(self) -> dict[str, Any] | None:
         """Return the final record, or None if the run is not complete. Raises: LockstepError if it is damaged."""
-        result: dict[str, Any] | None = self.read("result.json")
-        if result is not None:
-            self._check("result.json", _Result, result)
+        result: dict[str, Any] | None = self.read("result.json", _Result)
         return result
-
-    def _check(self, name: str, entries: type[Entries], value: object) -> None:
-        try:
-            entries.check(value)
-        except ValueError as error:
-            raise self._unreadable(name, error) from None
 
     def lock(self) -> None:
         """Keep other programs from writing here until `unlock`, or until this process ends in any way.
@@ -249,15 +236,15 @@ class Run:
         Raises: LockstepError if another program holds the lock, or if there is a symbolic link, or a file in the place
             of a folder or the reverse, where the run writes.
         """
-        names = (".lock", *_FILES, *_FOLDERS)
-        if link := first_link(self.path / name for name in names):
+        paths = [self.path / name for name in (".lock", *_FILES, *_FOLDERS)]
+        if link := first_link(paths):
             raise LockstepError(
                 f"{link} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
             )
-        for path in (self.path / name for name in names if name != "tb"):  # A run goes on without summaries.
-            expected = path.name in _FOLDERS
-            if path.exists() and path.is_dir() != expected:
-                kind, wanted = ("file", "folder") if expected else ("folder", "file")
+        for path in paths:
+            kind, wanted = ("folder", "file") if path.name not in _FOLDERS else ("file", "folder")
+            # A run goes on without summaries.
+            if path.exists() and path.is_dir() == (kind == "folder") and path != self.summaries:
                 raise LockstepError(f"{path} is a {kind}, and the run needs a {wanted} there: move it away", DATA)
         try:
             self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
@@ -315,11 +302,18 @@ class Run:
         """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
         replace(self.path / name, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
-    def read(self, name: str) -> Any:
-        """Return the content of the JSON file `name`, or None if it does not exist. Raises: LockstepError."""
-        path = self.path / name
+    def read(self, name: str, entries: type[Entries] | None = None) -> Any:
+        """Return the content of the JSON file `name`, with the given `entries`, or None if it does not exist.
+
+        Raises: LockstepError.
+        """
+        if not (self.path / name).is_file():
+            return None
         try:
-            return read_json(path) if path.is_file() else None
+            value = read_json(self.path / name)
+            if entries is not None:
+                entries.check(value)
+            return value
         except (OSError, ValueError) as error:
             raise self._unreadable(name, error) from None
 
@@ -431,10 +425,7 @@ def _has_no_step(path: Path) -> bool:
 
 def fresh_path(runs: Path, stem: str) -> Path:
     """Return the first of runs/<stem>-1, -2, ... that does not exist."""
-    number = 1
-    while (runs / f"{stem}-{number}").exists():
-        number += 1
-    return runs / f"{stem}-{number}"
+    return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
 
 
 def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
@@ -446,13 +437,10 @@ def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
     for recipe_json in runs.glob("*/recipe.json"):
         with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
             run = Run(recipe_json.parent)
-            if run.recipe().name == recipe_name and (data is None or _same(run.data(), data)):
+            same = data is None or os.path.realpath(run.data() or "") == os.path.realpath(data)
+            if same and run.recipe().name == recipe_name:
                 started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
     if not started:
         what = recipe_name if data is None else f"{recipe_name} on {data}"
         raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
     return max(started)[1]
-
-
-def _same(path: Path | None, other: Path) -> bool:
-    return path is not None and os.path.realpath(path) == os.path.realpath(other)

@@ -103,6 +103,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def manifest_if_valid(folder: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint in `folder`; {} if it is damaged or deleted."""
+    try:
+        return read_manifest(folder)
+    except (OSError, ValueError):
+        return {}
+
+
 def needed_step(manifest: Mapping[str, Any]) -> int | None:
     """Return the step of the best checkpoint that a run needs if it continues from the one with this manifest."""
     facts = manifest.get(EARLY_STOP)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import STATE, folder_name, read_manifest
+from lockstep.runs.manifest import STATE, folder_name, manifest_if_valid
 
 logger = logging.getLogger("lockstep")
 
@@ -64,8 +64,7 @@ class Recorded:
     @property
     def points(self) -> list[int]:
         """Return the numbers of updates of all states that are recorded, in ascending order."""
-        result = [] if self.result_step is None else [self.result_step]
-        return sorted({*self.digests, *self.steps, *result})
+        return sorted({*self.digests, *self.steps, self.result_step} - {None})
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -78,10 +77,7 @@ class Recorded:
         return manifest["files"][STATE]["sha256"] if manifest else None
 
     def _manifest(self, step: int) -> Mapping[str, Any]:
-        try:
-            return read_manifest(self.run.checkpoints / folder_name(step))
-        except (OSError, ValueError):
-            return {}
+        return manifest_if_valid(self.run.checkpoints / folder_name(step))
 
     def read(self, step: int) -> Checkpoint | None:
         """Return the checkpoint after `step` updates. Return None, with a note, if it is damaged or was deleted."""
@@ -129,19 +125,17 @@ class Recorded:
     def _nothing_to_compare(self, begin: int, end: int) -> LockstepError:
         later = next((point for point in self.points if point > begin), None)
         if later is None:
-            return LockstepError(
-                f"{self.run.path} has recorded no state after step {begin}, so there is nothing to compare: choose an "
-                f"earlier step as --from, or train with --digest-every or --save-every",
-                DATA,
-            )
-        return LockstepError(
-            f"{self.run.path} has recorded no state from step {begin + 1} to step {end}, so there is nothing to "
-            f"compare: the next one is after {later} steps. Give more --steps"
-        )
+            where, code = f"after step {begin}", DATA
+            hint = "choose an earlier step as --from, or train with --digest-every or --save-every"
+        else:
+            where, code = f"from step {begin + 1} to step {end}", USAGE
+            hint = f"the next one is after {later} steps. Give more --steps"
+        text = f"{self.run.path} has recorded no state {where}, so there is nothing to compare: {hint}"
+        return LockstepError(text, code)
 
     def sessions_of(self, start: int, end: int) -> list[dict[str, Any]]:
         """Return the sessions that computed the steps [start, end). A later session has computed a step again."""
-        begun = [entry.get("step", 0) for entry in self.sessions]
-        changes = sorted({start, *(step for step in begun if start < step < end)})
-        numbers = {max((i for i, step in enumerate(begun) if step <= change), default=None) for change in changes}
-        return [self.sessions[number] for number in sorted(number for number in numbers if number is not None)]
+        begun = [entry["step"] for entry in self.sessions]
+        changes = {start, *(step for step in begun if start < step < end)}
+        numbers = {max((i for i, step in enumerate(begun) if step <= change), default=-1) for change in changes}
+        return [self.sessions[number] for number in sorted(numbers - {-1})]

@@ -40,16 +40,14 @@ def find_weights(path: Path) -> WeightsFile:
     run = Run.open(path)
     if run.model.is_file():
         return WeightsFile(run.model.absolute(), _sha256(run.model), path)
-    problems = []
+    problem = ""
     for checkpoint in reversed(checkpoints_in(run.checkpoints).values()):
         try:
             return _checkpoint(checkpoint, path)
         except LockstepError as error:
-            problems.append(str(error))
+            problem = problem or f" ({error})"
     raise LockstepError(
-        f"--init {path}: the run has neither a model.safetensors nor a valid checkpoint"
-        f"{''.join(f' ({problem})' for problem in problems[:1])}: train it first",
-        DATA,
+        f"--init {path}: the run has neither a model.safetensors nor a valid checkpoint{problem}: train it first", DATA
     )
 
 
