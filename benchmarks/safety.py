@@ -94,7 +94,7 @@ def mnist_times(steps: int, every: int) -> dict[str, list[float]]:
             state.digest()
             times["digest"].append(time.perf_counter() - mark)
             lock.seconds, mark = 0.0, time.perf_counter()
-            saver.save(state, {})
+            saver.save(state.named(), {}, state.update_lock)
             times["wait"].append(time.perf_counter() - mark)
         elif state.step % every == 1 and state.step > 1:
             times["wait"][-1] += lock.seconds
@@ -102,7 +102,8 @@ def mnist_times(steps: int, every: int) -> dict[str, list[float]]:
 
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(Path(folder), keep=2, every_s=0)
-        saver.save(state, {})  # every run does so before its first step, and it allocates the memory for copies
+        # Every run saves before its first step, and that allocates the memory for the copies.
+        saver.save(state.named(), {}, state.update_lock)
         saver.wait()
         course = made.recipe.bind(len(dataset))
         log = Log(course, made.placement, [])

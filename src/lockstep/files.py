@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -55,6 +56,24 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("its brackets nest too deeply") from None
+
+
+def finite(value: Any) -> Any:
+    """Return `value` with None for each number in it that is not finite, as JSON has no infinity and no NaN."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def first_link(paths: Iterable[Path]) -> Path | None:
+    """Return the first symbolic link among `paths` and all that they contain, or None if there is none."""
+    for path in paths:
+        found = path if path.is_symlink() else next((one for one in path.rglob("*") if one.is_symlink()), None)
+        if found is not None:
+            return found
+    return None
 
 
 def append(path: Path) -> IO[str]:

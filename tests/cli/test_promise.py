@@ -404,7 +404,7 @@ def test_nothing_a_minute_old_is_lost_to_kill_9(started, program, tmp_path):
         victim.kill()
     killed = time.time()
     process.communicate()
-    newest = checkpoint.latest(tmp_path / "runs/x/checkpoints", lambda text: None)
+    newest = checkpoint.latest(tmp_path / "runs/x/checkpoints")
     rows = [json.loads(line) for line in (tmp_path / "runs/x/metrics.jsonl").read_text().splitlines()[:-1]]
     lost = [row for row in rows if row["kind"] == "step" and row["step"] >= newest.manifest["step"]]
     assert newest.manifest["step"] > 5

@@ -172,7 +172,7 @@ def look_at(path):
         run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
         lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: runs_in(path.parent),
         lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
-        lambda: checkpoint.latest(run.checkpoints, lambda text: None), lambda: checkpoint.best_step(run.checkpoints),
+        lambda: checkpoint.latest(run.checkpoints), lambda: checkpoint.best_step(run.checkpoints),
     ):  # fmt: skip
         only_lockstep_errors(read)
 

@@ -79,7 +79,7 @@ def run(argv: list[str]) -> int:
 
 def install(kill_at: int, report: Path) -> None:
     """Kill this process when it begins operation number `kill_at` in the folder of runs."""
-    from lockstep.runs import checkpoint, model_file
+    from lockstep.runs import tensors
 
     numbers = itertools.count(1)
 
@@ -115,8 +115,7 @@ def install(kill_at: int, report: Path) -> None:
         return save_file
 
     os.fsync = fsync
-    for module in (checkpoint, model_file):
-        module.save_file = torn(module.save_file)
+    tensors.save_file = torn(tensors.save_file)
     sys.addaudithook(audit)
 
 

@@ -40,7 +40,7 @@ def stopped(tmp_path_factory):
 
 
 @pytest.fixture
-def program_here(tmp_path, monkeypatch, capfd):
+def program_here(tmp_path, monkeypatch, capfd, caplog):
     """Return program_here(*args) -> (exit code, stdout, stderr) of the program, in this process."""
     from lockstep.cli import main
 
@@ -48,12 +48,14 @@ def program_here(tmp_path, monkeypatch, capfd):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["lockstep", *args])
         capfd.readouterr()
+        caplog.clear()
         try:
             main()
             code = 0
         except SystemExit as ended:
             code = ended.code or 0
-        return code, *capfd.readouterr()
+        out, err = capfd.readouterr()
+        return code, out, caplog.text + err
 
     return run
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from tests.unit.test_saver import Weights
+from tests.unit.test_saver import Weights, save
 
 from lockstep.files import no_room
 from lockstep.report.metrics import MetricsFile
@@ -66,16 +66,16 @@ def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
     state, saves = large_state(), Saver(folder, keep=5, every_s=0)
     for _ in range(3):
         state.update()
-        saves.save(state, {})
+        save(saves, state)
         saves.wait()
         assert saves.take_error() is None
     assert steps(folder) == [1, 2, 3]
     state.update()
-    saves.save(state, {})
+    save(saves, state)
     saves.wait()
     assert saves.take_error() is None
     assert steps(folder) == [3, 4]
-    assert checkpoint.latest(folder, pytest.fail).manifest["step"] == 4
+    assert checkpoint.latest(folder).manifest["step"] == 4
 
 
 def test_without_room_for_two_the_valid_one_stays(disk):
@@ -83,31 +83,31 @@ def test_without_room_for_two_the_valid_one_stays(disk):
     state, saves = large_state(), Saver(folder, keep=5, every_s=0)
     for _ in range(3):
         state.update()
-        saves.save(state, {})
+        save(saves, state)
         saves.wait()
     assert no_room(saves.take_error())
     assert steps(folder) == [1]
     assert [path.name for path in folder.iterdir()] == ["step-000000001"]  # no unfinished one
-    assert checkpoint.latest(folder, pytest.fail).manifest["step"] == 1
+    assert checkpoint.latest(folder).manifest["step"] == 1
 
 
 def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     for accuracy in (0.9, 0.5, 0.6):
         state.update()
-        saves.save(state, {})
+        save(saves, state)
         saves.add_facts(state.step, {"accuracy": accuracy})
     saves.wait()
-    save, calls = checkpoint.save, iter([OSError(28, "No space left on device")])
+    written, calls = checkpoint.save, iter([OSError(28, "No space left on device")])
 
     def full_once(*arguments):
         for error in calls:
             raise error
-        return save(*arguments)
+        return written(*arguments)
 
     monkeypatch.setattr(saver.checkpoint, "save", full_once)
     state.update()
-    saves.save(state, {})
+    save(saves, state)
     saves.wait()
     assert saves.take_error() is None
     assert steps(tmp_path) == [1, 3, 4]
@@ -184,7 +184,7 @@ def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
     filler = fill(folder)
     wait_for(lines, "could not save a checkpoint", process)
     wait_for(lines, "cannot write in", process)
-    assert checkpoint.latest(folder / "x/checkpoints", pytest.fail) is not None
+    assert checkpoint.latest(folder / "x/checkpoints") is not None
     filler.unlink()
     assert process.wait(timeout=120) == 0, process.stderr.read()
     result = json.loads((folder / "x/result.json").read_text())
@@ -214,7 +214,7 @@ def test_a_run_that_ends_without_room_says_so_and_is_resumed_later(started, prog
     assert err.startswith("lockstep: could not save a checkpoint in ")
     assert "No space left on device" in err
     assert len(err.strip().splitlines()) == 1
-    saved = checkpoint.latest(folder / "x/checkpoints", pytest.fail)
+    saved = checkpoint.latest(folder / "x/checkpoints")
     assert saved is not None
     refused = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 1)
     assert refused.returncode == 4
@@ -239,7 +239,7 @@ def test_a_disk_that_becomes_read_only(started, program, disk, undisturbed, tmp_
         err = process.stderr.read()
         assert err.startswith("lockstep: could not save a checkpoint in ")
         assert "Read-only file system" in err
-        assert checkpoint.latest(folder / "x/checkpoints", pytest.fail) is not None
+        assert checkpoint.latest(folder / "x/checkpoints") is not None
         refused = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 1)
         assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
         assert "Read-only file system" in refused.stderr

@@ -12,7 +12,7 @@ from lockstep.runs import checkpoint
 
 def save(folder, step, **facts):
     tensors = {"step": torch.tensor(step), "parameter/w": torch.arange(100.0) + step}
-    return checkpoint.save(folder, tensors, {"recipe_digest": "d", "data_sha256": "s", **facts})
+    return checkpoint.save(folder, tensors, {"recipe_digest": "d", "data_sha256": {"train": "s"}, **facts})
 
 
 def names(folder):
@@ -21,7 +21,7 @@ def names(folder):
 
 def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_path):
     paths = [save(tmp_path / run, 7, accuracy=0.5) for run in ("a", "b")]
-    newest = checkpoint.latest(tmp_path / "a", pytest.fail)
+    newest = checkpoint.latest(tmp_path / "a")
     assert torch.equal(newest.tensors["parameter/w"], torch.arange(100.0) + 7)
     assert newest.manifest["step"] == 7
     for name in ("state.safetensors", "manifest.json"):
@@ -30,7 +30,7 @@ def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_pat
 
 
 def test_without_checkpoints_the_latest_is_none(tmp_path):
-    assert checkpoint.latest(tmp_path, pytest.fail) is None
+    assert checkpoint.latest(tmp_path) is None
 
 
 def flip(path):
@@ -51,21 +51,20 @@ def flip(path):
     ],
     ids=["bit flip", "truncated", "no state", "no manifest", "half a manifest", "foreign manifest"],
 )
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, caplog, damage):
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
-    notes = []
-    assert checkpoint.latest(tmp_path, notes.append).manifest["step"] == 1
-    assert len(notes) == 1
-    assert "step-000000002 is damaged" in notes[0]
+    assert checkpoint.latest(tmp_path).manifest["step"] == 1
+    assert len(caplog.messages) == 1
+    assert "step-000000002 is damaged" in caplog.messages[0]
     damage(tmp_path / "step-000000001")
     with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged") as error:
-        checkpoint.latest(tmp_path, notes.append)
+        checkpoint.latest(tmp_path)
     assert error.value.code == DATA
 
 
-@pytest.mark.parametrize("reader", ["_sha256", "read_safetensors"])
-def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, reader):
+@pytest.mark.parametrize("reader", ["sha256", "read_safetensors"])
+def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, caplog, reader):
     """Another program trains, saves a new checkpoint and deletes the old ones. The new one is returned."""
     save(tmp_path, 1)
     save(tmp_path, 2)
@@ -78,13 +77,13 @@ def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, mo
         return read(path)
 
     monkeypatch.setattr(checkpoint, reader, slowly)
-    assert checkpoint.latest(tmp_path, pytest.fail).manifest["step"] == 3
-    assert names(tmp_path) == ["step-000000003"]
+    assert checkpoint.latest(tmp_path).manifest["step"] == 3
+    assert (names(tmp_path), caplog.messages) == (["step-000000003"], [])
     with pytest.raises(FileNotFoundError):
         checkpoint.read(tmp_path / "step-000000002")
 
 
-def test_a_damaged_checkpoint_is_named_once_in_a_repeated_search(tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_named_once_in_a_repeated_search(tmp_path, monkeypatch, caplog):
     save(tmp_path, 1)
     save(tmp_path, 2)
     flip(save(tmp_path, 3) / "state.safetensors")
@@ -96,18 +95,24 @@ def test_a_damaged_checkpoint_is_named_once_in_a_repeated_search(tmp_path, monke
         return load(path)
 
     monkeypatch.setattr(checkpoint, "read_safetensors", slowly)
-    notes = []
-    assert checkpoint.latest(tmp_path, notes.append).manifest["step"] == 1
-    assert len(notes) == 1
+    assert checkpoint.latest(tmp_path).manifest["step"] == 1
+    assert len(caplog.messages) == 1
     assert checkpoint.steps(tmp_path) == [3, 1]
 
 
-def test_a_link_to_nowhere_is_damaged(tmp_path):
+def test_a_link_to_nowhere_is_damaged(tmp_path, caplog):
     save(tmp_path, 1)
     (tmp_path / "step-000000002").symlink_to(tmp_path / "nowhere")
-    notes = []
-    assert checkpoint.latest(tmp_path, notes.append).manifest["step"] == 1
-    assert "step-000000002 is damaged" in notes[0]
+    assert checkpoint.latest(tmp_path).manifest["step"] == 1
+    assert "step-000000002 is damaged" in caplog.messages[0]
+
+
+def test_one_damaged_manifest_does_not_hide_the_best_checkpoint(tmp_path, caplog):
+    for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.7)):
+        save(tmp_path, step, accuracy=accuracy)
+    (tmp_path / "step-000000003/manifest.json").write_text("{")
+    assert checkpoint.best_step(tmp_path) == 2
+    assert "step-000000003 is damaged" in caplog.messages[0]
 
 
 def test_prune_renames_before_it_deletes(tmp_path, monkeypatch):
@@ -154,7 +159,7 @@ def test_clear_ahead_renames_later_checkpoints_and_deletes_unfinished_ones(tmp_p
     checkpoint.clear_ahead(tmp_path, 1)
     assert names(tmp_path) == ["damaged-step-000000002", "step-000000001"]
     save(tmp_path, 2)
-    assert checkpoint.latest(tmp_path, pytest.fail).manifest["step"] == 2
+    assert checkpoint.latest(tmp_path).manifest["step"] == 2
 
 
 def test_a_manifest_has_step_recipe_data_and_files(tmp_path):

@@ -13,7 +13,9 @@ from lockstep.report.evaluation import CheckpointEvaluation, precision_line, sum
 
 def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path):
     def notes(folder, trained=None):
-        (tmp_path / "environment.json").write_text(json.dumps([{"data": str(trained or tmp_path / "trained")}]))
+        (tmp_path / "environment.json").write_text(
+            json.dumps([{"step": 0, "data": str(trained or tmp_path / "trained")}])
+        )
         recipe = SimpleNamespace(dataset="folder", test_share=0.2)
         job = SimpleNamespace(recipe=recipe, placement=Placement(data=folder), path=tmp_path, split="test")
         return _division_notes(job, SimpleNamespace(splits={"train": range(8), "test": range(2)}))

@@ -1,8 +1,6 @@
 """--init: weights from files and runs, what matches, what is refused, and runs that start from them."""
 
 import collections
-import hashlib
-import json
 import shutil
 
 import pytest
@@ -11,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.runs import fit_here
 from torch import nn
 
+from lockstep import files
 from lockstep.api.resolve import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -20,7 +19,9 @@ from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.session import Session
 from lockstep.recipes import named
+from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
+from lockstep.runs.tensors import save_model
 from lockstep.runs.weights_file import find_weights
 
 DIGITS = named("digits").model_dump(mode="json")
@@ -38,6 +39,12 @@ def model(seed=0, classes=10, **changes):
 def loaded(path, into=None):
     into = into or model(seed=1)
     return into, load_initial_weights(into, "digits", path, find_weights(path).sha256)
+
+
+def test_a_file_without_tensors_is_refused(tmp_path):
+    save_file({}, tmp_path / "w.safetensors")
+    with pytest.raises(LockstepError, match="none of its tensors has the name and shape of a parameter"):
+        loaded(tmp_path / "w.safetensors")
 
 
 def torch_file(path, value):
@@ -108,14 +115,15 @@ def test_other_classes_of_the_file_are_named(tmp_path):
         return dict(table.lines()).get("classes", "")
 
     path, digits = tmp_path / "state.safetensors", "0123456789"
-    save_file(model().state_dict(), path, {"lockstep": json.dumps({"classes": list(digits)})})
+    save_model(path, model().state_dict(), {"classes": list(digits)})
     assert "label 2 is '2' in it, and 'x' in the dataset" in line(path, "01x3456789")
     assert line(path, digits) == line(path, "01") == ""
     save_file(model().state_dict(), path)
     assert line(path, "01x3456789") == ""
-    (tmp_path / "manifest.json").write_text(json.dumps({"files": {}, "classes": list(digits)}))
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert load_initial_weights(model(), "digits", path, sha256, "01x3456789").other_class == (2, "'2'", "'x'")
+    found = checkpoint.save(tmp_path, {"step": torch.tensor(1), **model().state_dict()}, {"classes": list(digits)})
+    sha256 = files.sha256(found / "state.safetensors")
+    table = load_initial_weights(model(), "digits", found / "state.safetensors", sha256, "01x3456789")
+    assert table.other_class == (2, "'2'", "'x'")
 
 
 def test_a_table_of_many_tensors_stays_short():

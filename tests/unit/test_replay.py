@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runs import change_checkpoint
+from tests.runs import change_checkpoint, change_manifest
 from tests.unit.test_checkpoint import flip
 
 from lockstep.api.jobs import verify_job
@@ -180,10 +180,8 @@ def test_another_machine_is_described(run):
 
 
 def test_other_data_is_refused(run):
-    for manifest in run.glob("checkpoints/*/manifest.json"):
-        facts = json.loads(manifest.read_text())
-        facts["data_sha256"]["train"] = "0" * 64
-        manifest.write_text(json.dumps(facts))
+    for folder in run.glob("checkpoints/*"):
+        change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
     with pytest.raises(LockstepError, match="the training data is not what") as raised:
         record_of(run)
     assert raised.value.code == DATA

@@ -66,7 +66,7 @@ def test_resume_without_a_name_finds_the_newest_run_on_the_same_images(photos, t
     other = images_in(tmp_path / "other")
     for name, data in (("one", photos), ("two", other)):
         run = Run.create(tmp_path / "runs" / name, named("folder"))
-        run.write("environment.json", [{"data": str(data)}])
+        run.write("environment.json", [{"step": 0, "data": str(data)}])
         run.unlock()
     found = folder_for(subject_of(str(photos), {}), None, tmp_path / "runs", True, World())
     assert (found.path.name, found.resume) == ("one", True)

@@ -12,6 +12,7 @@ import torch
 from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
 from lockstep.recipes import named
 from lockstep.runs import checkpoint
+from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run, refuse_existing
 
 RECIPE = named("digits")
@@ -48,25 +49,25 @@ def refused(path, code=USAGE, message="exists, and a run is never overwritten"):
         with pytest.raises(LockstepError, match=message):
             refuse_existing(path)
     with pytest.raises(LockstepError, match=message) as error:
-        Run.create(path, RECIPE, note=pytest.fail)
+        Run.create(path, RECIPE)
     assert error.value.code == code
     assert contents(path) == before
 
 
-def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped):
-    notes = []
+def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped, caplog):
     refuse_existing(stopped)
-    run = Run.create(stopped, named("mnist"), note=notes.append)
-    assert notes == [f"{stopped} {NEVER_BEGAN}"]
+    run = Run.create(stopped, named("mnist"))
+    assert caplog.messages == [f"{stopped} {NEVER_BEGAN}"]
     assert run.recipe() == named("mnist")
     assert sorted(path.name for path in stopped.rglob("*")) == [".lock", "checkpoints", "recipe.json"]
     run.unlock()
 
 
-def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_name(tmp_path):
+def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_name(tmp_path, caplog):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/.lock").touch()
-    Run.create(tmp_path / "a", RECIPE, note=pytest.fail).unlock()
+    Run.create(tmp_path / "a", RECIPE).unlock()
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch)
     (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
     before = contents(stopped)
     with pytest.raises(LockstepError, match="never overwritten"):
-        Run.create(stopped, RECIPE, note=pytest.fail)
+        Run.create(stopped, RECIPE)
     assert contents(stopped) == before
 
 
@@ -188,29 +189,75 @@ def evaluation(number, **fields):
 
 DAMAGED = [
     b"\xff\xfe\x00", step(1)[:-7], b"[]", b"7", b'{"kind": "step"}', b'{"step": 1}', b'{"kind": "step", "step": "1"}',
-    evaluation(1, loss=None), evaluation(1, split=5), evaluation(1).replace(b"raw", b"r\xe4w"),
+    evaluation(1, loss="a"), evaluation(1, split=5), evaluation(1).replace(b"raw", b"r\xe4w"),
     b'{"kind": "evaluation", "step": 1}', b"",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)
-def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, damaged):
+def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, caplog, damaged):
     run, intact = Run(stopped), [step(0), evaluation(1), step(1), step(2), evaluation(2)]
     run.metrics_path.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
     assert run.evaluations(1) == [json.loads(evaluation(1))]
-    notes = []
-    run.forget_ahead(1, notes.append)
-    assert notes == [f"{run.metrics_path}: line 2 was damaged and deleted"]
+    for _ in range(2):
+        run.forget_ahead(1)
+    assert caplog.messages == [f"{run.metrics_path}: line 2 was damaged and deleted"]
     assert run.metrics_path.read_bytes() == b"\n".join(intact[:2]) + b"\n"
-    run.forget_ahead(1, pytest.fail)
 
 
-def test_several_damaged_lines_are_one_note(stopped):
-    run, notes = Run(stopped), []
-    run.metrics_path.write_bytes(b"{\n" + step(0) + b"\n\x80\n")
-    run.forget_ahead(5, notes.append)
-    assert notes == [f"{run.metrics_path}: lines 1, 3 were damaged and deleted"]
-    assert run.metrics_path.read_bytes() == step(0) + b"\n"
+def test_several_damaged_lines_are_one_message_and_a_loss_that_is_not_finite_is_no_damage(stopped, caplog):
+    run, whole = Run(stopped), evaluation(1, loss=None)
+    run.metrics_path.write_bytes(b"{\n" + step(0) + b"\n\x80\n" + whole + b"\n")
+    run.forget_ahead(5)
+    assert caplog.messages == [f"{run.metrics_path}: lines 1, 3 were damaged and deleted"]
+    assert run.metrics_path.read_bytes() == step(0) + b"\n" + whole + b"\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".lock", "log.txt", "environment.json", "result.json", "model.safetensors", "profile", "tb",
+        "tb/events.out.tfevents.1700000000.host.1.000000", "checkpoints", "checkpoints/step-000000000",
+        "checkpoints/step-000000000/state.safetensors",
+    ],
+)  # fmt: skip
+def test_a_run_with_a_link_where_it_writes_is_not_locked(stopped, tmp_path, name):
+    path = stopped / name
+    if path.exists():
+        path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LockstepError, match=f"{name} is a symbolic link, and Lockstep does not write through") as error:
+        Run(stopped).lock()
+    assert error.value.code == ENVIRONMENT
+
+
+def test_links_of_the_user_elsewhere_in_the_folder_are_no_obstacle(stopped, tmp_path):
+    (stopped / "notes").symlink_to(tmp_path)
+    run = Run(stopped)
+    run.lock()
+    run.unlock()
+
+
+def test_a_record_is_strict_json(stopped):
+    Run(stopped).write("result.json", {"loss": {"train": float("nan")}, "seconds": [1.5, float("inf")]})
+    record = json.loads((stopped / "result.json").read_text(), parse_constant=pytest.fail)
+    assert record == {"loss": {"train": None}, "seconds": [1.5, None]}
+
+
+@pytest.mark.parametrize(
+    "damaged", ["[]", '{"accuracy": {"a": "x"}}', '{"accuracy": 3}', '{"best_step": "abc"}', '{"steps": [1]}', "{"]
+)
+def test_a_damaged_result_is_one_clear_error(stopped, damaged):
+    (stopped / "result.json").write_text(damaged)
+    run = Run(stopped)
+    for look in (
+        run.result,
+        lambda: run.accuracy,
+        lambda: checkpoint.read_result(run),
+        lambda: difference(stopped, stopped),
+    ):
+        with pytest.raises(LockstepError, match=r"result\.json cannot be read \(.*\): remove it"):
+            look()
 
 
 def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stopped, monkeypatch):

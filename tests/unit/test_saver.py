@@ -26,15 +26,19 @@ class Weights:
             self.weight.add_(1.0)
 
 
+def save(saves, state, **facts):
+    saves.save(state.named(), facts, state.update_lock)
+
+
 @pytest.fixture
 def gate(monkeypatch):
     """Return an event: checkpoints are written only after it is set."""
     opened = threading.Event()
-    save = checkpoint.save
+    written = checkpoint.save
 
     def slowly(*arguments):
         assert opened.wait(20)
-        return save(*arguments)
+        return written(*arguments)
 
     monkeypatch.setattr(saver.checkpoint, "save", slowly)
     yield opened
@@ -53,7 +57,7 @@ def steps(folder):
 def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its_step(tmp_path, gate):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     state.update()
-    saves.save(state, {})
+    save(saves, state)
     for _ in range(3):
         state.update()
     assert saves.busy
@@ -75,7 +79,7 @@ def test_an_update_waits_for_the_copy(tmp_path, monkeypatch):
         return copy(self, named)
 
     monkeypatch.setattr(Saver, "_copy", slowly)
-    saves.save(state, {})
+    save(saves, state)
     assert copying.wait(20)
     updates = threading.Thread(target=state.update)
     updates.start()
@@ -90,9 +94,9 @@ def test_an_update_waits_for_the_copy(tmp_path, monkeypatch):
 
 def test_checkpoints_are_written_one_at_a_time(tmp_path, gate):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
-    saves.save(state, {})
+    save(saves, state)
     state.update()
-    second = threading.Thread(target=saves.save, args=(state, {}))
+    second = threading.Thread(target=save, args=(saves, state))
     second.start()
     second.join(0.2)
     assert second.is_alive()
@@ -105,18 +109,17 @@ def test_checkpoints_are_written_one_at_a_time(tmp_path, gate):
 
 def test_an_error_is_returned_once_and_the_next_save_is_tried(tmp_path, monkeypatch):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
-    save = checkpoint.save
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(saver.checkpoint, "save", full)
-    saves.save(state, {})
+    save(saves, state)
     saves.wait()
     assert "No space left" in str(saves.take_error())
     assert saves.take_error() is None
-    monkeypatch.setattr(saver.checkpoint, "save", save)
-    saves.save(state, {})
+    monkeypatch.undo()
+    save(saves, state)
     saves.wait()
     assert saves.take_error() is None
     assert steps(tmp_path) == [0]
@@ -125,7 +128,7 @@ def test_an_error_is_returned_once_and_the_next_save_is_tried(tmp_path, monkeypa
 def test_an_error_that_is_not_the_disks_is_returned_too(tmp_path, monkeypatch):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     monkeypatch.setattr(saver.checkpoint, "prune", lambda *_: 1 / 0)
-    saves.save(state, {})
+    save(saves, state)
     saves.wait()
     assert isinstance(saves.take_error(), ZeroDivisionError)
 
@@ -136,7 +139,7 @@ def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=30.0)
     monkeypatch.setattr(saver.checkpoint, "save", lambda *_: now.__setitem__(0, now[0] + 3.0))
-    saves.save(state, {})  # as at the start of every session
+    save(saves, state)  # as at the start of every session
     saves.wait()
     saved_at, worst = now[0], 0.0
     for _ in range(40):
@@ -145,7 +148,7 @@ def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
         saves.stepped()
         if due:
             began = now[0]
-            saves.save(state, {})
+            save(saves, state)
             saves.wait()
             worst, saved_at = max(worst, now[0] - saved_at), began
     assert 12.0 < worst <= 30.0
@@ -161,7 +164,7 @@ def test_the_accuracy_is_added_to_the_manifest_and_keeps_the_best_checkpoint(tmp
     state, saves = Weights(), Saver(tmp_path, keep=1, every_s=0)
     for accuracy in (0.5, 0.9, 0.7):
         state.update()
-        saves.save(state, {})
+        save(saves, state)
         saves.add_facts(state.step, {"accuracy": accuracy})
     saves.wait()
     assert steps(tmp_path) == [2, 3]
@@ -172,13 +175,13 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
     state, saves = Weights(), Saver(tmp_path, keep=2, every_s=0)
     for _ in range(2):
         state.update()
-        saves.save(state, {})
+        save(saves, state)
     saves.wait()
     again = Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which has verified no checkpoint yet
     damaged = tmp_path / "step-000000002" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     state.update()
-    again.save(state, {})
+    save(again, state)
     again.wait()
     assert steps(tmp_path) == [1, 3]
     assert (tmp_path / "damaged-step-000000002").is_dir()
@@ -186,11 +189,11 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
 
 def test_the_next_checkpoint_reuses_the_memory_of_the_previous_one(tmp_path):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
-    saves.save(state, {})
+    save(saves, state)
     saves.wait()
     address = saves._copies["parameter/w"].data_ptr()
     state.update()
-    saves.save(state, {})
+    save(saves, state)
     saves.wait()
     assert saves._copies["parameter/w"].data_ptr() == address
     assert saved_weights(tmp_path) == [0.0, 1.0]

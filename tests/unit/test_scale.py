@@ -99,6 +99,6 @@ def test_float16_learns_with_float32_master_weights(tmp_path):
     assert result["accuracy"]["ema"] > 0.95
     from lockstep.runs import checkpoint
 
-    tensors = checkpoint.latest((tmp_path / "run/checkpoints"), print).tensors
+    tensors = checkpoint.latest(tmp_path / "run/checkpoints").tensors
     kinds = {name.partition("/")[0]: tensor.dtype for name, tensor in tensors.items()}
     assert kinds["parameter"] == kinds["ema"] == kinds["optimizer"] == torch.float32

@@ -1,7 +1,6 @@
 """lockstep diff."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +32,7 @@ def diff(
     """
     from lockstep.runs.diff import difference
 
-    record = difference(first, second, lambda text: print(printable(text), file=sys.stderr))
+    record = difference(first, second)
     print(json.dumps(record) if json_output else "\n".join(map(printable, _lines(record))))
 
 

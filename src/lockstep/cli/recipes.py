@@ -8,6 +8,7 @@ import typer
 
 from lockstep.cli.options import Json
 from lockstep.errors import printable
+from lockstep.words import plural
 
 
 def recipes(json_output: Json = False) -> None:
@@ -57,10 +58,11 @@ def show(
         return
     print(f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}")
     if run_path:
-        done = f"accuracy {_accuracy(result)}, {result['steps']} steps" if result else "not complete"
+        done = f"accuracy {_accuracy(result)}, {plural(result.get('steps', 0), 'step')}" if result else "not complete"
         print(printable(f"# {run_path}: {done}"))
     print(recipe.toml(), end="")
 
 
 def _accuracy(result: dict[str, Any]) -> str:
-    return ", ".join(f"{value:.2%} {weights}" for weights, value in result["accuracy"].items() if value is not None)
+    known = {weights: value for weights, value in result.get("accuracy", {}).items() if value is not None}
+    return ", ".join(f"{value:.2%} {weights}" for weights, value in known.items()) or "not known"

@@ -10,6 +10,7 @@ import typer
 
 from lockstep.cli.options import Json
 from lockstep.errors import printable
+from lockstep.words import duration, plural, size
 
 if TYPE_CHECKING:
     from lockstep.runs.listing import RunFacts
@@ -51,25 +52,13 @@ def runs(
 
 
 def _row(run: "RunFacts") -> tuple[str, ...]:
-    steps = f", {run.steps} steps" if run.steps is not None and run.state != "complete" else ""
+    steps = f", {plural(run.steps, 'step')}" if run.steps is not None and run.state != "complete" else ""
     return (
         printable(run.name),
         printable(run.recipe or "?"),
         "" if run.accuracy is None else f"{run.accuracy:.2%}",
         datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M"),
-        "" if run.total_s is None else _duration(run.total_s),
+        "" if run.total_s is None else duration(run.total_s),
         f"{run.state}{steps}",
-        _size(run.size_bytes),
+        size(run.size_bytes),
     )
-
-
-def _duration(seconds: float) -> str:
-    """Return seconds as 7 s, 12:34 min or 1:02 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d} h"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

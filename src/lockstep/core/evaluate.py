@@ -1,7 +1,9 @@
 """Evaluation: classify every example exactly once, in file order, on any number of processes."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +50,10 @@ class Evaluation:
         """Return how many examples of each class are classified correctly."""
         return [row[label] for label, row in enumerate(self.confusion)]
 
-    def summary(self) -> dict[str, float]:
-        """Return the scalar results, for a row of a metrics file."""
-        facts = {"accuracy": self.accuracy, "examples": self.examples, "correct": self.correct, "loss": self.loss}
+    def summary(self) -> dict[str, Any]:
+        """Return the scalar results as entries of JSON, which has no NaN: a loss that is not finite is None."""
+        loss = self.loss if math.isfinite(self.loss) else None
+        facts = {"accuracy": self.accuracy, "examples": self.examples, "correct": self.correct, "loss": loss}
         if self.correct_one_view is not None:
             facts["accuracy_one_view"] = self.correct_one_view / self.examples
         return facts

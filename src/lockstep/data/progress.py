@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from lockstep.messages import logger
 from lockstep.words import duration
-
-logger = logging.getLogger("lockstep")
 
 _SILENT_S = 1.0  # Shorter work shows nothing.
 _LINE_S = 10.0  # between two lines, where there is no terminal

@@ -1,6 +1,5 @@
 """Classifier: a trained network with its preprocessing and classes. It classifies an image as evaluation does."""
 
-import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -26,13 +25,12 @@ from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
 from lockstep.inference.origin import file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, decoded, image_of, items
+from lockstep.messages import logger
 from lockstep.runs.checkpoint import read_chosen, read_result
 from lockstep.runs.folder import Run, metadata
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.tensors import read_safetensors, require_unchanged
 from lockstep.settings import validated
-
-logger = logging.getLogger("lockstep")
 
 _OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
@@ -304,7 +302,7 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _
     if which is None and run.complete and (stated := metadata(run.model)) is not None:
         _require_recipe(run, run.model, stated)
         return _Weights(run.model, run.recipe(), stated, _tensors(run.model, stated))
-    found = read_result(run, _warn) if which is None else read_chosen(run, which)
+    found = read_result(run) if which is None else read_chosen(run, which)
     _require_recipe(run, found.path, found.manifest)
     group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]

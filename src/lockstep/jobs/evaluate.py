@@ -22,8 +22,8 @@ from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint, none_yet, read_chosen, read_result
 from lockstep.runs.folder import Run
-from lockstep.runs.model_file import save_model
 from lockstep.runs.provenance import compare, describe_custom_code
+from lockstep.runs.tensors import save_model
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
 _EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lockstep.data.user_data import first_other_class
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import read_json
-from lockstep.runs.manifest import MANIFEST
-from lockstep.runs.tensors import CodeNeededError, read_facts, read_safetensors, require_unchanged, unpickled
+from lockstep.runs.folder import facts_of
+from lockstep.runs.manifest import read_manifest
+from lockstep.runs.tensors import CodeNeededError, read_safetensors, require_unchanged, unpickled
 from lockstep.runs.weights_file import SAFETENSORS
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # the key of the weights in other programs' checkpoints
@@ -143,7 +143,7 @@ def _stated_classes(path: Path) -> list[str]:
     if path.suffix != SAFETENSORS:
         return []
     try:
-        names = (read_facts(path) or read_json(path.parent / MANIFEST))["classes"]
+        names = (facts_of(path) or read_manifest(path.parent))["classes"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # Other programs write files without them.
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
@@ -160,7 +160,8 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
     try:
         if path.suffix == SAFETENSORS:
             tensors = read_safetensors(content)
-            require_unchanged(read_facts(path) or {}, tensors)
+            if facts := facts_of(path):
+                require_unchanged(facts, tensors)
             return _of_checkpoint(tensors)
         value = unpickled(content)
     except CodeNeededError as error:
@@ -201,7 +202,7 @@ def _of_pickle(value: object, path: Path) -> dict[str, Tensor]:
 
 def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors without the prefixes that wrappers of a model add to all names."""
-    while prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in tensors)), None):
+    while tensors and (prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in tensors)), None)):
         tensors = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
     return tensors
 

@@ -78,7 +78,6 @@ class OpenRun:
 
     def _read(self, strict: bool) -> None:
         """Read what a resumed run continues from."""
-        self.run.require_sound()
         self.checkpoint = checkpoint.latest(self.run.checkpoints)
         if self.checkpoint is None:
             logger.warning(f"{self.run.path} has no checkpoint: it starts again before its first step")
@@ -206,7 +205,8 @@ class OpenRun:
         self.saver.wait()
         if (problem := self._save_problem()) is not None:
             logger.warning(problem)
-        self.saver.save(self._session.state, facts)
+        state = self._session.state
+        self.saver.save(state.named(), facts, state.update_lock)
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""

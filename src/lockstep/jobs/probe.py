@@ -1,7 +1,6 @@
 """The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first step of a session."""
 
 import inspect
-import logging
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
+from lockstep.messages import logger
 
 # The probe uses the vectorised paths of all kernels, and takes a fraction of a second. A large network gets less work.
 _IMAGES, _IMAGES_OF_LARGE, _LARGE_PARAMETERS = 16, 4, 4_000_000
@@ -172,7 +172,7 @@ def _check_integer_buffers(recipe: Recipe, network: Network, before: Mapping[str
     )
     if recipe.exact:
         raise LockstepError(f"{text}, or accept the initial value with --set exact=false")
-    logging.getLogger("lockstep").warning(text)
+    logger.warning(text)
 
 
 def _require_logits(model: str, output: object, expected: list[int], training: bool) -> Tensor:

@@ -13,7 +13,7 @@ from lockstep.jobs.open_run import OpenRun
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line
-from lockstep.runs.model_file import save_model
+from lockstep.runs.tensors import save_model
 from lockstep.words import plural
 
 

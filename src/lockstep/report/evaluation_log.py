@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.files import parse_json
+from lockstep.files import append, first_link, parse_json
 from lockstep.messages import logger
 from lockstep.report.event_file import EventFile, scalar
 
@@ -25,7 +25,11 @@ class EvaluationLog:
         self._events_folder = folder if usual else folder / f"{weights}-{split}-{examples}"
         self._folder = folder
         self._events: EventFile | None = None
-        self._writable = True
+        self._writable = (link := first_link([folder])) is None
+        if link is not None:
+            logger.warning(
+                f"{link} is a symbolic link, and Lockstep does not write through links: no evaluation is recorded"
+            )
         try:
             text = self.path.read_text()
         except (OSError, UnicodeDecodeError):
@@ -71,6 +75,6 @@ class EvaluationLog:
         left_out = ("run", "classes", "confusion")
         row = {"kind": "evaluation", "time": now} | {k: value for k, value in record.items() if k not in left_out}
         row["class_correct"] = [one["correct"] for one in record["classes"]]
-        with self.path.open("a") as file:
+        with append(self.path) as file:
             file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
         self._ends_in_mid_line = False

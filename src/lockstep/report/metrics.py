@@ -1,15 +1,12 @@
 """metrics.jsonl: one JSON object per event, for programs to read."""
 
 import json
-import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
-from lockstep.files import append
-
-logger = logging.getLogger("lockstep")
+from lockstep.files import append, finite
+from lockstep.messages import logger
 
 
 class MetricsFile(Listener):
@@ -27,7 +24,7 @@ class MetricsFile(Listener):
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Append a row of kind "step"."""
-        self._append({"kind": "step"} | {name: _finite(value) for name, value in vars(event).items()})
+        self._append({"kind": "step"} | finite(vars(event)))
 
     def digest(self, step: int, text: str) -> None:
         """Append a row of kind "digest"."""
@@ -57,10 +54,3 @@ class MetricsFile(Listener):
                 problem = f"cannot write in {self._path}: {error.strerror or error}"
                 lost = "rows, and lines of log.txt, are lost until it can be written"
                 logger.warning(f"{problem}. Training continues; {lost}")
-
-
-def _finite(value: object) -> object:
-    """Return `value` with None for each number in it that is not finite, as JSON has no infinity and no NaN."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,7 +6,7 @@ summaries use no other example and need no other pass. Tags do not name a tower.
 
 import contextlib
 import io
-import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.messages import logger
 from lockstep.report.event_file import EventFile, histogram, image, scalar
-
-logger = logging.getLogger("lockstep")
 
 Shape = tuple[int, int, int]
 
@@ -122,9 +121,8 @@ class TensorBoard(Listener):
                 return
             self._events.purge(self._resumed)
             for row in self._evaluations(self._resumed):  # readers drop these as well, and they are not done again
-                self._events.add(
-                    self._resumed, _accuracy_and_loss(row["split"], row["weights"], row["accuracy"], row["loss"])
-                )
+                loss = math.nan if row["loss"] is None else row["loss"]
+                self._events.add(self._resumed, _accuracy_and_loss(row["split"], row["weights"], row["accuracy"], loss))
 
     def begin(self, step: int) -> None:
         """Record the pass of `step`."""

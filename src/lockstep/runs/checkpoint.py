@@ -8,27 +8,32 @@ Nothing in them depends on the number of processes: the files of a one-process r
 """
 
 import contextlib
-import hashlib
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from lockstep.errors import DATA, LockstepError
-from lockstep.files import flush, remove_abandoned, replace, share
 from lockstep.messages import logger
+from lockstep.errors import DATA, LockstepError
+from lockstep.files import flush, remove_abandoned, replace, sha256
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import MANIFEST, STATE, encoded, folder_name, needed_step, read_manifest, step_of
-from lockstep.runs.tensors import read_safetensors
+from lockstep.runs.manifest import (
+    MANIFEST,
+    STATE,
+    checkpoints_in,
+    encoded,
+    folder_name,
+    manifest_if_valid,
+    needed_step,
+    read_manifest,
+    step_of,
+)
+from lockstep.runs.tensors import read_safetensors, write_safetensors
 
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the safetensors library
 
 
 @dataclass(frozen=True)
@@ -57,29 +62,18 @@ def save(
     temporary = folder / f".writing-{step:09d}-{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
-        save_file(tensors, temporary / STATE)
-        share(temporary / STATE)
-        files = {STATE: {"bytes": (temporary / STATE).stat().st_size, "sha256": _sha256(temporary / STATE)}}
+        write_safetensors(temporary / STATE, tensors)
+        files = {STATE: {"bytes": (temporary / STATE).stat().st_size, "sha256": sha256(temporary / STATE)}}
         (temporary / MANIFEST).write_bytes(encoded({"step": step, **facts, "files": files}))
-        for path in (temporary / STATE, temporary / MANIFEST, temporary):
+        for path in (temporary / MANIFEST, temporary):
             flush(path)
         fence()
         temporary.rename(final)
         flush(folder)
-    except (OSError, SafetensorError, LockstepError) as error:
+    except (OSError, LockstepError):
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, LockstepError):
-            raise
-        raise _system_error(error) from error
+        raise
     return final
-
-
-def _system_error(error: Exception) -> OSError:
-    """Return an error of the safetensors library as the system's error behind it."""
-    if isinstance(error, OSError):
-        return error
-    number = _SYSTEM_ERROR.search(str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
 def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
@@ -96,23 +90,24 @@ def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
         replace(path / MANIFEST, encoded(stated | facts))
 
 
-def latest(folder: Path, note: Callable[[str], None] = logger.warning) -> Checkpoint | None:
+def latest(folder: Path) -> Checkpoint | None:
     """Return the newest checkpoint that verifies, or None if there is none at all.
 
-    Damaged checkpoints are skipped and reported to `note`. A checkpoint that training deletes during the read is not
-    damaged: a newer one exists, so the search starts again.
+    Damaged checkpoints are skipped, with a message. A checkpoint that training deletes during the read is not damaged:
+    a newer one exists, so the search starts again.
     Raises: LockstepError if there are checkpoints, and all are damaged.
     """
     damaged: set[Path] = set()
-    paths = _newest_first(folder)
-    while (path := next(paths, None)) is not None:
+    paths = list(checkpoints_in(folder).values())
+    while paths:
         try:
-            return read(path)
+            return read(paths[-1])
         except FileNotFoundError:
-            paths = _newest_first(folder)
+            paths = list(checkpoints_in(folder).values())
         except LockstepError as error:
+            path = paths.pop()
             if path not in damaged:
-                note(f"{error}: trying the one before it")
+                logger.warning(f"{error}: trying the one before it")
             damaged.add(path)
     if damaged:
         raise LockstepError(f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA)
@@ -121,23 +116,31 @@ def latest(folder: Path, note: Callable[[str], None] = logger.warning) -> Checkp
 
 def steps(folder: Path) -> list[int]:
     """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no file."""
-    return sorted((step for step, _ in _by_step(folder)), reverse=True)
+    return list(reversed(checkpoints_in(folder)))
 
 
 def best_step(folder: Path) -> int | None:
     """Return the step of the checkpoint with the best accuracy, the earliest among equals; None if none has one.
 
-    Raises: LockstepError if a manifest is damaged, FileNotFoundError if one was deleted during the read.
+    A checkpoint with a damaged manifest is skipped, with a message.
+    Raises: FileNotFoundError if one was deleted during the read.
     """
-    accuracies: dict[int, float] = {}
-    for path in reversed(list(_newest_first(folder))):
+    manifests: dict[Path, dict[str, Any]] = {}
+    for path in checkpoints_in(folder).values():
         try:
-            manifest = read_manifest(path)
+            manifests[path] = read_manifest(path)
         except (OSError, ValueError) as error:
-            raise _damaged(path, error) from None
-        if manifest.get("accuracy") is not None:
-            accuracies[manifest["step"]] = manifest["accuracy"]
-    return max(accuracies, key=lambda step: accuracies[step], default=None)
+            damage = _damaged(path, error)
+            if isinstance(damage, FileNotFoundError):
+                raise damage from None
+            logger.warning(f"{damage}: it is not compared with the others")
+    return next(map(step_of, _best(manifests)), None)
+
+
+def _best(manifests: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
+    """Return the checkpoint with the best accuracy, the first among equals; [] if none has one. The oldest is first."""
+    accuracies = {path: one["accuracy"] for path, one in manifests.items() if one.get("accuracy") is not None}
+    return sorted(accuracies, key=lambda path: -accuracies[path])[:1]
 
 
 def read_step(folder: Path, step: int) -> Checkpoint:
@@ -164,7 +167,7 @@ def _verified_manifest(path: Path) -> dict[str, Any]:
         expected = manifest["files"][STATE]
         if (size := (path / STATE).stat().st_size) != expected["bytes"]:
             raise ValueError(f"{STATE} has {size} bytes, not {expected['bytes']}")
-        if _sha256(path / STATE) != expected["sha256"]:
+        if sha256(path / STATE) != expected["sha256"]:
             raise ValueError(f"{STATE} is not the file that was written (its sha256 differs)")
         return manifest
     except (OSError, ValueError) as error:
@@ -177,14 +180,14 @@ def _damaged(path: Path, error: Exception) -> Exception:
     return LockstepError(f"checkpoint {path} is damaged ({error})", DATA)
 
 
-def read_result(run: Run, note: Callable[[str], None] = logger.warning) -> Checkpoint:
+def read_result(run: Run) -> Checkpoint:
     """Return the newest valid checkpoint; of a complete run with `patience` the best, as its weights are the result.
 
-    Raises: LockstepError if there is none.
+    Raises: LockstepError if there is none, or the result is damaged.
     """
     if (best := (run.result() or {}).get("best_step")) is not None:
-        return read_chosen(run, int(best))
-    found = latest(run.checkpoints, note)
+        return read_chosen(run, best)
+    found = latest(run.checkpoints)
     if found is None:
         raise none_yet(run)
     return found
@@ -217,7 +220,7 @@ def none_yet(run: Run) -> LockstepError:
 
 def clear_ahead(folder: Path, step: int) -> None:
     """Rename checkpoints after `step` to `damaged-...`; delete unfinished ones. A resumed run redoes those steps."""
-    for later, path in _by_step(folder):
+    for later, path in checkpoints_in(folder).items():
         if later > step:
             _set_aside(path)
     for path in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
@@ -233,13 +236,12 @@ def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
     if they are damaged. A checkpoint is renamed before it is deleted, so a reader finds it complete or not at all.
     """
     verified = set() if verified is None else verified
-    paths = list(_newest_first(folder))
+    paths = list(reversed(checkpoints_in(folder).values()))
     if len(paths) > keep:
         paths = [path for path in paths if path in verified or _verify(path, verified)]
-    accuracies = {path: _accuracy(path) for path in reversed(paths)}
-    best = max(accuracies, key=lambda path: accuracies[path], default=None)
-    kept = [path for path in paths if path in paths[:keep] or (path == best and accuracies[path] >= 0)]
-    needed = {needed_step(_manifest(path)) for path in kept}
+    manifests = {path: manifest_if_valid(path) for path in reversed(paths)}
+    kept = {*paths[:keep], *_best(manifests)}
+    needed = {needed_step(manifests[path]) for path in kept}
     for path in paths:
         if path not in kept and step_of(path) not in needed:
             with contextlib.suppress(OSError):  # A folder that cannot be deleted costs disk space, not the run.
@@ -265,32 +267,3 @@ def _set_aside(path: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.rename(target)
-
-
-def _accuracy(path: Path) -> float:
-    accuracy: float | None = _manifest(path).get("accuracy")
-    return -1.0 if accuracy is None else accuracy
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the checkpoint at `path`; nothing if it is damaged."""
-    try:
-        return read_manifest(path)
-    except (OSError, ValueError):
-        return {}
-
-
-def _newest_first(folder: Path) -> Iterator[Path]:
-    return (path for _, path in sorted(_by_step(folder), reverse=True))
-
-
-def _by_step(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Yield (step, path) of every checkpoint, valid or damaged. Other files do not count."""
-    for path in folder.glob("step-*"):
-        if (step := step_of(path)) is not None:
-            yield step, path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -53,30 +53,26 @@ def max_ulp(first: Tensor, second: Tensor) -> int | None:
 
 
 def _difference(name: str, first: Tensor | None, second: Tensor | None) -> TensorDifference | None:
+    problem, size = None, max(tensor.numel() for tensor in (first, second) if tensor is not None)
     if first is None or second is None:
-        there = second if first is None else first
-        assert there is not None
-        which = "second" if first is None else "first"
-        return _whole(name, there, f"only the {which} has it")
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        problem = f"only the {'second' if first is None else 'first'} has it"
+    elif (first.dtype, first.shape) != (second.dtype, second.shape):
         kinds = " and ".join(f"{t.dtype} {list(t.shape)}".removeprefix("torch.") for t in (first, second))
-        return _whole(name, second, f"{kinds} do not compare")
-    first, second = first.detach().cpu().reshape(-1), second.detach().cpu().reshape(-1)
-    if first.is_complex():  # Lockstep writes none, but the folder may be somebody else's.
-        return None if torch.equal(first, second) else _whole(name, first, "complex numbers are not compared")
+        problem = f"{kinds} do not compare"
+    elif first.is_complex():  # Lockstep writes none, but the folder may be somebody else's.
+        if torch.equal(first, second):
+            return None
+        problem = "complex numbers are not compared"
+    if first is None or second is None or problem:
+        return TensorDifference(name, size, size, problem=problem)
+    first, second = (tensor.detach().cpu().reshape(-1) for tensor in (first, second))
     differs = _words(first) != _words(second)
-    count = int(differs.sum())
-    if count == 0:
-        return None
     first, second = first[differs], second[differs]
+    if not len(first):
+        return None
     distance = float((first.double() - second.double()).abs().max())
     finite = distance if math.isfinite(distance) else None
-    return TensorDifference(name, len(differs), count, max_ulp(first, second), finite)
-
-
-def _whole(name: str, tensor: Tensor, problem: str) -> TensorDifference:
-    """Return that `tensor` differs as a whole."""
-    return TensorDifference(name, tensor.numel(), tensor.numel(), problem=problem)
+    return TensorDifference(name, size, len(first), max_ulp(first, second), finite)
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The differences between two runs, from their folders alone. No network is built, no data and no code are loaded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from lockstep.runs.recorded import Recorded
 _SIDE_BY_SIDE = ("steps", "accuracy", "loss", "train_s", "processes", "device", "mixed_arithmetic", "weights_sha256")
 
 
-def difference(first: Path, second: Path, note: Callable[[str], None]) -> dict[str, Any]:
-    """Return how two runs differ, as a record for JSON. `note` receives messages about checkpoints that are damaged.
+def difference(first: Path, second: Path) -> dict[str, Any]:
+    """Return how two runs differ, as a record for JSON. A checkpoint that is damaged is not compared, with a message.
 
     Raises: LockstepError if a folder is not a run, or its files cannot be read.
     """
     runs = Run.open(first), Run.open(second)
     recipes = runs[0].recipe(), runs[1].recipe()
-    recorded = Recorded(first, note), Recorded(second, note)
+    recorded = Recorded(first), Recorded(second)
     states = _digests(*recorded)
     tensors = _tensors(*recorded)
     results = [_result(one.result) for one in recorded]
@@ -46,27 +46,17 @@ def difference(first: Path, second: Path, note: Callable[[str], None]) -> dict[s
 
 
 def _result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of result.json that are shown. The file may be anybody's, so the accuracies are checked."""
-    shown = {name: result[name] for name in _SIDE_BY_SIDE if name in result}
-    accuracies = shown.get("accuracy")
-    if isinstance(accuracies, dict):
-        shown["accuracy"] = {name: value for name, value in accuracies.items() if isinstance(value, float)}
-    else:
-        shown.pop("accuracy", None)
-    return shown
+    """Return the entries of result.json that are shown."""
+    known = {weights: value for weights, value in result.get("accuracy", {}).items() if value is not None}
+    shown = {**result, "accuracy": known or None}
+    return {name: shown[name] for name in _SIDE_BY_SIDE if shown.get(name) is not None}
 
 
 def _data(first: Recorded, second: Recorded) -> dict[str, Any]:
     """Return the SHA-256 of each split that training used, in both runs, and whether they are equal (None: unknown)."""
-    stated = [_splits(one.facts.get("data_sha256")) for one in (first, second)]
+    stated = [one.facts.get("data_sha256") or {} for one in (first, second)]
     common = stated[0].keys() & stated[1].keys()
     return {"sha256": stated, "same": all(stated[0][name] == stated[1][name] for name in common) if common else None}
-
-
-def _splits(stated: object) -> dict[str, Any]:
-    if isinstance(stated, dict):
-        return stated
-    return {"train": stated} if isinstance(stated, str) else {}  # An older release recorded the training images only.
 
 
 def _environment(first: Recorded, second: Recorded, one_recipe: bool) -> dict[str, Any]:
@@ -97,15 +87,13 @@ def _tensors(first: Recorded, second: Recorded) -> dict[str, Any] | None:
     compared: dict[str, Any] | None = None
     for step in common:
         # Equal files are read only if no later checkpoint differs.
-        stated = {first.state_sha256(step), second.state_sha256(step)}
-        if step != common[-1] and len(stated) == 1 and None not in stated:
+        if step != common[-1] and first.state_sha256(step) == second.state_sha256(step) is not None:
             continue
         states = first.read(step), second.read(step)
         if states[0] is None or states[1] is None:
             continue
-        found = differences(states[0].tensors, states[1].tensors)
-        listed = [asdict(one) for one in found]
-        compared = {"step": step, "count": len(states[0].tensors), "differing": listed}
+        found = [asdict(one) for one in differences(states[0].tensors, states[1].tensors)]
+        compared = {"step": step, "count": len(states[0].tensors), "differing": found}
         if found:
             break
     return compared

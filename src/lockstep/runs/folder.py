@@ -5,22 +5,27 @@ recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safete
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from lockstep.messages import logger
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import open_lock, parse_json, read_json, remove_abandoned, replace
-from lockstep.messages import logger
-from lockstep.runs.manifest import read_manifest, step_of
+from lockstep.files import finite, first_link, open_lock, parse_json, read_json, remove_abandoned, replace
+from lockstep.runs.manifest import Entries, checkpoints_in, manifest_if_valid, read_manifest
 from lockstep.settings import validated
+
+
+# What a run writes. A link in the place of one of them, or in one of the folders, would lead elsewhere.
+_FOLDERS = ("checkpoints", "tb", "profile")
+_FILES = ("recipe.json", "environment.json", "result.json", "metrics.jsonl", "log.txt", "model.safetensors")
 
 # The paths, in its folder, that a run makes before its first step.
 _FIRST_FOLDERS = re.compile(r"tb|checkpoints(/(step-0{9}|\.writing-0{9}-\d+))?")
@@ -30,8 +35,22 @@ _FIRST_FILES = re.compile(
     r"|checkpoints/(step-0{9}|\.writing-0{9}-\d+)/(state\.safetensors|manifest\.json)"
 )
 
-_TEMPORARY = re.compile(r"\.(recipe\.json|environment\.json|result\.json|metrics\.jsonl|model\.safetensors)-\d+")
+_TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})-\d+")
 _MAX_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
+
+
+class _Session(Entries):
+    step: int
+    data: str | None = None
+    model_source: dict[str, str] = {}
+
+
+class _Result(Entries):
+    steps: int | None = None
+    best_step: int | None = None
+    accuracy: dict[str, float | None] = {}
+    total_s: float | None = None
+    weights_sha256: str | None = None
 
 
 class LostRunError(LockstepError):
@@ -62,12 +81,10 @@ class Run:
         self._token = ""
 
     @staticmethod
-    def create(
-        path: Path, recipe: Recipe, numbered: bool = False, note: Callable[[str], None] = logger.warning
-    ) -> "Run":
-        """Make a new folder at `path`; if it exists and the name is `numbered`, at the next free number.
+    def create(path: Path, recipe: Recipe, numbered: bool = False) -> "Run":
+        """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the next free number.
 
-        The folder of a run that was stopped before its first step is emptied and used again, with a `note`.
+        The folder of a run that was stopped before its first step is emptied and used again, with a message.
         Raises: LockstepError if anything else is there, or the folder cannot be written.
         """
         try:
@@ -84,7 +101,7 @@ class Run:
             run = Run(path)
             run.lock()  # before any write: of two programs that reuse one folder, one succeeds
             try:
-                run._empty(note)
+                run._empty()
                 run.checkpoints.mkdir()
                 run.write("recipe.json", recipe.model_dump(mode="json"))
             except BaseException:
@@ -94,7 +111,7 @@ class Run:
             raise LockstepError(f"cannot write the run folder {path}: {error.strerror}", ENVIRONMENT) from None
         return run
 
-    def _empty(self, note: Callable[[str], None]) -> None:
+    def _empty(self) -> None:
         """Delete the files of a run that made no step. This program must hold the lock.
 
         recipe.json stays until it is replaced, because `eval --watch` waits for it.
@@ -105,11 +122,8 @@ class Run:
         if not _has_no_step(self.path):  # Another program trained here since the last check.
             raise _exists(self.path)
         for path in leftovers:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        note(f"{self.path} was stopped before its first step: starting again")
+            (shutil.rmtree if path.is_dir() else os.unlink)(path)
+        logger.warning(f"{self.path} was stopped before its first step: starting again")
 
     @staticmethod
     def open(path: Path | str) -> "Run":
@@ -147,14 +161,8 @@ class Run:
         The classifier has the averaged weights if the recipe keeps an average, else the raw ones.
         Raises: LockstepError if the result is damaged.
         """
-        result = self.result()
-        if result is None:
-            return None
-        try:
-            averaged, raw = (result["accuracy"][weights] for weights in ("ema", "raw"))
-            return float(raw if averaged is None else averaged)
-        except (KeyError, TypeError, ValueError):
-            raise LockstepError(f"{self.path / 'result.json'} states no accuracy: it is damaged", DATA) from None
+        known: dict[str, float | None] = (self.result() or {}).get("accuracy", {})
+        return known.get("raw") if known.get("ema") is None else known["ema"]
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -167,22 +175,17 @@ class Run:
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise LockstepError(f"{self.model} is damaged: it does not state the names of the classes", DATA)
             return tuple(names)
-        if (newest := self._newest_checkpoint()) is None:
-            return None
-        try:
-            names = read_manifest(newest).get("classes")
-        except (OSError, ValueError) as error:
-            raise LockstepError(f"checkpoint {newest} is damaged ({error})", DATA) from None
-        return tuple(names) if names else None
-
-    def _newest_checkpoint(self) -> Path | None:
-        """Return the folder of the newest checkpoint, valid or damaged, or None if there is none."""
-        steps = [(step, path) for path in self.checkpoints.glob("step-*") if (step := step_of(path)) is not None]
-        return max(steps)[1] if steps else None
+        for newest in [*checkpoints_in(self.checkpoints).values()][-1:]:
+            try:
+                names = read_manifest(newest).get("classes")
+            except (OSError, ValueError) as error:
+                raise LockstepError(f"checkpoint {newest} is damaged ({error})", DATA) from None
+            return tuple(names) if names else None
+        return None
 
     def recipe(self) -> Recipe:
         """Return the recipe that the run was started with. Raises: LockstepError."""
-        return validated(Recipe, self._object("recipe.json") or {})
+        return validated(Recipe, self.read("recipe.json", Entries) or {})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
@@ -195,62 +198,53 @@ class Run:
 
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
-        if (newest := self._newest_checkpoint()) is None:
-            return
-        try:
-            stated = read_manifest(newest).get("recipe_digest")
-        except (OSError, ValueError):
-            return  # Loading a damaged checkpoint reports it.
-        if stated != self.recipe().digest():
-            raise LockstepError(f"{newest} was trained by another recipe than recipe.json states")
-
-    def require_sound(self) -> None:
-        """Raise a LockstepError if something else is where the run must write a folder or a file.
-
-        Summaries are not among them: a run that cannot write them says so and goes on.
-        """
-        for path, expected in [
-            (self.checkpoints, True),
-            *[(file, False) for file in (self.metrics_path, self.log, self.path / "environment.json", self.model)],
-        ]:
-            if path.exists() and path.is_dir() != expected:
-                kind, wanted = ("file", "folder") if expected else ("folder", "file")
-                raise LockstepError(f"{path} is a {kind}, and the run needs a {wanted} there: move it away", DATA)
+        newest = [*checkpoints_in(self.checkpoints).values()][-1:]
+        stated = manifest_if_valid(newest[0]) if newest else {}  # Loading a damaged checkpoint reports it.
+        if stated and stated.get("recipe_digest") != self.recipe().digest():
+            raise LockstepError(f"{newest[0]} was trained by another recipe than recipe.json states")
 
     def data(self) -> Path | None:
-        """Return the data folder that the last session was given, or None."""
+        """Return the data folder that the last session was given, or None.
+
+        The run may be somebody else's, and name any folder of this host. So a job that reads this folder without having
+        got it from the user says in a message which one it reads.
+        """
         known = (self.sessions() or [{}])[-1].get("data")
-        return Path(known) if isinstance(known, str) and known else None
+        return Path(known) if known else None
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
         sessions = self.read("environment.json") or []
-        sound = isinstance(sessions, list) and all(isinstance(one, dict) for one in sessions)
-        if not sound or not all(isinstance(one.get("model_source", {}), dict) for one in sessions):
-            raise self._unreadable("environment.json", "it is not a list of sessions")
+        try:
+            if not isinstance(sessions, list):
+                raise ValueError("it is not a list of sessions")
+            for session in sessions:
+                _Session.check(session)
+        except ValueError as error:
+            raise self._unreadable("environment.json", error) from None
         return sessions
 
     def result(self) -> dict[str, Any] | None:
-        """Return the final record, or None if the run is not complete."""
-        return self._object("result.json")
-
-    def _object(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object in the file `name`, or None if it does not exist. Raises: LockstepError."""
-        record = self.read(name)
-        if record is not None and not isinstance(record, dict):
-            raise self._unreadable(name, "it is not a JSON object")
-        return record
+        """Return the final record, or None if the run is not complete. Raises: LockstepError if it is damaged."""
+        result: dict[str, Any] | None = self.read("result.json", _Result)
+        return result
 
     def lock(self) -> None:
         """Keep other programs from writing here until `unlock`, or until this process ends in any way.
 
-        Raises: LockstepError if another program holds the lock, or if a file of the run is a symbolic link.
+        Raises: LockstepError if another program holds the lock, or if there is a symbolic link, or a file in the place
+            of a folder or the reverse, where the run writes.
         """
-        for path in (self.path / ".lock", self.log, self.metrics_path):
-            if path.is_symlink():
-                raise LockstepError(
-                    f"{path} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
-                )
+        paths = [self.path / name for name in (".lock", *_FILES, *_FOLDERS)]
+        if link := first_link(paths):
+            raise LockstepError(
+                f"{link} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
+            )
+        for path in paths:
+            kind, wanted = ("folder", "file") if path.name not in _FOLDERS else ("file", "folder")
+            # A run goes on without summaries.
+            if path.exists() and path.is_dir() == (kind == "folder") and path != self.summaries:
+                raise LockstepError(f"{path} is a {kind}, and the run needs a {wanted} there: move it away", DATA)
         try:
             self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
             if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
@@ -304,14 +298,21 @@ class Run:
             self._lock.close()
 
     def write(self, name: str, record: Any) -> None:
-        """Replace the JSON file `name` atomically."""
-        replace(self.path / name, (json.dumps(record, indent=1) + "\n").encode())
+        """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
+        replace(self.path / name, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
-    def read(self, name: str) -> Any:
-        """Return the content of the JSON file `name`, or None if it does not exist. Raises: LockstepError."""
-        path = self.path / name
+    def read(self, name: str, entries: type[Entries] | None = None) -> Any:
+        """Return the content of the JSON file `name`, with the given `entries`, or None if it does not exist.
+
+        Raises: LockstepError.
+        """
+        if not (self.path / name).is_file():
+            return None
         try:
-            return read_json(path) if path.is_file() else None
+            value = read_json(self.path / name)
+            if entries is not None:
+                entries.check(value)
+            return value
         except (OSError, ValueError) as error:
             raise self._unreadable(name, error) from None
 
@@ -323,10 +324,10 @@ class Run:
         """Return the rows of metrics.jsonl for evaluations after `step` updates."""
         return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
 
-    def forget_ahead(self, step: int, note: Callable[[str], None] = logger.warning) -> None:
+    def forget_ahead(self, step: int) -> None:
         """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
 
-        Damaged lines, such as the last one of a killed run, are deleted too, with a `note`; and temporary files.
+        Damaged lines, such as the last one of a killed run, are deleted too, with a message; and temporary files.
         """
         remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
         if not self.metrics_path.is_file():
@@ -340,31 +341,41 @@ class Run:
                 kept.append(line + b"\n")
         if damaged:
             lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
-            note(f"{self.metrics_path}: {lines} damaged and deleted")
+            logger.warning(f"{self.metrics_path}: {lines} damaged and deleted")
         replace(self.metrics_path, b"".join(kept))
+
+
+def facts_of(path: Path) -> dict[str, Any] | None:
+    """Return what Lockstep has stated in a model file besides its tensors; None if another program wrote the file.
+
+    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON. Needs no torch.
+    Raises: OSError; ValueError if it is not a safetensors file, or damaged.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
+    if not isinstance(header, dict):
+        raise ValueError("it is not a safetensors file")
+    stated = header.get("__metadata__")
+    facts = stated.get("lockstep") if isinstance(stated, dict) else None
+    facts = parse_json(facts) if isinstance(facts, str) else None
+    return facts if isinstance(facts, dict) else None
 
 
 def metadata(path: Path) -> dict[str, Any] | None:
     """Return what the model file at `path` states besides its tensors, or None if there is no file.
 
-    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON. Needs no torch.
     Raises: LockstepError if the file is not a model that Lockstep has written.
     """
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError("it is not a safetensors file")
-            stated = parse_json(file.read(length))["__metadata__"]["lockstep"]
-            facts: object = parse_json(stated)
-            if not isinstance(facts, dict):
-                raise ValueError("its metadata is not a JSON object")
-            return facts
+        facts, problem = facts_of(path), "it has no metadata of Lockstep"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{error}" if isinstance(error, OSError | ValueError) else "it has no metadata of Lockstep"
-        raise LockstepError(f"{path} is not a model of Lockstep, or is damaged: {problem}", DATA) from None
+    except (OSError, ValueError) as error:
+        facts, problem = None, str(error)
+    if facts is None:
+        raise LockstepError(f"{path} is not a model of Lockstep, or is damaged: {problem}", DATA)
+    return facts
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -374,7 +385,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
         valid = isinstance(row["step"], int)
         if row["kind"] == "evaluation":
             valid = valid and all(isinstance(row[name], str) for name in ("split", "weights"))
-            valid = valid and all(isinstance(row[name], float | int) for name in ("accuracy", "loss"))
+            valid = valid and isinstance(row["accuracy"], float | int) and isinstance(row["loss"], float | int | None)
         return row if valid else None
     except (ValueError, KeyError, TypeError):
         return None
@@ -413,10 +424,7 @@ def _has_no_step(path: Path) -> bool:
 
 def fresh_path(runs: Path, stem: str) -> Path:
     """Return the first of runs/<stem>-1, -2, ... that does not exist."""
-    number = 1
-    while (runs / f"{stem}-{number}").exists():
-        number += 1
-    return runs / f"{stem}-{number}"
+    return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
 
 
 def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
@@ -428,13 +436,10 @@ def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
     for recipe_json in runs.glob("*/recipe.json"):
         with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
             run = Run(recipe_json.parent)
-            if run.recipe().name == recipe_name and (data is None or _same(run.data(), data)):
+            same = data is None or os.path.realpath(run.data() or "") == os.path.realpath(data)
+            if same and run.recipe().name == recipe_name:
                 started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
     if not started:
         what = recipe_name if data is None else f"{recipe_name} on {data}"
         raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
     return max(started)[1]
-
-
-def _same(path: Path | None, other: Path) -> bool:
-    return path is not None and os.path.realpath(path) == os.path.realpath(other)

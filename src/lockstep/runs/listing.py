@@ -1,11 +1,15 @@
 """The runs in a folder, each in a few facts. Reading them needs no torch, and no run is too damaged to be listed."""
 
+import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.runs.folder import Run
+from lockstep.runs.manifest import checkpoints_in
 
 _SIGNS = ("recipe.json", ".lock", "checkpoints", "metrics.jsonl", "result.json")  # a folder with one of them is a run
 
@@ -59,45 +63,29 @@ def _facts(path: Path) -> RunFacts:
     """Return the facts of one run. What cannot be read is None, and the first problem is stated."""
     run = Run(path)
     problems: list[str] = []
-    recipe = accuracy = total_s = steps = None
-    try:
-        recipe = Run.open(path).recipe().name
-    except (LockstepError, OSError) as error:
-        problems.append(str(error))
-    try:
-        accuracy = run.accuracy
-        if (result := run.result()) is not None:
-            total_s, steps = float(result["total_s"]), int(result["steps"])
-    except (LockstepError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        problems.append(str(error) if isinstance(error, LockstepError) else f"result.json is damaged: {error}")
-    if steps is None:
-        names = [name for name in _names(run.checkpoints) if name.startswith("step-") and name[5:].isdigit()]
-        steps = max((int(name[5:]) for name in names), default=None)
-    try:
-        state = run.state
-    except OSError as error:
-        problems.append(str(error))
-        state = "damaged"
+
+    def tried(read: Callable[[], Any], otherwise: Any = None) -> Any:
+        try:
+            return read()
+        except (LockstepError, OSError) as error:
+            problems.append(str(error))
+            return otherwise
+
+    recipe = tried(lambda: Run.open(path).recipe().name)
+    result = tried(run.result) or {}
+    steps = result.get("steps", max(checkpoints_in(run.checkpoints), default=None))
+    accuracy, state = tried(lambda: run.accuracy), tried(lambda: run.state)
     return RunFacts(
-        path.name, recipe, accuracy, _started(path), total_s, steps, "damaged" if problems else state, _size(path),
-        problems[0] if problems else None,
+        path.name, recipe, accuracy, _started(path), result.get("total_s"), steps, "damaged" if problems else state,
+        _size(path), next(iter(problems), None),
     )  # fmt: skip
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _started(path: Path) -> float:
     """Return when the run's recipe was written, or else its folder."""
     for candidate in (path / "recipe.json", path):
-        try:
+        with contextlib.suppress(OSError):
             return candidate.stat().st_mtime
-        except OSError:
-            continue
     return 0.0
 
 
@@ -105,8 +93,6 @@ def _size(path: Path) -> int:
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
-            try:
+            with contextlib.suppress(OSError):  # Training has deleted it.
                 total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue  # Training has deleted it.
     return total

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.files import read_json
 
@@ -20,25 +20,39 @@ EARLY_STOP = "early_stop"  # name of the facts that a run with `patience` contin
 _FOLDER = re.compile(r"step-(\d{9,})", re.ASCII)
 
 
-class _File(BaseModel):
+class Entries(BaseModel):
+    """The types of those entries of a JSON file that Lockstep reads. The file may have others."""
+
+    model_config = ConfigDict(strict=True)
+
+    @classmethod
+    def check(cls, value: object) -> None:
+        """Raise a ValueError that names the first entry of `value` with another type."""
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+        try:
+            cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
+
+
+class _File(Entries):
     bytes: int
     sha256: str
 
 
-class _EarlyStop(BaseModel):
+class _EarlyStop(Entries):
     best_step: int | None
     best_correct: int
     waited: int
 
 
-class _Manifest(BaseModel):
-    """The types of a manifest's entries. Older releases wrote fewer of them."""
-
-    model_config = ConfigDict(strict=True)
+class _Manifest(Entries):
     step: int = Field(ge=0)
     files: dict[str, dict[str, Any]]
     recipe_digest: str | None = None
-    data_sha256: dict[str, str] | str | None = None
+    data_sha256: dict[str, str] | None = None
     model_source: dict[str, str] = {}
     classes: list[str] | None = None
     image_shape: list[int] | None = None
@@ -50,6 +64,15 @@ def step_of(path: Path) -> int | None:
     """Return the step in the name of a checkpoint's folder, or None if it is the name of another file."""
     match = _FOLDER.fullmatch(path.name)
     return int(match[1]) if match else None
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in `folder` by step, valid or damaged, the oldest first. Other files do not count."""
+    try:
+        paths = {step_of(path): path for path in folder.iterdir()}
+    except OSError:
+        return {}
+    return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
 def folder_name(step: int) -> str:
@@ -67,19 +90,25 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     Raises: OSError; ValueError if the manifest is not what was written, or is that of another step.
     """
-    manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{MANIFEST} is not a JSON object")
-    _Manifest.model_validate(manifest)
+    manifest: dict[str, Any] = read_json(folder / MANIFEST)
+    _Manifest.check(manifest)
     files = manifest["files"]
-    if not {STATE} <= files.keys() <= {STATE, MANIFEST}:
-        raise ValueError(f"{MANIFEST} lists other files than {STATE}")
-    _File.model_validate(files[STATE], strict=True)
-    if MANIFEST in files and _sealed(manifest) != manifest:  # Older releases did not state it.
+    if files.keys() != {STATE, MANIFEST}:
+        raise ValueError(f"{MANIFEST} lists other files than {STATE} and itself")
+    _File.check(files[STATE])
+    if _sealed(manifest) != manifest:
         raise ValueError(f"{MANIFEST} is not the file that was written (its sha256 differs)")
     if step_of(folder) not in (None, manifest["step"]):
         raise ValueError(f"it is the checkpoint of step {manifest['step']}")
     return manifest
+
+
+def manifest_if_valid(folder: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint in `folder`; {} if it is damaged or deleted."""
+    try:
+        return read_manifest(folder)
+    except (OSError, ValueError):
+        return {}
 
 
 def needed_step(manifest: Mapping[str, Any]) -> int | None:

@@ -1,17 +1,17 @@
 """Recorded: what the folder of a run states of its steps, to compare a replay or another run with. It is only read."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.messages import logger
+from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import Run
+from lockstep.runs.manifest import STATE, folder_name, manifest_if_valid
 
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -45,46 +45,38 @@ class Recorded:
         weights_sha256: their SHA-256, or None.
     """
 
-    def __init__(self, path: Path, note: Note) -> None:
+    def __init__(self, path: Path, note: Callable[[str], None] = logger.warning) -> None:
         """Read the folder at `path`. Raises: LockstepError."""
         self.run, self._note = Run(path), note
         rows = self.run.metrics()
         self.digests = {row["step"]: str(row.get("digest")) for row in rows if row["kind"] == "digest"}
         losses = ((row["step"], row.get("loss")) for row in rows if row["kind"] == "step")
         self.losses = {step: loss for step, loss in losses if loss is None or isinstance(loss, float)}
-        self.steps = sorted(step for step in checkpoint.steps(self.run.checkpoints) if step >= 0)
-        self.sessions = _sessions(self.run.read("environment.json"))
-        result = self.run.result()
-        self.result: dict[str, Any] = result if isinstance(result, dict) else {}
-        step, sha256 = self.result.get("best_step") or self.result.get("steps"), self.result.get("weights_sha256")
-        complete = isinstance(step, int) and isinstance(sha256, str)
-        self.result_step: int | None = step if complete else None
-        self.weights_sha256: str | None = sha256 if complete else None
+        self.steps = checkpoint.steps(self.run.checkpoints)[::-1]
+        self.sessions = self.run.sessions()
+        self.result: dict[str, Any] = self.run.result() or {}
+        self.weights_sha256: str | None = self.result.get("weights_sha256")
+        step = self.result.get("best_step") or self.result.get("steps")
+        self.result_step: int | None = None if self.weights_sha256 is None else step
         self._held: dict[int, Checkpoint] = {}
 
     @property
     def points(self) -> list[int]:
         """Return the numbers of updates of all states that are recorded, in ascending order."""
-        result = [] if self.result_step is None else [self.result_step]
-        return sorted({*self.digests, *self.steps, *result})
+        return sorted({*self.digests, *self.steps, self.result_step} - {None})
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Return the manifest of the newest checkpoint that has one, not verified; {} if there is none."""
+        """Return the manifest of the newest checkpoint that has one, {} if there is none."""
         return next(filter(None, map(self._manifest, reversed(self.steps))), {})
 
     def state_sha256(self, step: int) -> str | None:
         """Return the SHA-256 that the manifest of the checkpoint after `step` updates states of its tensors."""
-        try:
-            return str(self._manifest(step)["files"]["state.safetensors"]["sha256"])
-        except (KeyError, TypeError):
-            return None
+        manifest = self._manifest(step)
+        return manifest["files"][STATE]["sha256"] if manifest else None
 
     def _manifest(self, step: int) -> Mapping[str, Any]:
-        with suppress(LockstepError):
-            found = self.run.read(f"checkpoints/step-{step:09d}/manifest.json")
-            return found if isinstance(found, dict) else {}
-        return {}
+        return manifest_if_valid(self.run.checkpoints / folder_name(step))
 
     def read(self, step: int) -> Checkpoint | None:
         """Return the checkpoint after `step` updates. Return None, with a note, if it is damaged or was deleted."""
@@ -132,29 +124,17 @@ class Recorded:
     def _nothing_to_compare(self, begin: int, end: int) -> LockstepError:
         later = next((point for point in self.points if point > begin), None)
         if later is None:
-            return LockstepError(
-                f"{self.run.path} has recorded no state after step {begin}, so there is nothing to compare: choose an "
-                f"earlier step as --from, or train with --digest-every or --save-every",
-                DATA,
-            )
-        return LockstepError(
-            f"{self.run.path} has recorded no state from step {begin + 1} to step {end}, so there is nothing to "
-            f"compare: the next one is after {later} steps. Give more --steps"
-        )
+            where, code = f"after step {begin}", DATA
+            hint = "choose an earlier step as --from, or train with --digest-every or --save-every"
+        else:
+            where, code = f"from step {begin + 1} to step {end}", USAGE
+            hint = f"the next one is after {later} steps. Give more --steps"
+        text = f"{self.run.path} has recorded no state {where}, so there is nothing to compare: {hint}"
+        return LockstepError(text, code)
 
     def sessions_of(self, start: int, end: int) -> list[dict[str, Any]]:
         """Return the sessions that computed the steps [start, end). A later session has computed a step again."""
         begun = [entry["step"] for entry in self.sessions]
-        changes = sorted({start, *(step for step in begun if start < step < end)})
-        numbers = {max((i for i, step in enumerate(begun) if step <= change), default=None) for change in changes}
-        return [self.sessions[number] for number in sorted(number for number in numbers if number is not None)]
-
-
-def _sessions(value: object) -> list[dict[str, Any]]:
-    """Return the entries of environment.json that can be used: each says at which step its session began."""
-    entries = [entry for entry in (value if isinstance(value, list) else []) if isinstance(entry, dict)]
-    return [
-        entry
-        for entry in entries
-        if isinstance(entry.get("step"), int) and isinstance(entry.get("model_source", {}), dict)
-    ]
+        changes = {start, *(step for step in begun if start < step < end)}
+        numbers = {max((i for i, step in enumerate(begun) if step <= change), default=-1) for change in changes}
+        return [self.sessions[number] for number in sorted(numbers - {-1})]

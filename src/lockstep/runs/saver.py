@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,13 @@ from torch import Tensor
 
 from lockstep.files import no_room
 from lockstep.runs import checkpoint
-from lockstep.core.state import State
 
 
 class Saver:
     """Writes checkpoints into `folder`, one at a time, in its own thread. Only process 0 has one.
 
     The thread first copies the state, into memory that later checkpoints use again, while the towers compute the next
-    step; only an update waits for the copy (`State.update_lock`). Then the thread writes the copy, and deletes all but
-    `keep` checkpoints. If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most
+    step; only an update waits for the copy. Then the thread writes the copy, and deletes all but `keep` checkpoints. If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most
     `every_s` seconds of training. `fence` raises a LockstepError if another program has taken over the run.
     """
 
@@ -51,18 +49,21 @@ class Saver:
         """Return whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, state: State, facts: dict[str, Any]) -> None:
-        """Start to write `state`, with `facts` in its manifest. Waits for the previous checkpoint."""
+    def save(self, tensors: Mapping[str, Tensor], facts: dict[str, Any], update_lock: threading.Lock) -> None:
+        """Start to write `tensors` (with a scalar `step`), with `facts` in their manifest.
+
+        Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
+        while it changes them never changes half of a checkpoint.
+        """
         self.wait()
-        named = state.named()
-        state.update_lock.acquire()
+        update_lock.acquire()
 
         def write() -> None:
             began = time.monotonic()
             try:
-                copies = self._copy(named)
+                copies = self._copy(tensors)
             finally:
-                state.update_lock.release()
+                update_lock.release()
             self._with_room(lambda: self._verified.add(checkpoint.save(self._folder, copies, facts, self._fence)))
             self._state_time, self._write_s = began, time.monotonic() - began
             checkpoint.prune(self._folder, self._keep, self._verified)
@@ -70,7 +71,7 @@ class Saver:
         try:
             self._start(write)
         except BaseException:
-            state.update_lock.release()
+            update_lock.release()
             raise
 
     def add_facts(self, step: int, facts: dict[str, Any]) -> None:
@@ -116,7 +117,7 @@ class Saver:
         self._thread = threading.Thread(target=guarded, name="saver", daemon=True)
         self._thread.start()
 
-    def _copy(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _copy(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return copies of `named` on the CPU, in the memory of the previous copies where shapes are equal."""
         for name, tensor in named.items():
             copy = self._copies.get(name)

@@ -1,8 +1,9 @@
-"""Files of tensors that may come from somebody else: no code in them is executed, and changed bits are found."""
+"""Files of tensors. They may come from somebody else: no code in them is executed, and changed bits are found."""
 
 import hashlib
 import io
 import json
+import os
 import pickle
 import re
 import warnings
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load, load_file
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
-from lockstep.files import parse_json
+from lockstep.files import flush, share
 
 SHA256 = "contents_sha256"  # of the facts in a model file: that of its tensors and its other facts
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the safetensors library
 _NEEDED_CLASS = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")  # in torch's messages
 _RESERVES_MEMORY = re.compile(rb"c(builtins|__builtin__)\nbytearray\n")  # A pickle of ten bytes can ask for a terabyte.
 
@@ -46,22 +48,40 @@ def read_safetensors(file: Path | bytes) -> dict[str, Tensor]:
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def read_facts(path: Path) -> dict[str, Any] | None:
-    """Return the facts in a model file of Lockstep, or None if another program wrote the safetensors file.
+def write_safetensors(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
+    """Write `tensors` (on the CPU) to `path`, and flush them; the metadata key `lockstep` is JSON of the `facts`.
 
-    Raises: ValueError if the file is damaged.
+    Raises: OSError.
     """
     try:
-        with safe_open(path, "pt") as file:
-            facts = parse_json((file.metadata() or {}).get("lockstep", "null"))
-    except Exception as error:  # as in `read_safetensors`
-        raise ValueError(str(error) or type(error).__name__) from None
-    return facts if isinstance(facts, dict) else None
+        # One key only: safetensors writes several metadata keys in no fixed order.
+        save_file(tensors, path, None if facts is None else {"lockstep": json.dumps(facts)})
+    except SafetensorError as error:
+        number = _SYSTEM_ERROR.search(str(error))
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+    share(path)
+    flush(path)
+
+
+def save_model(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write model.safetensors: a classifier's weights, float32 `tensors` by name, and all that is needed to use them.
+
+    An existing file at `path` is replaced. Raises: OSError; the file at `path` is then unchanged.
+    """
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    plain = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    try:
+        write_safetensors(temporary, plain, {**facts, SHA256: contents_sha256(facts, tensors)})
+        temporary.replace(path)
+        flush(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def require_unchanged(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError if a model file has other contents than were written. Older releases did not state them."""
-    if SHA256 in facts and facts[SHA256] != contents_sha256(facts, tensors):
+    """Raise a ValueError if a model file has other contents than were written."""
+    if facts.get(SHA256) != contents_sha256(facts, tensors):
         raise ValueError("it is not the file that was written (the sha256 of its contents differs)")
 
 

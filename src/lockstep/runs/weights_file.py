@@ -3,13 +3,13 @@
 Needs no torch, because the file's SHA-256 is part of the recipe. `initial_weights.py` reads the tensors.
 """
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep import files
 from lockstep.errors import DATA, LockstepError
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import MANIFEST, STATE, read_manifest
+from lockstep.runs.manifest import MANIFEST, STATE, checkpoints_in, read_manifest
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its usual names
@@ -40,16 +40,14 @@ def find_weights(path: Path) -> WeightsFile:
     run = Run.open(path)
     if run.model.is_file():
         return WeightsFile(run.model.absolute(), _sha256(run.model), path)
-    problems = []
-    for checkpoint in sorted(run.checkpoints.glob("step-*"), reverse=True):
+    problem = ""
+    for checkpoint in reversed(checkpoints_in(run.checkpoints).values()):
         try:
             return _checkpoint(checkpoint, path)
         except LockstepError as error:
-            problems.append(str(error))
+            problem = problem or f" ({error})"
     raise LockstepError(
-        f"--init {path}: the run has neither a model.safetensors nor a valid checkpoint"
-        f"{''.join(f' ({problem})' for problem in problems[:1])}: train it first",
-        DATA,
+        f"--init {path}: the run has neither a model.safetensors nor a valid checkpoint{problem}: train it first", DATA
     )
 
 
@@ -80,7 +78,6 @@ def _checkpoint(path: Path, run: Path | None) -> WeightsFile:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return files.sha256(path)
     except OSError as error:
         raise LockstepError(f"--init {path}: cannot be read: {error.strerror or error}", DATA) from None

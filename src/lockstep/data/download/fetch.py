@@ -6,7 +6,6 @@ that the holder of the lock finds was left by a program that was killed.
 """
 
 import gzip
-import logging
 import os
 import shutil
 import tarfile
@@ -19,9 +18,8 @@ from lockstep.data.download import manifest
 from lockstep.data.download.transfer import TIMEOUT_S, transfer
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import locked, no_room
+from lockstep.messages import logger
 from lockstep.words import size
-
-logger = logging.getLogger("lockstep")
 
 
 def ensure(name: str, folder: Path | None) -> None:

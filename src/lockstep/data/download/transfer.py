@@ -1,7 +1,6 @@
 """Downloads one file over HTTP, verified by SHA-256, from the first URL that works."""
 
 import hashlib
-import logging
 import os
 import socket
 import ssl
@@ -16,12 +15,11 @@ from urllib.request import Request, getproxies, proxy_bypass, urlopen
 from lockstep.data.catalog import Archive, Source
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError
+from lockstep.messages import logger
 from lockstep.words import duration, size
 
 TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _CHUNK_BYTES = 1 << 16
-
-logger = logging.getLogger("lockstep")
 
 
 class _TransferError(Exception):

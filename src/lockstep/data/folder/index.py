@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import io
 import json
-import logging
 import os
 import threading
 import time
@@ -32,13 +31,12 @@ from lockstep.data.decode import (
 )
 from lockstep.data.folder.scan import Scan
 from lockstep.data.progress import progress
+from lockstep.messages import logger
 
 _LAYOUT = 3  # the version of the cache file
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
 _AT_A_TIME = 32  # files that a thread reads before it takes more
-
-logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from lockstep.data.folder.index import forget
 from lockstep.data.folder.survey import ORDER, Survey, survey
 from lockstep.data.images import DecodedImages, open_images
 from lockstep.errors import DATA, LockstepError
-
-logger = logging.getLogger("lockstep")
+from lockstep.messages import logger
 
 
 def load(

@@ -1,7 +1,6 @@
 """The choice between a cache on disk and decoding on the fly, and the building of the cache."""
 
 import hashlib
-import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,9 +15,8 @@ from lockstep.data.images.base import Images, Source
 from lockstep.data.images.decoded import DecodedImages, decoded
 from lockstep.data.progress import progress
 from lockstep.files import no_room
+from lockstep.messages import logger
 from lockstep.words import size
-
-logger = logging.getLogger("lockstep")
 
 _CHUNK_IMAGES = 16  # written at a time, and finished by each thread before a signal ends the program
 _GB = 1e9
