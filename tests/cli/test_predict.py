@@ -90,13 +90,10 @@ def test_predicting_the_test_files_of_a_folder_run_counts_as_eval_does(predict, 
     result = fit_here(recipe, tmp_path / "runs/own", Placement(data=tmp_path / "photos", summary_every=0)).result
     predicted = predict("runs/own", "photos/test", "--json")
     assert predicted.returncode == 0, predicted.stderr
-    correct = {"cat": 0, "dog": 0}
-    for row in rows(predicted):
-        assert row["label"] == ("cat", "dog")[row["index"]]
-        correct[row["label"]] += row["source"].split("/")[2] == row["label"]
-    assert len(rows(predicted)) == 40
-    assert sum(correct.values()) / 40 == result["accuracy"]["raw"]
-    assert {name: count / 20 for name, count in correct.items()} == result["class_accuracy"]
+    assert all(row["label"] == ("cat", "dog")[row["index"]] for row in rows(predicted))
+    correct = [row["source"].split("/")[2] == row["label"] for row in rows(predicted)]
+    assert len(correct) == 40
+    assert sum(correct) / 40 == result["accuracy"]["raw"]
 
 
 def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path):
@@ -221,7 +218,7 @@ def test_a_mistake_is_one_error(predict, trained_once, arguments, message):
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_of_ones_own_runs_only_if_it_is_named(predict, pictures, tmp_path, monkeypatch):
+def test_a_model_of_ones_own_runs_only_if_it_is_named(predict, pictures, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     module = "net_of_test_predict"
     (tmp_path / f"{module}.py").write_text(
@@ -239,4 +236,4 @@ def test_a_model_of_ones_own_runs_only_if_it_is_named(predict, pictures, tmp_pat
         assert f"add --model {module}:build" in refused.stderr
     done = predict("runs/own/model.safetensors", pictures[0] / "0000.png", "--model", f"{module}:build")
     assert done.returncode == 0
-    assert f"is not the one it was trained with ({module}.py: " in done.stderr
+    assert f"is not the one it was trained with ({module}.py: " in done.stderr + caplog.text
