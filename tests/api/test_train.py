@@ -165,6 +165,7 @@ lockstep.train("digits", model="go:build", settings={{"weight_decay": {{}}}}, st
         ({"label_smoothing": 0.1}, r"give settings=\{'label_smoothing': ...\}"),
         ({"settings": {"optimiser.momentum": 1}}, "unknown recipe setting 'optimiser'"),
         ({"settings": {"lr": 0.1}, "lr": 0.2}, "lr is given twice"),
+        ({"settings": [1]}, r"settings: got \[1\]: give a mapping"),
         ({"device": "gpu"}, "give auto, cpu, cuda"),
         ({"processes": 9}, "9 processes for 4 towers"),
         ({"model": "__main__:build"}, "put it in a file, for example mynet.py, and give model='mynet:build'"),
@@ -282,6 +283,7 @@ def test_evaluate_refuses_what_the_command_line_refuses(tmp_path, trained_once):
         ({"checkpoint": "newest"}, "give best, or the number of steps"),
         ({"checkpoint": True}, "give best"),
         ({"split": "tets"}, "has no split 'tets'"),
+        ({"weights": "zz"}, "weights: got 'zz': give 'ema', 'raw' or None"),
         ({"model": "mynet:build"}, "was trained with model digits"),
     ):
         with pytest.raises(LockstepError, match=message):

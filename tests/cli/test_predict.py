@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.conftest import _outside
+from tests.runs import fit_here
 
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.data.digits import load
-from lockstep.errors import DATA
+from lockstep.errors import DATA, USAGE
+from lockstep.recipes import named
 
 RUNS = [
     ("digits", "--steps", 30, "--processes", 2),
@@ -33,6 +37,12 @@ def pictures(tmp_path_factory):
     return folder, test.labels.tolist()
 
 
+@pytest.fixture
+def predict(refused_here):
+    """Return predict(*args) -> CompletedProcess of `lockstep predict`, in this process."""
+    return lambda *args: refused_here("predict", *args)
+
+
 def rows(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -41,7 +51,7 @@ def rows(done):
     "options",
     [pytest.param(RUNS[0], id="float32"), pytest.param(RUNS[1], id="views-bfloat16", marks=pytest.mark.slow)],
 )
-def test_predicting_the_files_of_the_test_set_counts_as_eval_does(options, trained_once, program, pictures):
+def test_predicting_the_files_of_the_test_set_counts_as_eval_does(options, trained_once, program, predict, pictures):
     run, _ = trained_once(*options)
     folder, labels = pictures
     done = program("predict", run, folder, "--json")
@@ -51,8 +61,7 @@ def test_predicting_the_files_of_the_test_set_counts_as_eval_does(options, train
     record = json.loads(program("eval", run, "--json").stdout)
     assert confusion.tolist() == record["confusion"]
     assert int(confusion.trace()) == record["correct"]
-    alone = program("predict", run / "model.safetensors", folder, "--json")
-    assert alone.stdout == done.stdout
+    assert predict(run / "model.safetensors", folder, "--json").stdout == done.stdout
 
 
 def write_photos(root):
@@ -73,23 +82,21 @@ def write_photos(root):
                 image.save(folder / f"{number}.{suffix}", **({"exif": turned} if suffix == "jpg" else {}))
 
 
-def test_predicting_the_test_files_of_a_folder_run_counts_as_eval_does(program, tmp_path):
+def test_predicting_the_test_files_of_a_folder_run_counts_as_eval_does(predict, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_photos(tmp_path / "photos")
-    options = ("--set", "image_px=32", "--set", "eval_batch=16", "--tower-batch", 4, "--steps", 3, "--name", "own")
-    done = program("train", "photos/", *options, "--processes", 1, "--summary-every", 0)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(program("eval", "runs/own", "--json").stdout)
-    predicted = program("predict", "runs/own", "photos/test", "--json")
+    changes = {"image_px": 32, "eval_batch": 16, "tower_batch": 4, "steps": 3, "precision": "float32"}
+    recipe = make(named("folder").model_dump(mode="json"), changes)
+    result = fit_here(recipe, tmp_path / "runs/own", Placement(data=tmp_path / "photos", summary_every=0)).result
+    predicted = predict("runs/own", "photos/test", "--json")
     assert predicted.returncode == 0, predicted.stderr
-    confusion = np.zeros((2, 2), int)
-    for row in rows(predicted):
-        confusion[("cat", "dog").index(row["source"].split("/")[2]), row["index"]] += 1
-        assert row["label"] == ("cat", "dog")[row["index"]]
-    assert confusion.tolist() == record["confusion"]
-    assert confusion.sum() == 40
+    assert all(row["label"] == ("cat", "dog")[row["index"]] for row in rows(predicted))
+    correct = [row["source"].split("/")[2] == row["label"] for row in rows(predicted)]
+    assert len(correct) == 40
+    assert sum(correct) / 40 == result["accuracy"]["raw"]
 
 
-def test_order_formats_and_a_bad_file(trained_once, program, pictures, tmp_path):
+def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path):
     run, _ = trained_once(*RUNS[0])
     folder, _ = pictures
     odd = tmp_path / 'a,"b\n\x1b[31mc.png'
@@ -101,7 +108,7 @@ def test_order_formats_and_a_bad_file(trained_once, program, pictures, tmp_path)
     given = [folder / "0002.png", odd, "bad.png", "sub", "none.png"]
     names = [str(folder / "0002.png"), str(odd), "bad.png", "sub/a.png", "sub/z.PNG", "none.png"]
 
-    text = program("predict", run, *given)
+    text = predict(run, *given)
     assert text.returncode == DATA
     assert len(text.stdout.splitlines()) == 4
     assert "\x1b" not in text.stdout
@@ -111,7 +118,7 @@ def test_order_formats_and_a_bad_file(trained_once, program, pictures, tmp_path)
         "none.png: no such file or directory",
         "lockstep: 2 of 6 images could not be classified",
     ]
-    record = program("predict", run, *given, "--json", "--top", "20")
+    record = predict(run, *given, "--json", "--top", "20")
     assert record.returncode == DATA
     assert [row["source"] for row in rows(record)] == names
     assert [row["error"] is None for row in rows(record)] == [True, True, False, True, True, False]
@@ -120,12 +127,34 @@ def test_order_formats_and_a_bad_file(trained_once, program, pictures, tmp_path)
         if row["top"]:
             assert row["top"][0] == {"label": row["label"], "probability": row["probability"]}
             assert sum(each["probability"] for each in row["top"]) == pytest.approx(1)
-    table = program("predict", run, *given, "--csv", "--top", 2)
+    table = predict(run, *given, "--csv", "--top", 2)
     read = list(csv.DictReader(io.StringIO(table.stdout)))
     assert [row["source"] for row in read] == names
     assert list(read[0]) == ["source", "label", "probability", "label_2", "probability_2", "error"]
     assert [row["label"] for row in read] == [row["label"] or "" for row in rows(record)]
     assert read[2]["error"].startswith("not a JPEG")
+
+
+def test_csv_escapes_names_of_classes_always_and_names_of_files_on_a_terminal(capsys, monkeypatch):
+    from lockstep.cli.predict import _Csv
+    from lockstep.inference.classifier import Prediction
+
+    prediction = Prediction("\x1b[2Ja.png", "\x1b[2Jcat", 0, 1.0, (("\x1b[2Jcat", 1.0),))
+    printed = {}
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        _Csv(1).show(prediction)
+        printed[terminal] = capsys.readouterr().out.splitlines()[1]
+    assert printed[True] == r"\x1b[2Ja.png,\x1b[2Jcat,1.0,"
+    assert printed[False] == "\x1b[2Ja.png,\\x1b[2Jcat,1.0,"
+
+
+def test_a_message_is_escaped(capsys):
+    from lockstep.cli.options import note_of
+    from lockstep.launch.world import World
+
+    note_of(World())("data in \x1b[2J")
+    assert capsys.readouterr().err == "data in \\x1b[2J\n"
 
 
 def test_paths_come_from_stdin_and_the_first_results_before_the_last_path(trained_once, pictures):
@@ -155,15 +184,15 @@ def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictur
     assert process.wait() == 1
 
 
-def test_a_name_that_is_not_utf8_is_classified(trained_once, program, pictures, tmp_path):
+def test_a_name_that_is_not_utf8_is_classified(trained_once, predict, pictures, tmp_path):
     run, _ = trained_once(*RUNS[0])
     name = os.fsdecode(b"caf\xe9.png")
     try:
         (tmp_path / name).write_bytes((pictures[0] / "0003.png").read_bytes())
     except OSError:
         pytest.skip("this file system has only names in UTF-8")
-    assert "caf\\udce9.png  " in program("predict", run, ".").stdout
-    assert rows(program("predict", run, ".", "--json"))[0]["source"] == name
+    assert "caf\\udce9.png  " in predict(run, ".").stdout
+    assert rows(predict(run, ".", "--json"))[0]["source"] == name
 
 
 @pytest.mark.parametrize(
@@ -174,35 +203,37 @@ def test_a_name_that_is_not_utf8_is_classified(trained_once, program, pictures, 
         (("RUN", "x.png", "--top", "0"), "greater than or equal to 1"),
         (("RUN", "x.png", "--checkpoint", "last"), "give best, or the number of steps"),
         (("RUN", "x.png", "--checkpoint", "7"), "has no such checkpoint: its checkpoints are those after 0, 30 steps"),
-        (("RUN", "x.png", "--model", "mynet:build"), "has model digits"),
+        (("RUN", "x.png", "--model", "mynet:build"), "was trained with model digits"),
         (("RUN", "x.png", "--device", "cuda"), "torch sees 0 CUDA GPUs"),
         (("nothing", "x.png"), "nothing does not exist: give the folder of a run"),
         (("RUN/log.txt", "x.png"), "is not a model of Lockstep, or is damaged"),
         (("RUN/model.safetensors", "x.png", "--checkpoint", "best"), "--checkpoint is for runs"),
     ],
 )
-def test_a_mistake_is_one_error(refused_here, trained_once, arguments, message):
+def test_a_mistake_is_one_error(predict, trained_once, arguments, message):
     run, _ = trained_once(*RUNS[0])
-    done = refused_here("predict", *(str(argument).replace("RUN", str(run)) for argument in arguments))
+    done = predict(*(str(argument).replace("RUN", str(run)) for argument in arguments))
     assert done.returncode in (2, 3, 4)
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_a_model_of_ones_own_runs_only_if_it_is_named(program, pictures, tmp_path):
-    (tmp_path / "mynet.py").write_text(
+def test_a_model_of_ones_own_runs_only_if_it_is_named(predict, pictures, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    module = "net_of_test_predict"
+    (tmp_path / f"{module}.py").write_text(
         "from torch import nn\nprint('imported')\n"
         "def build(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
     )
-    options = ("--model", "mynet:build", "--set", "weight_decay={}", "--steps", 2, "--processes", 1, "--name", "own")
-    assert program("train", "digits", *options).returncode == 0
-    for source in ("runs/own", "runs/own/model.safetensors"):
-        refused = program("predict", source, pictures[0] / "0000.png")
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert "add --model mynet:build" in refused.stderr
-    with (tmp_path / "mynet.py").open("a") as file:
+    own = {"model": f"{module}:build", "weight_decay": {}, "steps": 2}
+    fit_here(make(named("digits").model_dump(mode="json"), own), tmp_path / "runs/own", Placement(summary_every=0))
+    del sys.modules[module]
+    with (tmp_path / f"{module}.py").open("a") as file:
         file.write("# changed\n")
-    done = program("predict", "runs/own/model.safetensors", pictures[0] / "0000.png", "--model", "mynet:build")
+    for source in ("runs/own", "runs/own/model.safetensors"):
+        refused = predict(source, pictures[0] / "0000.png")
+        assert (refused.returncode, refused.stdout) == (USAGE, "")
+        assert f"add --model {module}:build" in refused.stderr
+    done = predict("runs/own/model.safetensors", pictures[0] / "0000.png", "--model", f"{module}:build")
     assert done.returncode == 0
-    assert "is not the one it was trained with (mynet.py: " in done.stderr
+    assert f"is not the one it was trained with ({module}.py: " in done.stderr + caplog.text

@@ -48,6 +48,18 @@ class Tied(Small):
         return self.second(self.first(super().features(images)))[:, self.order]
 
 
+class Counting(Small):
+    """An integer buffer that counts the forward passes."""
+
+    def __init__(self, num_classes=10):
+        super().__init__(num_classes)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, images):
+        self.calls += 1
+        return super().forward(images)
+
+
 class Outputs(NamedTuple):
     logits: torch.Tensor
     aux_logits: torch.Tensor
@@ -125,12 +137,18 @@ def test_tied_weights_are_one_parameter_and_unused_ones_stay():
         ("Auxiliary", r"returned a Outputs, expected \[2, 10\].*in training mode.*model_options.aux_logits=false"),
         ("Detector", r"returned a dict, expected \[2, 10\].*in evaluation mode$"),
         ("OfOneSize", r"fails on images \[channels, height, width\] \[1, 8, 8\]: .*\(test_own_models.py, line \d+\)"),
+        ("Counting", r"changes its buffer calls in the forward pass.*Register it as a float buffer.*exact=false"),
         ("lazy", "does not know the shape of 1.weight: give its layer all sizes"),
     ],
 )
 def test_a_network_that_cannot_be_trained_is_one_message(model, message):
     with pytest.raises(LockstepError, match=message):
         probed(model)
+
+
+def test_without_exactness_a_buffer_that_keeps_its_initial_value_is_a_warning(caplog):
+    probed("Counting", exact=False)
+    assert "changes its buffer calls in the forward pass" in caplog.text
 
 
 PROGRESSIVE = {"progressive.sizes_px": [4, 8], "progressive.shares": [0.5, 0.5]}

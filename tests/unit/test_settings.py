@@ -1,4 +1,8 @@
-"""`Settings.replace` returns a changed copy of the same class, and rejects what a settings file may not contain."""
+"""Settings: `replace` returns a changed copy or rejects the change. Imports: which source a module is from."""
+
+import hashlib
+import importlib
+import sys
 
 import pytest
 
@@ -10,6 +14,7 @@ from lockstep.data import Shift
 from lockstep.errors import USAGE, LockstepError
 from lockstep.optim import EMA, SGD
 from lockstep.recipes import named
+from lockstep.settings import EDITED, import_path_restored, imported_sha256, load_object
 
 DIGITS = named("digits")
 
@@ -63,3 +68,72 @@ def test_replace_keeps_the_classes_of_groups_and_reads_new_ones_like_a_file():
     assert isinstance(changed, Recipe)
     assert (changed.optimizer, changed.precision) == (SGD(momentum=0.5), "bfloat16")
     assert changed == make(tutorial.model_dump(mode="json"), {"optimizer.momentum": 0.5, "precision": "bfloat16"})
+
+
+@pytest.fixture
+def write_module(tmp_path, monkeypatch):
+    """Return write_module(text) -> the name of a new module in the current folder, which is not on sys.path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"module_{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]}"
+
+    def write(text):
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        return name
+
+    yield write
+    sys.modules.pop(name, None)
+
+
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+CODE = """
+import torch
+@torch.no_grad()
+def f(x): return x + 1
+class C:
+    def m(self): return lambda: {}
+"""
+
+
+def test_the_sha256_of_an_imported_module_is_that_of_its_code_and_not_of_an_edited_file(write_module):
+    name = write_module(CODE.format(1))
+    load_object(f"{name}:f")
+    write_module(CODE.format(22))
+    assert load_object(f"{name}:C")().m()() == 1
+    assert imported_sha256(sys.modules[name]) == sha256(CODE.format(1))
+    importlib.reload(sys.modules[name])
+    assert imported_sha256(sys.modules[name]) == sha256(CODE.format(22))
+    del sys.modules[name]
+    write_module(CODE.format(333))
+    assert load_object(f"{name}:C")().m()() == 333
+    assert imported_sha256(sys.modules[name]) == sha256(CODE.format(333))
+
+
+@pytest.mark.parametrize(
+    ("edited", "expected"), [(CODE.format(1), sha256(CODE.format(1))), (CODE.format(2), EDITED), ("def f(", EDITED)]
+)
+def test_an_edit_between_the_programs_own_import_and_the_first_use_is_noticed(write_module, edited, expected):
+    name = write_module(CODE.format(1))
+    sys.path.append("")
+    importlib.import_module(name)
+    write_module(edited)
+    load_object(f"{name}:f")
+    assert imported_sha256(sys.modules[name]) == expected
+
+
+def test_the_current_folder_is_searched_last_and_may_be_removed_again(write_module, tmp_path):
+    name = write_module("def f(): return 1\n")
+    before = [*sys.path]
+    with import_path_restored():
+        assert load_object(f"{name}:f")() == 1
+        assert sys.path == [*before, str(tmp_path)]
+    assert sys.path == before
+    assert load_object(f"{name}:f")() == 1
+    assert sys.path == before
+    with pytest.raises(LockstepError, match="no module 'nowhere_at_all'"):
+        load_object("nowhere_at_all:f")
+    assert sys.path == [*before, str(tmp_path)]  # in a program of ours, which may import more from there
