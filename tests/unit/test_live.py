@@ -144,7 +144,7 @@ def test_a_notebook_gets_one_line_that_a_carriage_return_redraws(monkeypatch):
 
 
 def test_an_evaluation_whose_first_event_is_not_its_start_has_no_estimate_yet(monkeypatch):
-    """Process 0 owns no chunk of a small split that another process evaluates, so its first share is that of the end."""
+    """Process 0 owns no chunk of a small split that another process evaluates, so its first share is not 0."""
     monkeypatch.setattr("time.perf_counter", lambda: 5400.0)
     stream = io.StringIO()
     console.for_stream(stream, 10, line_width=60).evaluating(EvaluatingEvent(4, "test", 0.5))
