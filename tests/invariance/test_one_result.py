@@ -6,6 +6,7 @@ dropout, the run an average and Nesterov momentum; 24 steps, two epochs.
 
 import itertools
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def test_three_processes(one, tmp_path):
     assert (many / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
     assert rows(many, "digest") == rows(run, "digest")
     assert [row["step"] for row in rows(run, "digest")] == [0, 5, 10, 15, 20]
+    assert all(re.fullmatch("[0-9a-f]{18}", row["digest"]) for row in rows(run, "digest"))
 
 
 def test_other_intervals_are_the_same_result_and_another_seed_is_not(one, tmp_path):
