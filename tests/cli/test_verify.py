@@ -1,4 +1,4 @@
-"""lockstep verify and lockstep diff, through the real program: a run is replayed, and what was changed is named."""
+"""lockstep verify and lockstep diff: a run is replayed, and what was changed is named."""
 
 import json
 import os
@@ -23,17 +23,16 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_is_verified_on_any_number_of_processes_and_not_written_to(run, program, processes):
+def test_a_run_is_verified_on_two_processes_and_not_written_to(run, program):
     before = contents(run)
     names = {path.name for path in run.rglob("*")}
     for path in (run, *run.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    done = program("verify", "runs/a", "--from", 10, "--steps", 20, "--processes", processes, "--json")
+    done = program("verify", "runs/a", "--from", 10, "--steps", 20, "--processes", 2, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     record = json.loads(done.stdout)
     assert record["same"] is True
-    assert (record["from_step"], record["to_step"], record["processes"]) == (10, 30, processes)
+    assert (record["from_step"], record["to_step"], record["processes"]) == (10, 30, 2)
     # Digests after 10 and 20 steps, checkpoints after 20 and 30, losses of the steps 10, 20 and 29.
     assert record["compared"] == {"digests": 2, "checkpoints": 2, "weights_sha256": 1, "losses": 3}
     assert [session["probe_equal"] for session in record["machine"]] == [True]
@@ -41,18 +40,15 @@ def test_a_run_is_verified_on_any_number_of_processes_and_not_written_to(run, pr
     assert {path.name for path in run.rglob("*")} == names
 
 
-def test_the_default_is_from_the_newest_checkpoint_but_one(run, program):
-    done = program("verify", "runs/a", "--processes", 1)
-    assert done.returncode == 0
+def test_by_default_the_steps_from_the_newest_checkpoint_but_one_and_a_flipped_bit_is_named(run, here):
+    done = here("verify", "runs/a")
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "steps 20 to 30 replayed: the same bits",
         "  compared  1 digest, 1 checkpoint, 2 losses, the SHA-256 of the result",
     ]
-
-
-def test_one_flipped_bit_of_a_checkpoint_is_named(run, program):
     change_checkpoint(run, 30, "parameter/conv2.weight", 5)
-    done = program("verify", "runs/a", "--processes", 1)
+    done = here("verify", "runs/a")
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "steps 20 to 30 replayed: not the same bits"
@@ -62,9 +58,9 @@ def test_one_flipped_bit_of_a_checkpoint_is_named(run, program):
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)
 
 
-def test_diff_prints_what_differs_in_words(run, program, tmp_path, trained_once):
+def test_diff_prints_what_differs_in_words(run, here, tmp_path, trained_once):
     shutil.copytree(trained_once(*OPTIONS, "--set", "clip=0.5")[0], tmp_path / "runs/clipped")
-    done = program("diff", "runs/a", "runs/clipped")
+    done = here("diff", "runs/a", "runs/clipped")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "runs            runs/a -> runs/clipped: not the same bits"
@@ -76,14 +72,14 @@ def test_diff_prints_what_differs_in_words(run, program, tmp_path, trained_once)
 
 
 @pytest.mark.slow
-def test_a_run_in_training_is_verified(program, started, tmp_path):
+def test_a_run_in_training_is_verified(here, started, tmp_path):
     """Training saves and deletes checkpoints all the time."""
     every = ("--save-every", 20, "--digest-every", 10, "--keep", 2)
     training = started("train", "digits", "--epochs", 2000, "--name", "a", "--processes", 1, *every)
     until = time.monotonic() + 120
     while len(list(tmp_path.glob("runs/a/checkpoints/step-*"))) < 2 and time.monotonic() < until:
         time.sleep(0.1)
-    done = program("verify", "runs/a", "--processes", 1, "--json")
+    done = here("verify", "runs/a", "--json")
     assert training.poll() is None  # It still trains, and has not noticed.
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
@@ -91,11 +87,11 @@ def test_a_run_in_training_is_verified(program, started, tmp_path):
     assert record["compared"]["checkpoints"] + record["compared"]["digests"] > 0
 
 
-def test_code_of_a_run_is_executed_only_if_the_command_names_it(run, refused_here, tmp_path):
+def test_code_of_a_run_is_executed_only_if_the_command_names_it(run, here):
     recipe = json.loads((run / "recipe.json").read_text())
     (run / "recipe.json").write_text(json.dumps(recipe | {"model": "mine:build"}))
     shutil.rmtree(run / "checkpoints")
-    done = refused_here("verify", "runs/a")
+    done = here("verify", "runs/a")
     assert (done.returncode, done.stdout) == (2, "")
     assert "add --model mine:build" in done.stderr
 
@@ -111,8 +107,8 @@ def test_code_of_a_run_is_executed_only_if_the_command_names_it(run, refused_her
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_one_clear_message(run, refused_here, args, code, words):
-    done = refused_here(*args)
+def test_one_clear_message(run, here, args, code, words):
+    done = here(*args)
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr

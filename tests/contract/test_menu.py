@@ -1,27 +1,34 @@
-"""The contract of the menu: any choice from all registries trains exactly.
+"""The contract of the menu: any choice from all registries trains exactly, on any number of processes and resumed.
 
-A run gives the same state if its towers are split over two processes, and if it is resumed in the middle. Here the
-processes are replicas in one program: each computes its own towers, and the vectors are added in the canonical tree, as
-tests/contract/test_reductions.py requires of every exact reduction.
+The processes are threads that run the real loop (tests/replicas.py). They add the vectors in the canonical tree, as
+tests/contract/test_reductions.py requires of every exact reduction between real processes.
 """
 
 import itertools
 import random
 import tomllib
+from signal import SIGTERM
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from tests.replicas import equal_in_all, on_replicas
+from tests.unit import test_non_finite as poison
 from torch import nn
 
 from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.core.local import Local
+from lockstep.core.evaluate import Evaluation, evaluate
+from lockstep.core.events import Listener
+from lockstep.core.log import Log
+from lockstep.core.loop import train
 from lockstep.core.network import Network, initial_model, persistent_buffers
-from lockstep.core.reduction import owned
-from lockstep.core.state import State
+from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import Tower
+from lockstep.core.vector import ControlFlags
 from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.dataset import Dataset
 from lockstep.data.mixing import Mixing, mix
@@ -80,7 +87,7 @@ def chosen():
 def recipe(**changes) -> Recipe:
     fixed = {
         "model": "tests.contract.test_menu:tiny", "towers": TOWERS, "batch": BATCH, "steps": STEPS, "lr": 0.01,
-        "schedule": "constant", "weight_decay": {},
+        "schedule": "constant", "weight_decay": {}, "eval_batch": 8,
     }  # fmt: skip
     return make(named("digits").model_dump(mode="json"), fixed, changes)
 
@@ -92,68 +99,149 @@ def dataset():
     return Dataset.of(images, np.minimum(np.arange(50) // 9, 3), tuple("abcde"))
 
 
-class Replica:
-    """What a process holds: a network and a state. It computes its own towers."""
+class Digests(Listener):
+    """Keeps the digests of the state."""
 
-    def __init__(self, of: Recipe, dataset: Dataset) -> None:
-        shape = of.augmentation.shape(*dataset.images.shape[1:])
-        model = initial_model(of, shape, dataset)
-        self.recipe, self.course, self.dataset = of, of.bind(len(dataset)), dataset
-        self.state = State(of, dict(model.named_parameters()), persistent_buffers(model), CPU)
-        self.tower = Tower(self.course, Network(of, model, shape, CPU))
+    every = 1
 
-    def vectors(self, towers: range) -> list[torch.Tensor]:
-        step, plan = self.state.step, self.course.plan(self.state.step)
-        return [self.tower(self.state, self.dataset.shard(plan, t), step) for t in towers]
+    def __init__(self) -> None:
+        self.found: dict[int, str] = {}
 
-    def apply(self, total: torch.Tensor) -> None:
-        gradients, buffer_deltas, metrics = self.tower.layout.unpack(total.clone())
-        _, non_finite = metrics.read()
-        if non_finite:
-            assert self.state.may_skip
-            self.state.skip()
-            return
-        mean = gradients / (self.recipe.batch * self.state.loss_scale)
-        self.state.apply(mean, buffer_deltas / self.recipe.towers, self.course.learning_rate(self.state.step))
+    def digest(self, step, text):
+        self.found[step] = text
 
 
-def trained(of: Recipe, dataset: Dataset, processes: int, first: State | None = None, steps: int = STEPS) -> State:
-    """Train to `steps` on replicas that share the towers, from the initial state or a copy of `first`."""
-    replicas = [Replica(of, dataset) for _ in range(processes)]
+class Trained(NamedTuple):
+    state: State
+    evaluation: Evaluation
+    digests: dict[int, str]
+
+
+def trained_in(replica, of, dataset, *, first=None, steps=None, disturb=lambda state, process: None) -> Trained:
+    """Train one replica to `steps`, from the initial state or a copy of `first`. `disturb` follows every update."""
+    shape, course = of.augmentation.shape(*dataset.images.shape[1:]), of.bind(len(dataset))
+    model = initial_model(of, shape, dataset)
+    state = State(of, dict(model.named_parameters()), persistent_buffers(model), CPU)
     if first is not None:
-        for replica in replicas:
-            replica.state.load(first.tensors())
-    while replicas[0].state.step < steps:
-        parts = [replica.vectors(owned(TOWERS, processes, p)) for p, replica in enumerate(replicas)]
-        total = Local(TOWERS)(iter([vector for part in parts for vector in part]))
-        for replica in replicas:
-            replica.apply(total)
-    assert len({replica.state.digest() for replica in replicas}) == 1
-    return replicas[0].state
+        state.load(first.tensors())
+    network = Network(of, model, shape, CPU)
+    digests = Digests()
+    log = Log(course, Placement(), [digests], processes=replica.processes)
+    last = course.steps if steps is None else steps
+    poll = lambda: ControlFlags(SIGTERM if state.step == last - 1 else None)  # noqa: E731
+    tower = Tower(course, network)
+    for _ in train(course, dataset, tower, replica, state, log, poll_flags=poll, digest_every=2) if last else ():
+        disturb(state, replica.process)
+    assert state.step == last
+    parameters = state.parameters if state.ema is None else state.ema
+    evaluation = evaluate(of, network, parameters, state.buffers, dataset.first(50), replica)
+    return Trained(state, evaluation, digests.found)
+
+
+def trained(of: Recipe, dataset: Dataset, processes: int, **options) -> Trained:
+    """Return what replica 0 holds after training on `processes` replicas. All hold the same."""
+    ends = on_replicas(processes, of.towers, lambda replica: trained_in(replica, of, dataset, **options))
+    equal_in_all([(one.state.digest(), one.evaluation) if isinstance(one, Trained) else one for one in ends])
+    return ends[0]
+
+
+def require_one_result(of: Recipe, dataset: Dataset, processes: int, stopped_after: int) -> Trained:
+    """Raise unless the run is one result on one process, on `processes`, and if it is stopped and resumed."""
+    straight, split = trained(of, dataset, 1), trained(of, dataset, processes)
+    half = trained(of, dataset, processes, steps=stopped_after)
+    resumed = trained(of, dataset, 1, first=half.state)
+    for other in (split, resumed):
+        assert other.state.digest() == straight.state.digest()
+        assert other.evaluation == straight.evaluation
+    assert split.digests == straight.digests
+    assert half.digests | resumed.digests == straight.digests
+    return straight
 
 
 @pytest.mark.parametrize("choice", chosen(), ids=lambda choice: f"{choice['optimizer']}-{choice['policy']}")
 def test_any_choice_is_one_result_on_one_and_two_processes_and_resumed(choice, dataset):
     of = recipe(**choice)
     assert validated(Recipe, tomllib.loads(of.toml())) == of
-    straight = trained(of, dataset, 1)
-    assert straight.is_finite()
-    assert straight.weights_sha256() != trained(of, dataset, 1, steps=0).weights_sha256()
-    assert trained(of, dataset, 2).digest() == straight.digest()
-    half = trained(of, dataset, 2, steps=2)
-    assert trained(of, dataset, 1, first=half).digest() == straight.digest()
+    state = require_one_result(of, dataset, 2, stopped_after=2).state
+    assert state.is_finite()
+    assert state.weights_sha256() != trained(of, dataset, 1, steps=0).state.weights_sha256()
 
 
 def test_every_choice_changes_the_digest_and_the_weights(dataset):
     plain = recipe(steps=2)
-    before = trained(plain, dataset, 1, steps=2).weights_sha256()
+    before = trained(plain, dataset, 1).state.weights_sha256()
     for name, values in MENU.items():
         for value in values:
             other = recipe(steps=2, **{name: value})
             if other == plain:
                 continue
             assert other.digest() != plain.digest(), (name, value)
-            assert trained(other, dataset, 1, steps=2).weights_sha256() != before, (name, value)
+            assert trained(other, dataset, 1).state.weights_sha256() != before, (name, value)
+
+
+@pytest.mark.parametrize(("towers", "processes"), [(3, 3), (5, 2), (5, 3), (5, 4)])
+def test_towers_that_are_no_power_of_two_nor_divide_evenly(dataset, towers, processes):
+    require_one_result(recipe(towers=towers, batch=30), dataset, processes, stopped_after=3)
+
+
+FAST = """
+name = "fast"
+dataset = "cifar10"
+model = "whitened"
+model_options = { widths = [4, 8, 8], depths = [2, 2, 3] }
+augmentation = "flip-translate"
+progressive = { sizes_px = [16, 24], shares = [0.5, 0.5] }
+label_smoothing = 0.2
+freeze = { "groups.0" = 0.7 }
+test_views = "flip"
+eval_batch = 20
+towers = 6
+batch = 48
+steps = 8
+optimizer = { kind = "muon", vector_scale = 100.0, matrix_scale = 1000.0 }
+lr = 0.2
+schedule = { kind = "triangle", start = 1.0, warmup = 0.0 }
+precision = "bfloat16"
+"""
+
+
+def test_what_makes_a_recipe_fast_keeps_its_bits():
+    """All of it together, stopped between two sizes."""
+    pixels = np.random.default_rng(0).integers(256, size=(200, 32, 32, 3), dtype=np.uint8)
+    images = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
+    evaluation = require_one_result(make(tomllib.loads(FAST)), images, 3, stopped_after=3).evaluation
+    assert evaluation.correct_one_view is not None
+
+
+def test_skipped_steps_are_one_result():
+    """A few of 200 images are poison."""
+    images, labels = poison.load()["train"]
+    near = slice(poison.POISON[0] - 100, poison.POISON[0] + 100)
+    few = Dataset.of(images[near], labels[near], tuple("0123456789"))
+    state = require_one_result(poison.recipe(batch=24, eval_batch=20, steps=12), few, 4, stopped_after=7).state
+    assert state.tensors()["skipped"].tolist()[0] >= 2
+
+
+def test_float16_is_one_result_where_steps_overflow(dataset):
+    """This network's gradients are too large for the first loss scales."""
+    loud = recipe(precision="float16", model="tests.unit.test_scale:loud", lr=1e-8, steps=12)
+    state = require_one_result(loud, dataset, 3, stopped_after=2).state
+    assert state.loss_scale < trained(loud, dataset, 1, steps=0).state.loss_scale
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_parted_is_named_at_the_next_digest(dataset, victim):
+    """The lowest bit of a weight flips in one replica after the first of five updates."""
+
+    def flipped(state, process):
+        if (process, state.step) == (victim, 1):
+            weight = next(iter(state.parameters.values())).view(-1)
+            weight[5] = torch.nextafter(weight[5], torch.tensor(9.0))
+
+    ends = on_replicas(3, TOWERS, lambda replica: trained_in(replica, recipe(), dataset, disturb=flipped))
+    for error in ends:
+        assert isinstance(error, StatesDifferError), error
+        assert f"process {victim} of 3 no longer computes the same bits as the others: after 2 steps" in str(error)
 
 
 def test_the_choices_cover_the_menu():

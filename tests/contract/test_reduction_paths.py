@@ -177,17 +177,18 @@ def build(shape, classes):
 
 @pytest.mark.slow
 def test_the_option_selects_the_reduction(program, tmp_path):
-    """In the real program, the module of the model counts the calls of its process."""
-    counts = {}
+    """In the real program, the module of the model counts the calls of its process. The exact ones have one result."""
+    counts, results = {}, {}
     for kind in REDUCTIONS:
         folder = tmp_path / kind
         folder.mkdir()
         (folder / "counting.py").write_text(COUNTING)
         done = program(
             "train", "--model", "counting:build", "--set", "weight_decay={}", "--set", "exact=false", "--steps", 3,
-            "--processes", 2, "--reduction", kind, "--summary-every", 0, cwd=folder,
+            "--processes", 2, "--reduction", kind, "--summary-every", 0, "--json", cwd=folder,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+        results[kind] = json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
         for process in range(2):
             sizes = [
                 path.stat().st_size if path.exists() else 0
@@ -199,4 +200,5 @@ def test_the_option_selects_the_reduction(program, tmp_path):
     assert exchanges["allreduce"] == [0, 0]
     assert min(additions["allreduce"]) >= 3  # one in each step
     assert min(exchanges["central"]) >= 3
+    assert results["tree"] == results["central"] == results["central-cpu"]
     assert exchanges["tree"] == [2 * count for count in exchanges["central"]]  # first the slices, then their sums

@@ -68,9 +68,7 @@ def child(folder: str) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
 def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reduce")
     environment = {

@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from tests.conftest import start
+from tests.disturbed import HANGS, resume, slow_model
 
 from lockstep.errors import ENVIRONMENT
 
@@ -20,43 +20,31 @@ TRAIN = (
     "train", "digits", "--model", "slow:build", "--set", "weight_decay={}", "--steps", STEPS, "--name", "x",
     "--log-every", 1, "--save-every", 5,
 )  # fmt: skip
-# It takes 0.2 s for a forward pass, so that a run lasts long enough for faults. Without the variable it is fast.
-SLOW = """
-import os, time
-from lockstep.models.digits import Digits
-
-class Slow(Digits):
-    def forward(self, images):
-        time.sleep(float(os.environ.get("SLOW_S", "0")))
-        return super().forward(images)
-
-def build(shape, classes):
-    return Slow(shape, classes)
-"""
-
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
+def slow(tmp_path, monkeypatch):
+    """A file. While it exists, each tower takes 0.3 s, so that a run does not end before its faults."""
+    monkeypatch.setenv("SLOW", str(tmp_path / "slow"))
+    (tmp_path / "slow").touch()
+    return tmp_path / "slow"
+
+
+@pytest.fixture
+def folders(tmp_path, slow):
     """One folder for each host, with the model."""
-    monkeypatch.setenv("SLOW_S", "0.2")
     made = [tmp_path / "h0", tmp_path / "h1"]
     for folder in made:
         folder.mkdir()
-        (folder / "slow.py").write_text(SLOW)
+        slow_model(folder, "if self.training and pathlib.Path(os.environ['SLOW']).exists():", "time.sleep(0.3)")
     return made
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """The sha256 of the run on one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    (folder / "slow.py").write_text(SLOW)
-    process = start(*TRAIN, "--processes", 1, "--json", cwd=folder)
-    out, err = process.communicate(timeout=RUN_S)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])["weights_sha256"]
+@pytest.fixture
+def undisturbed(trained_once):
+    """The sha256 of the run on one process. The model computes what `digits` does."""
+    return trained_once("--set", "weight_decay={}", "--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
 
 
 @pytest.fixture
@@ -71,7 +59,7 @@ def begun(hosts, folders, undisturbed):
         }  # fmt: skip
         text = {name: str(value) for name, value in variables.items()}
         programs.append(hosts.lockstep(host, *TRAIN, "--timeout", TIMEOUT_S, cwd=folders[host], **text))
-    wait_for(folders[0], ": step 12,", programs[:1])
+    wait_for(folders[0], ": step 7,", programs[:1])
     return programs
 
 
@@ -101,44 +89,39 @@ def checkpoints(folder):
     return sorted(path.name for path in (folder / "runs/x/checkpoints").iterdir())
 
 
-def resumed(program, folder):
-    done = program(
-        "train", "runs/x", "--resume", "--model", "slow:build", "--processes", 2, "--json", cwd=folder, SLOW_S="0"
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
+@pytest.fixture
+def require_resumable(here, folders, slow, undisturbed):
+    """Return require_resumable(): it raises unless host 0 resumes the run to the known weights."""
+
+    def require():
+        slow.unlink()
+        assert resume(lambda *words: here(*words, "--model", "slow:build", cwd=folders[0]), 1) == undisturbed
+
+    return require
 
 
-def test_a_host_dies_and_the_other_one_ends_and_names_it(hosts, begun, folders, program, undisturbed):
-    hosts.kill(1)
-    errors = ended(begun[:2])
-    assert any(re.search(r"process [23] on host h1 gives no sign", error) for error in errors), errors
-    assert hosts.processes(0) == []
-    assert resumed(program, folders[0]) == undisturbed
-
-
-def test_the_host_of_process_0_dies_and_the_other_one_ends(hosts, begun, folders, program, undisturbed):
+def test_the_host_of_process_0_dies_and_the_other_one_ends(hosts, begun, require_resumable):
     hosts.kill(0)
     errors = ended(begun[2:])
     assert any("lost the connection to process 0's host" in error for error in errors), errors
     assert hosts.processes(1) == []
-    assert resumed(program, folders[0]) == undisturbed
+    require_resumable()
 
 
-def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, folders, program, undisturbed):
+def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, folders, require_resumable):
     hosts.cut_off(1)
     errors = ended(begun)
-    assert any(re.search(r"process [23] on host h1 gives no sign", error) for error in errors[:2]), errors
+    assert any(re.search(f"process [23] on host h1 {HANGS}", error) for error in errors[:2]), errors
     assert any("lost the connection to process 0's host" in error for error in errors[2:]), errors
     before = checkpoints(folders[0])
     hosts.connect(1)
     assert hosts.processes(0) == hosts.processes(1) == []
     assert checkpoints(folders[0]) == before
     assert not (folders[1] / "runs").exists()
-    assert resumed(program, folders[0]) == undisturbed
+    require_resumable()
 
 
-def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders, undisturbed):
+def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders, slow, undisturbed):
     """Host 1 dies, and comes back. Host 0 has the rendezvous and, as the first one, process 0."""
     train = (*TRAIN, "--timeout", TIMEOUT_S, "--json")
 
@@ -153,6 +136,7 @@ def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders
     hosts.connect(1)
     third = joined(1)
     wait_for(folders[0], r"processes +2 on CPU.*processes +4 on CPU.*: step \d+,", [first, third])
+    slow.unlink()
     out, err = first.communicate(timeout=RUN_S)
     assert first.returncode == 0, err
     third.communicate(timeout=RUN_S)
@@ -160,14 +144,17 @@ def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders
     assert not (folders[1] / "runs").exists()
 
 
-def test_process_0_that_is_cut_off_writes_nothing_more_while_the_rest_goes_on(hosts, torchrun, folders, undisturbed):
-    """Both hosts share the run's folder. Host 1 has the rendezvous, so it can go on without host 0."""
+def test_process_0_that_is_cut_off_writes_nothing_more_while_the_rest_goes_on(
+    hosts, torchrun, folders, slow, undisturbed
+):
+    """The rest goes on: both hosts share the folder of the run, and host 1 has the rendezvous."""
     shared = (*TRAIN, "--timeout", TIMEOUT_S, "--json", "--runs", folders[0] / "runs")
     first, second = (
         torchrun(host, *shared, cwd=folders[host], nnodes="1:2", store=1, max_restarts=3) for host in (0, 1)
     )
     wait_for(folders[0], r"processes +4 on CPU.*: step \d+,", [first, second])
     hosts.cut_off(0)
+    slow.unlink()
     out, err = second.communicate(timeout=RUN_S)
     assert second.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["weights_sha256"] == undisturbed

@@ -1,0 +1,126 @@
+"""Runs of the real program that tests disturb: started until they train, with models that are slow or fail."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+STEPS = 60
+RUN = "runs/x"
+TRAIN = ("train", "--name", "x", "--log-every", 1, "--save-every", 5)
+HANGS = "gives no sign"  # of a process that is suspended, frozen or unreachable
+
+_MODEL = """
+import os, pathlib, signal, time
+from lockstep.models.digits import Digits
+
+class Model(Digits):
+    def __init__(self, shape, classes):
+        {at_build}
+        super().__init__(shape, classes)
+        self.first = self.logits.bias.detach().clone()
+
+    @property
+    def moved(self):  # training has changed the weights for some steps
+        return self.training and float((self.logits.bias.detach() - self.first).abs().max()) > 0.01
+
+    def forward(self, images):
+        if {condition}:
+            {action}
+        return super().forward(images)
+
+build = Model
+"""
+
+
+def write_model(folder, name, condition="False", action="pass", *, at_build="pass"):
+    """Write NAME.py with a `build` whose network does `action` before a forward pass under `condition`."""
+    (folder / f"{name}.py").write_text(_MODEL.format(condition=condition, action=action, at_build=at_build))
+
+
+def slow_model(folder, condition, action):
+    """Write slow.py. `condition` is an if statement."""
+    write_model(folder, "slow", condition.removeprefix("if ").removesuffix(":"), action)
+
+
+def model_that_crashes_in_process_1(folder):
+    """Write mine.py with a `build` that raises an error in process 1."""
+    crash = "if os.environ.get('RANK') == '1': raise RuntimeError('no such weights')"
+    write_model(folder, "mine", at_build=crash)
+
+
+def until_step(process, step):
+    """Read what a program prints up to the line of this step."""
+    for line in process.stdout:
+        if f": step {step}," in line:
+            return
+    pytest.fail(f"the run has ended: {process.communicate()[1]}")
+
+
+def begin(started, processes, *options, steps=STEPS, **environment):
+    """A run that has trained a few steps, and its launcher's children."""
+    process = started(*TRAIN, "--steps", steps, "--processes", processes, *options, **environment)
+    until_step(process, 7)
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def end(process):
+    """Return (stdout, stderr) of a program that ends."""
+    out, err = process.communicate(timeout=240)
+    assert "Traceback" not in err
+    return out, err
+
+
+def kill_all(process):
+    """Send SIGKILL to a program and to all its children."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for victim in family:
+        victim.kill()
+    process.communicate()
+    assert gone(family)
+
+
+def workers_among(children):
+    """The worker processes, in order of number."""
+    workers = [child for child in children if "lockstep.launch.worker" in " ".join(child.cmdline())]
+    return sorted(workers, key=lambda worker: int(worker.environ()["RANK"]))
+
+
+def gone(children):
+    """Whether all these processes end."""
+    return not psutil.wait_procs(children, timeout=20)[1]
+
+
+def resume(run, processes, path=RUN):
+    """Return the SHA-256 of the weights of a run that is resumed by `run`, which is `program` or `here`."""
+    done = run("train", path, "--resume", "--processes", processes, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
+
+
+def sha256(out):
+    """The SHA-256 in the last lines that a run prints."""
+    return re.search(r"sha256 +([0-9a-f]{64})", out)[1]
+
+
+def torchrun(folder, *options, agent=()):
+    """Start `torchrun` with two processes that train, in `folder`; `agent` are options of torchrun itself."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 3,
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", 0.2, *agent,
+        "-m", "lockstep", "train", "--steps", STEPS, "--log-every", 1, "--save-every", 5, *options,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        [*map(str, command)], cwd=folder, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def ranks(process):
+    """The processes that torchrun has started, in order of number."""
+    found = [child for child in psutil.Process(process.pid).children(recursive=True) if "RANK" in child.environ()]
+    return sorted(found, key=lambda child: int(child.environ()["RANK"]))

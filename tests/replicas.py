@@ -1,0 +1,129 @@
+"""A run on several processes, as threads of the test's process: each runs the real loop, and they meet in memory."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from lockstep.core.reduction import owned
+from lockstep.core.tree import add_leaves, add_nodes, cover
+
+Result = TypeVar("Result")
+Pair = tuple[int, Tensor]
+
+
+class LeftError(Exception):
+    """Another replica has ended, and this one waits for it."""
+
+
+class Meeting:
+    """Where threads exchange objects. One computes at a time, as towers seed torch's global generator.
+
+    Attributes:
+        turn: held by the thread that computes.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.turn = threading.Condition()
+        self._processes = processes
+        self._rounds: dict[int, int] = defaultdict(int)  # how often each thread has exchanged
+        self._given: dict[int, dict[int, object]] = defaultdict(dict)  # in each round, by each thread
+        self._ended: set[int] = set()
+
+    def exchange(self, process: int, own: object) -> list:
+        """Return what the threads gave in this round, in order. Raises: LeftError if one has ended."""
+        given = self._given[self._rounds[process]]
+        self._rounds[process] += 1
+        given[process] = own
+        self.turn.notify_all()
+        self.turn.wait_for(lambda: len(given) == self._processes or self._ended - given.keys())
+        if len(given) < self._processes:
+            raise LeftError
+        return [given[each] for each in range(self._processes)]
+
+    def end(self, process: int) -> None:
+        self._ended.add(process)
+        self.turn.notify_all()
+
+
+class MemoryGroup:
+    """The group of a run whose processes are threads. What a thread sends is copied at once, as a socket would."""
+
+    def __init__(self, meeting: Meeting, process: int, processes: int) -> None:
+        self.process, self.processes = process, processes
+        self._meeting = meeting
+
+    def gather(self, table: Tensor) -> Tensor:
+        return torch.stack(self._meeting.exchange(self.process, table.clone()))
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        return self._meeting.exchange(self.process, data)[0]
+
+    def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
+        sent = self._meeting.exchange(self.process, [(peer, tensor.clone()) for peer, tensor in sends])
+        arrived = [iter([tensor for peer, tensor in part if peer == self.process]) for part in sent]
+        for peer, tensor in receives:
+            tensor.copy_(next(arrived[peer]))
+
+    def send_from_first(self, tensor: Tensor) -> None:
+        tensor.copy_(self._meeting.exchange(self.process, tensor.clone())[0])
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        tensor.copy_(self.gather(tensor).sum(0))
+
+    def on_cpu(self) -> "MemoryGroup":
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryReduction(MemoryGroup):
+    """A group, and its sum in the canonical tree."""
+
+    exact = True
+
+    def __init__(self, meeting: Meeting, process: int, processes: int, towers: int) -> None:
+        super().__init__(meeting, process, processes)
+        self.owned = owned(towers, processes, process)
+        self._towers = towers
+
+    def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
+        vectors = iter(vectors)
+        own = {node: add_leaves(node, vectors) for node in cover(self._towers, self.owned)}
+        parts = self._meeting.exchange(self.process, {node: value.clone() for node, value in own.items()})
+        return add_nodes((0, self._towers), {node: value.clone() for part in parts for node, value in part.items()})
+
+
+def on_replicas(processes: int, towers: int, work: Callable[[MemoryReduction], Result]) -> list[Result | Exception]:
+    """Return what `work` returned or raised in each of `processes` replicas, in order."""
+    meeting = Meeting(processes)
+    ends: list = [None] * processes
+
+    def replica(process: int) -> None:
+        with meeting.turn:
+            try:
+                ends[process] = work(MemoryReduction(meeting, process, processes, towers))
+            except Exception as error:
+                ends[process] = error
+            finally:
+                meeting.end(process)
+
+    threads = [threading.Thread(target=replica, args=(process,)) for process in range(processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ends
+
+
+def equal_in_all(ends: Sequence[object]) -> object:
+    """Return the one result of all replicas. Raises: the error of the first that failed by itself."""
+    for end in ends:
+        if isinstance(end, Exception) and not isinstance(end, LeftError):
+            raise end
+    assert all(end == ends[0] for end in ends), ends
+    return ends[0]
