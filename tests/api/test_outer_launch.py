@@ -10,6 +10,7 @@ import pytest
 from tests.cli.test_promise import port
 from tests.conftest import _outside
 
+import lockstep
 from lockstep.errors import LockstepError
 
 STEPS = 12
@@ -82,14 +83,14 @@ def test_an_error_of_one_program_ends_both(tmp_path):
     assert "RuntimeError: no such weights" in other_err
 
 
-def test_more_processes_than_programs_are_refused(monkeypatch):
-    import lockstep
-
+def test_what_an_outer_launch_does_not_allow_is_refused(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LockstepError, match="--processes 3, but RANK and WORLD_SIZE started 2"):
         lockstep.train("digits", processes=3, quiet=True)
-    with pytest.raises(LockstepError, match=r"lockstep\.evaluate starts its own processes"):
+    with pytest.raises(
+        LockstepError, match=r"started this program 2 times, and lockstep\.evaluate starts its own proc"
+    ):
         lockstep.evaluate("runs/x")
 
 

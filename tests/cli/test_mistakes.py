@@ -1,4 +1,4 @@
-"""Bad input, through the command line's main(): one clear message, the documented exit code, no traceback, nothing lost."""
+"""Bad input on the command line: one clear message, the documented exit code, no traceback, nothing lost."""
 
 import gzip
 import json

@@ -48,7 +48,7 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(started, program, tmp_path):
+def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(started, here, tmp_path):
     """The network holds training up before a step until the checkpoint of the step before is evaluated."""
     (tmp_path / "patient.py").write_text(
         "import pathlib, time\n"
@@ -73,7 +73,7 @@ def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(st
     lines, _ = end(started("eval", "runs/x", "--watch", "--interval", 0.05, "--processes", 2, *named))
     end(train)
     assert steps_of(lines) == [0, 1, 2, 3, 4]
-    plain = program("eval", "runs/x", "--processes", 1, *named)
+    plain = here("eval", "runs/x", *named)
     assert json.loads(plain.stdout) == json.loads(lines[-1])
 
 
@@ -104,5 +104,5 @@ def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
     ],
     ids=lambda value: " ".join(value),
 )
-def test_one_clear_message(refused_here, args, words):
-    refused(refused_here("eval", *args), USAGE, *words)
+def test_one_clear_message(here, args, words):
+    refused(here("eval", *args), USAGE, *words)
