@@ -69,6 +69,7 @@ def test_json_is_all_of_stdout_and_metrics_tell_of_every_process(program, tmp_pa
     assert len(done.stdout.splitlines()) == 1
     assert json.loads(done.stdout)["steps"] == 25
     assert ": step 0, loss" in done.stderr
+    assert "reduction tree" in done.stderr
     rows = [json.loads(line) for line in (tmp_path / "runs/m/metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["kind"] == "step"][-1]
     assert len(last["memory_bytes"]) == len(last["cpu_utilisation"]) == 2

@@ -15,17 +15,17 @@ from lockstep.recipes import named
 @pytest.mark.parametrize(("towers", "first"), [(1, 136_718), (2, 68_359), (3, 45_572), (4, 34_179), (8, 17_089)])
 def test_tutorial_decays_after_350_epochs_of_the_global_batch(towers, first):
     recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers})
-    assert recipe.bind(50_000).learning_rate(first - 1) == 0.1
-    assert recipe.bind(50_000).learning_rate(first) == pytest.approx(0.01)
-    assert recipe.bind(50_000).learning_rate(2 * first) == pytest.approx(0.001)
+    rates = [recipe.bind(50_000).learning_rate(step) for step in (first - 1, first, 2 * first)]
+    assert rates == [0.1, pytest.approx(0.01), pytest.approx(0.001)]
 
 
-@pytest.mark.parametrize("towers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("towers", [1, 3, 8])
 def test_per_tower_decays_where_the_version_of_2017_did_whatever_the_number_of_towers(towers):
-    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers, "schedule.per_tower": True})
-    assert recipe.bind(50_000).learning_rate(136_717) == 0.1
-    assert recipe.bind(50_000).learning_rate(136_718) == pytest.approx(0.01)
-    assert recipe.digest() != make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers}).digest()
+    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"towers": towers})
+    per_tower = recipe.replace(schedule=recipe.schedule.replace(per_tower=True))
+    rates = [per_tower.bind(50_000).learning_rate(step) for step in (136_717, 136_718)]
+    assert rates == [0.1, pytest.approx(0.01)]
+    assert per_tower.digest() != recipe.digest()
 
 
 def test_triangle_rises_then_falls_to_zero_after_the_last_step():
@@ -44,12 +44,9 @@ def test_mnist_has_one_learning_rate():
     assert {recipe.bind(55_000).learning_rate(step) for step in range(200)} == {1e-3}
 
 
-@pytest.mark.parametrize(("updates", "decay"), [(0, 0.1), (10, 0.55), (100, 101 / 110), (1_000_000, 0.9999)])
-def test_with_warmup_the_average_forgets_early_weights(updates, decay):
-    assert EMA(decay=0.9999).decay_after(updates) == pytest.approx(decay)
-
-
-def test_without_warmup_the_average_has_one_decay():
+def test_with_warmup_the_average_forgets_early_weights():
+    decays = [EMA(decay=0.9999).decay_after(updates) for updates in (0, 10, 100, 1_000_000)]
+    assert decays == pytest.approx([0.1, 0.55, 101 / 110, 0.9999])
     assert EMA(decay=0.98, warmup=False).decay_after(1) == 0.98
 
 

@@ -73,7 +73,7 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     events = EventAccumulator(str(Run(tmp_path / "run").summaries)).Reload()
     for part, seconds in whole.items():
         assert events.Scalars(f"speed/{part}_s")[-1].value == seconds
-    assert {len(images) for _, images, _ in calls} == {32}
+    assert sum(len(images) == 32 for _, images, _ in calls) == 4 * 7  # a few others are for probe and pictures
     assert threads == {threading.main_thread()}
 
 
