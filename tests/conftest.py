@@ -32,6 +32,10 @@ from tests import synthetic  # noqa: E402
 
 numerics.configure(1, exact=True)
 
+# A background job of a shell ignores SIGINT, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Every request to another machine fails at once, because no proxy listens at this port.
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
