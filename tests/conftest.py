@@ -81,16 +81,21 @@ def _outside() -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k not in removed}, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
-    """Start the real program. Its output is read as text."""
+def popen(*command: object, cwd: Path, **environment: str) -> subprocess.Popen:
+    """Start Python with the arguments `command`, as from a user's shell. Its output is read as text."""
     return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", *map(str, args)],
+        [sys.executable, *map(str, command)],
         cwd=cwd,
         env={**_outside(), "XDG_CACHE_HOME": str(cwd / "cache"), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
+    """Start the real program."""
+    return popen("-m", "lockstep", *args, cwd=cwd, **environment)
 
 
 def run_program(*args: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:

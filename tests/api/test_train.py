@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.conftest import _outside
+from tests.conftest import popen
 from tests.images import bright_and_dark
 
 import lockstep
@@ -38,14 +38,7 @@ def script(folder: Path, code: str, **environment: str) -> subprocess.Popen:
     (folder / "scripts").mkdir(exist_ok=True)
     path = folder / "scripts/go.py"
     path.write_text(code)
-    return subprocess.Popen(
-        [sys.executable, str(path)],
-        cwd=folder,
-        env={**_outside(), "XDG_CACHE_HOME": str(folder / "cache"), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return popen(path, cwd=folder, **environment)
 
 
 def finished(process: subprocess.Popen) -> str:
@@ -109,9 +102,7 @@ again = lockstep.train(run, resume=True, model="mynet:build")
 @pytest.mark.slow
 def test_ctrl_c_saves_and_returns_the_run_which_resumes_to_the_same_weights(tmp_path, trained_once):
     code = f"""
-import signal
 import lockstep
-signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
 run = lockstep.train("digits", steps={LONG}, processes=2, name="long", log_every=1)
 print("returned", run.complete, run.state, run.accuracy, run.result(), flush=True)
 run = lockstep.train("runs/long", resume=True, processes=1, quiet=True)

@@ -64,7 +64,7 @@ def test_any_number_of_processes_has_the_same_counts(processes):
     assert evaluate(recipe, network, parameters, buffers, dataset, OneOf(process + 1, processes, tables)) == expected
 
 
-def test_a_result_has_counts_by_class_and_a_constant_network_the_share_of_one():
+def test_ties_and_infinities_do_not_count_as_correct():
     recipe, network, parameters, model = setting(10)
     zero = {name: torch.zeros_like(p) for name, p in parameters.items()}
     constant = evaluate(recipe, network, zero, persistent_buffers(model), data(50), Local(4))
