@@ -90,13 +90,11 @@ def test_notes_are_printed_at_the_start(here, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["train", "photos/"], USAGE, ["there is no folder photos", "a folder of images for each class"]),
         (["train", "empty"], USAGE, ["empty is not a run", "no folder in it holds an image"]),
         (["train", "one"], DATA, ["only one class, cats"]),
         (["train", "good/a/1.png"], USAGE, ["1.png is a file"]),
         (["train", "good/a"], USAGE, ["good/a is not a run", "no folder in it holds an image"]),
         (["train", "bad"], DATA, ["bad cannot be trained on", "2 images cannot be read", "b/5.png: empty"]),
-        (["train", "good", "--data", "one"], USAGE, ["--data names another one", "one: give one of them"]),
         (["train", "folder"], DATA, ["give the folder of images as --data DIR, or lockstep train DIR"]),
         (["train", "folder", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
         (["train", "good", "--set", "image_px=16"], USAGE, ["image_px: got 16", "32"]),
