@@ -1,20 +1,27 @@
 """Fixtures: the real program as a subprocess, real and generated datasets, and unseeded global random generators."""
 
+import contextlib
 import fcntl
 import hashlib
+import importlib
 import json
+import logging
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from lockstep import numerics
+from lockstep.errors import STOP_SIGNALS
 
 numerics.prepare(1)  # before torch is imported: tests that compare bits in this process compute as the program does
 
@@ -24,6 +31,10 @@ import torch  # noqa: E402
 from tests import synthetic  # noqa: E402
 
 numerics.configure(1, exact=True)
+
+# A background job of a shell ignores SIGINT, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every request to another machine fails at once, because no proxy listens at this port.
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
@@ -70,10 +81,10 @@ def _outside() -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k not in removed}, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
-    """Start the real program. Its output is read as text."""
+def popen(*command: object, cwd: Path, **environment: str) -> subprocess.Popen:
+    """Start Python with the arguments `command`, as from a user's shell. Its output is read as text."""
     return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", *map(str, args)],
+        [sys.executable, *map(str, command)],
         cwd=cwd,
         env={**_outside(), "XDG_CACHE_HOME": str(cwd / "cache"), **environment},
         stdout=subprocess.PIPE,
@@ -82,44 +93,79 @@ def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
     )
 
 
+def start(*args: object, cwd: Path, **environment: str) -> subprocess.Popen:
+    """Start the real program."""
+    return popen("-m", "lockstep", *args, cwd=cwd, **environment)
+
+
+def run_program(*args: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Run the real program and wait for it."""
+    process = start(*args, cwd=cwd, **environment)
+    out, err = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
 @pytest.fixture
 def program(tmp_path):
     """Return program(*args) -> CompletedProcess: it runs the real program in the test's folder and waits."""
+    return partial(run_program, cwd=tmp_path)
 
-    def run(*args: object, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess:
-        process = start(*args, cwd=cwd, **environment)
-        out, err = process.communicate(timeout=240)
-        return subprocess.CompletedProcess(args, process.returncode, out, err)
 
-    return run
+# The commands that compute, and the options with which they do so in the process that calls main().
+COMPUTING, INLINE = {"train", "eval", "verify", "bench"}, ("--processes", "1")
+
+
+def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Run the command line's main() in `cwd`, in this process, which has torch already, and undo what it changed."""
+    from lockstep.cli import main
+
+    command = ["lockstep", *map(str, args), *(INLINE if args[0] in COMPUTING and "--processes" not in args else ())]
+    variables = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(cwd / "cache"), **environment}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    logger = logging.getLogger("lockstep")
+    level, log_handlers = logger.level, [*logger.handlers]
+    with contextlib.ExitStack() as stack:
+        out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(2))
+        for change in (
+            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd),
+            mock.patch.dict(os.environ), mock.patch.multiple(sys, argv=command, path=[*sys.path]),
+            mock.patch.object(sys, "dont_write_bytecode", True),  # of a model that the test writes again at once
+        ):  # fmt: skip
+            stack.enter_context(change)
+        for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            numerics.configure(1, exact=True)
+            logger.handlers[:] = log_handlers
+            logger.setLevel(level)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            for name, module in [*sys.modules.items()]:
+                if (getattr(module, "__file__", None) or "").startswith(f"{cwd}{os.sep}"):
+                    del sys.modules[name]
+            importlib.invalidate_caches()
+        printed = [stream.seek(0) or stream.read() for stream in (out, err)]
+        return subprocess.CompletedProcess(args, ended.value.code or 0, *printed)
 
 
 @pytest.fixture
-def refused_here(tmp_path, monkeypatch, capfd):
-    """As `program`, in this process, which has torch already. For commands that are refused: refused_here(*args)."""
-    from lockstep.cli import main
+def here(tmp_path):
+    """Return here(*args) -> CompletedProcess: as `program`, in this process. Without the output of its workers."""
+    return partial(in_this_process, cwd=tmp_path)
 
-    def run(*args: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess:
-        monkeypatch.chdir(cwd)
-        for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
-            monkeypatch.setenv(name, value)
-        one = ["--processes", "1"] if args[0] == "train" and "--processes" not in args else []
-        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, args), *one])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return subprocess.CompletedProcess(args, ended.value.code, *capfd.readouterr())
 
-    return run
+refused_here = here
 
 
 @pytest.fixture(scope="session")
 def trained_once(tmp_path_factory):
     """trained_once(*options) -> (folder of the run, record) of `lockstep train`, run once for all tests.
 
-    Tests read the folder. One that changes the run copies it first.
+    A run of one process is computed in this one. Tests read the folder. One that changes the run copies it first.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -134,10 +180,12 @@ def trained_once(tmp_path_factory):
             if not record.exists():
                 shutil.rmtree(place, ignore_errors=True)  # of one that failed
                 place.mkdir()
-                process = start("train", *options, "--name", "a", "--json", cwd=place)
-                out, err = process.communicate(timeout=240)
-                assert process.returncode == 0, err
-                record.write_text(out.splitlines()[-1])
+                alone = " ".join(INLINE) in " ".join(map(str, options))
+                done = (in_this_process if alone else run_program)(
+                    "train", *options, "--name", "a", "--json", cwd=place
+                )
+                assert done.returncode == 0, done.stderr
+                record.write_text(done.stdout.splitlines()[-1])
         return place / "runs/a", json.loads(record.read_text())
 
     return run

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_promise import port
-from tests.conftest import _outside
+from tests.conftest import popen
 
+import lockstep
 from lockstep.errors import LockstepError
 
 STEPS = 12
@@ -36,16 +37,7 @@ def programs(folder, code, **environment):
     started = []
     for number in ("0", "1"):
         numbers = {"RANK": number, "LOCAL_RANK": number, "RUNS": str(folder / f"runs-{number}")}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, folder / "go.py"],
-                cwd=folder,
-                env={**_outside(), "XDG_CACHE_HOME": str(folder / "cache"), **master, **numbers, **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        started.append(popen(folder / "go.py", cwd=folder, **master, **numbers, **environment))
     printed = [process.communicate(timeout=240) for process in started]
     return [(process.returncode, *output) for process, output in zip(started, printed, strict=True)]
 
@@ -82,14 +74,12 @@ def test_an_error_of_one_program_ends_both(tmp_path):
     assert "RuntimeError: no such weights" in other_err
 
 
-def test_more_processes_than_programs_are_refused(monkeypatch):
-    import lockstep
-
+def test_what_an_outer_launch_does_not_allow_is_refused(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LockstepError, match="--processes 3, but RANK and WORLD_SIZE started 2"):
         lockstep.train("digits", processes=3, quiet=True)
-    with pytest.raises(LockstepError, match=r"lockstep\.evaluate starts its own processes"):
+    with pytest.raises(LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"):
         lockstep.evaluate("runs/x")
 
 

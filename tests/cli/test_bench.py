@@ -6,16 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import typer
+from tests.cli.test_mistakes import DATA, ENVIRONMENT, USAGE, refused
 
-from lockstep.cli import app
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.local import Local
 from lockstep.core.state import State
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
 from lockstep.jobs.bench import MODES, StepTimes, bench
 from lockstep.jobs.specs import BenchJob
 from lockstep.recipes import named
@@ -50,8 +47,8 @@ def test_the_table_has_a_row_for_each_number_of_processes(program):
     assert rows[0].split()[4:6] == ["1.00", "100.0%"]
 
 
-def test_json_is_one_record_with_documented_keys(program, tmp_path):
-    done = program("bench", "digits", "--processes", 1, *QUICK, "--json", "--plot", "speed.svg", "--link", 2)
+def test_json_is_one_record_with_documented_keys(here, tmp_path):
+    done = here("bench", "digits", *QUICK, "--json", "--plot", "speed.svg", "--link", 2)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert set(summary) == {
@@ -80,17 +77,16 @@ def test_json_is_one_record_with_documented_keys(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "code", "words"),
     [
-        (("--plot", "speed.png"), "only SVG is drawn"),
-        (("--plot", "nowhere/speed.svg"), "there is no folder"),
-        (("--link", 0), "give GB/s above 0"),
+        (("--plot", "speed.png"), USAGE, "only SVG is drawn"),
+        (("--plot", "nowhere/speed.svg"), ENVIRONMENT, "there is no folder"),
+        (("--link", 0), USAGE, "give GB/s above 0"),
+        (("--dataset", "mnist", "--data", "."), DATA, "train-images-idx3-ubyte.gz"),
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_is_measured(options, words, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(LockstepError, match=words):
-        typer.main.get_command(app)(["bench", "digits", *map(str, options)], standalone_mode=False)
+def test_a_mistake_is_refused_before_anything_is_measured(options, code, words, here):
+    refused(here("bench", "digits", *options), code, words)
 
 
 def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
@@ -110,7 +106,7 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
 
     def counts(*modes):
         made.clear(), exchanged.clear(), updated.clear()
-        recipe = make(named("digits").model_dump(mode="json"), {"towers": 2})
+        recipe = named("digits").replace(towers=2, batch=64)
         job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=3, warmup=1, modes=modes)
         record = bench(job, Counted(2), torch.device("cpu"))
         assert record["modes"] == list(modes)
@@ -123,44 +119,20 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     assert counts("synthetic", "independent") == (2, 0, 4)
 
 
-def test_synthetic_input_needs_no_files(program):
-    done = program("bench", "cifar10-tutorial", "--synthetic", "--processes", 1, "--tower-batch", 4, *QUICK, "--json")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["analysis"] is None
-    (record,) = summary["records"]
-    assert (record["recipe"], record["modes"], record["batch"]) == ("cifar10-tutorial", ["synthetic"], 4)
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_synthetic_images_have_the_shape_of_real_ones(name, request):
-    height, width, channels, classes = synthetic.SHAPES[name]
-    if name == "digits":
-        real = load_object(DATASETS[name])(None)["train"]
-    elif name in ("cifar10", "mnist"):
-        folder = request.getfixturevalue("real_data")
-        real = load_object(DATASETS[name])(folder)["train"]
-    else:  # compare with the official shape, as tests have no files of these
-        assert (height, width, channels, classes) == {"cifar100": (32, 32, 3, 100), "fashion-mnist": (28, 28, 1, 10)}[
-            name
-        ]
-        return
-    assert real.images.shape[1:] == (height, width, channels)
-    assert len(real.classes) == classes
-
-
-def test_a_bench_writes_no_file(program, tmp_path):
-    done = program("bench", "digits", "--processes", 1, *QUICK, "--json", *(f"--{mode}" for mode in MODES))
+def test_every_mode_at_once_needs_no_files_and_writes_none(here, tmp_path):
+    modes = [f"--{mode}" for mode in MODES]
+    done = here("bench", "cifar10-tutorial", "--tower-batch", 4, *QUICK, "--json", *modes)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
     summary = json.loads(done.stdout)
-    assert summary["kind"] == "bench"
+    assert (summary["kind"], summary["analysis"]) == ("bench", None)
     (record,) = summary["records"]
-    assert not {"accuracy", "weights_sha256", "loss", "digest", "run"} & record.keys()
+    assert (record["recipe"], record["modes"], record["batch"]) == ("cifar10-tutorial", [*MODES], 4)
 
 
-def test_missing_data_is_exit_code_3(program, tmp_path):
-    done = program("bench", "cifar10-tutorial", "--data", tmp_path, *QUICK)
-    assert done.returncode == 3
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+def test_synthetic_images_have_the_shape_of_real_ones():
+    digits = load_object(DATASETS["digits"])(None)["train"]
+    grey, colour = (28, 28, 1, 10), (32, 32, 3, 10)
+    shapes = {"mnist": grey, "fashion-mnist": grey, "cifar10": colour, "cifar100": (32, 32, 3, 100)}
+    assert {**shapes, "digits": (*digits.images.shape[1:], len(digits.classes))} == synthetic.SHAPES
+    assert synthetic.SHAPES.keys() == DATASETS.keys()

@@ -1,15 +1,13 @@
-"""Bad input, through the real program: one clear message, the documented exit code, no traceback, nothing lost."""
+"""Bad input on the command line: one clear message, the documented exit code, no traceback, nothing lost."""
 
-import gzip
 import json
+import resource
 import shutil
-import struct
 
 import pytest
 from tests.runs import change_manifest
 from tests.unit.test_checkpoint import flip
 
-from lockstep.data.catalog import SOURCES
 from lockstep.runs import checkpoint
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
@@ -34,29 +32,19 @@ def refused(done, code, *words):
         (["train", "--set", "momentum"], USAGE, ["NAME=VALUE"]),
         (["train", "--lr", "-1"], USAGE, ["lr: got -1.0", "greater than 0"]),
         (["train", "--set", "model_options.dropout=0.5"], USAGE, ["option of model digits 'dropout'"]),
-        (["train", "--profile", "steps=13:10"], USAGE, ["profile: got 'steps=13:10'", "as in steps=10:13"]),
         (["train", "--steps", "5", "--profile", "steps=3:8"], USAGE, ["computes steps 0 to 4"]),
         (["train", "--device", "cuda:0,0"], USAGE, ["name it once"]),
         (["train", "--log-loss", "first"], USAGE, ["'mean' or 'last'"]),
         (["train", "--summary-every", "-1"], USAGE, ["--summary-every"]),
         (["bench", "digts"], USAGE, ["did you mean digits"]),
         (["bench", "--steps", "1"], USAGE, ["--steps"]),
-        (["train", "--batch", "1000", "--towers", "16"], USAGE, ["choose 992 or 1008", "1, 2, 4, 5, 8 or 10 towers"]),
-        (["train", "--batch", "128", "--tower-batch", "32"], USAGE, ["give one of them"]),
-        (["train", "--epochs", "2", "--steps", "5"], USAGE, ["give one of them"]),
         (["train", "--processes", "5"], USAGE, ["5 processes for 4 towers", "--processes 1 to 4"]),
         (["train", "--processes", "0"], USAGE, ["--processes"]),
-        (["train", "--towers", "0"], USAGE, ["towers: got 0"]),
-        (["train", "--steps", "-3"], USAGE, ["steps: got -3"]),
-        (["train", "--precision", "half"], USAGE, ["'float32', 'bfloat16' or 'float16'"]),
-        (["train", "--model", "digit"], USAGE, ["did you mean digits"]),
         (["train", "--model", "nowhere.to_be:found"], USAGE, ["no module 'nowhere.to_be'"]),
         (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
         (["train", "--set", "weight_decay.conv9.weight=1"], USAGE, ["conv9.weight"]),
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
         (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
-        (["train", "--set", "optimizer.momentum=0"], USAGE, ["nesterov needs a momentum"]),
-        (["train", "--set", "schedule=none"], USAGE, ["schedule: got None"]),
         (["train", "--model", "mnist", "--set", "weight_decay={}"], USAGE, ["16x16 pixels or more, got 8x8"]),
         (["train", "--model", "tutorial", "--set", "weight_decay.conv3.weight=1"], USAGE, ["'conv3.weight'"]),
         (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "pip install 'lockstep[timm]'"]),
@@ -78,52 +66,16 @@ def refused(done, code, *words):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_one_clear_message(refused_here, tmp_path, args, code, words):
-    refused(refused_here(*args), code, *words)
+def test_one_clear_message(here, tmp_path, args, code, words):
+    refused(here(*args), code, *words)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_broken_recipe_file(program, tmp_path):
+def test_a_broken_recipe_file(here, tmp_path):
     (tmp_path / "mine.toml").write_text("towers = [")
-    refused(program("train", "mine.toml"), USAGE, "mine.toml")
+    refused(here("train", "mine.toml"), USAGE, "mine.toml")
     (tmp_path / "mine.toml").write_text('recipe = "digits"\n[optimizer]\nmomentun = 0.5\n')
-    refused(program("train", "mine.toml"), USAGE, "did you mean optimizer.momentum")
-
-
-def cifar_folder(tmp_path):
-    """Files of the official sizes that take no room: all labels 0, all pixels black."""
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
-        with (folder / name).open("wb") as file:
-            file.truncate(30_730_000)
-    return folder
-
-
-@pytest.mark.slow
-def test_damaged_cifar_files_are_named(program, tmp_path):
-    folder = cifar_folder(tmp_path)
-    with (folder / "data_batch_4.bin").open("r+b") as file:
-        file.seek(3073 * 17)
-        file.write(b"\x0b")
-    done = program("train", "cifar10-tutorial", "--data", folder)
-    refused(done, DATA, "data_batch_4.bin: label 11 in record 17, allowed 0 to 9")
-    with (folder / "data_batch_3.bin").open("r+b") as file:
-        file.truncate(30_000_000)
-    done = program("train", "cifar10-tutorial", LOCKSTEP_DATA=str(tmp_path))
-    refused(done, DATA, "data_batch_3.bin: 30000000 bytes, expected 30730000", "truncated")
-    (folder / "data_batch_2.bin").unlink()
-    refused(program("train", "cifar10-tutorial", "--data", folder), DATA, "has no file data_batch_2.bin")
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_mnist_in_the_wrong_format_is_named(program, tmp_path):
-    for names in SOURCES["mnist"].files:
-        (tmp_path / names[0]).write_bytes(gzip.compress(struct.pack(">2I", 2049, 10_000) + b"\x01" * 10_000))
-    refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: idx magic number 2049")
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"<html>not found</html>")
-    refused(program("train", "mnist", "--data", tmp_path), DATA, "train-images-idx3-ubyte.gz: not a complete gzip file")
+    refused(here("train", "mine.toml"), USAGE, "did you mean optimizer.momentum")
 
 
 @pytest.fixture
@@ -139,26 +91,25 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_an_existing_run_is_never_overwritten(program, run):
+def test_an_existing_run_is_never_overwritten(here, run):
     path, _ = run
     before = contents(path)
-    refused(program("train", "--name", "a"), USAGE, "runs/a exists", "--resume", "--name")
-    refused(program("train", path), USAGE, "exists", "--resume")
-    refused(program("train", path, "--resume", "--seed", "3"), USAGE, "seed: 0 -> 3", "another --name")
-    refused(program("train", "--name", "a", "--resume", "--steps", "9"), USAGE, "steps: 10 -> 9")
+    refused(here("train", "--name", "a"), USAGE, "runs/a exists", "--resume", "--name")
+    refused(here("train", path), USAGE, "exists", "--resume")
+    refused(here("train", path, "--resume", "--seed", "3"), USAGE, "seed: 0 -> 3", "another --name")
+    refused(here("train", "--name", "a", "--resume", "--steps", "9"), USAGE, "steps: 10 -> 9")
     assert contents(path) == before
 
 
-@pytest.mark.slow
-def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(program, run):
+def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(here, run):
     path, result = run
     for step in (8, 10):
         flip(path / f"checkpoints/step-{step:09d}/state.safetensors")
-    evaluated = program("eval", path)
+    evaluated = here("eval", path)
     assert evaluated.returncode == 0
     assert "after 4 steps" in evaluated.stdout
     assert evaluated.stderr.count("is damaged") == 2
-    done = program("train", path, "--resume", "--save-every", 4, "--processes", 1)
+    done = here("train", path, "--resume", "--save-every", 4)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is damaged") == 2
     assert "after step 4" in done.stdout
@@ -168,51 +119,47 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(program,
     assert checkpoint.latest(path / "checkpoints").manifest["step"] == 10
 
 
-@pytest.mark.slow
-def test_all_checkpoints_damaged(program, run):
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_all_checkpoints_damaged(here, run, processes):
     path, _ = run
     for state in path.rglob("state.safetensors"):
         flip(state)
     before = contents(path / "checkpoints")
-    refused(program("train", path, "--resume", "--processes", 1), DATA, "every checkpoint in")
-    refused(program("train", path, "--resume", "--processes", 2), DATA, "every checkpoint in")
+    refused(here("train", path, "--resume", "--processes", processes), DATA, "every checkpoint in")
     assert contents(path / "checkpoints") == before
 
 
-@pytest.mark.slow
-def test_other_data_is_refused(program, run):
+def test_other_data_is_refused(here, run):
     path, _ = run
     for folder in path.glob("checkpoints/step-*"):
         change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
-    refused(program("train", path, "--resume"), DATA, "not what", "was trained on")
+    refused(here("train", path, "--resume"), DATA, "not what", "was trained on")
 
 
-@pytest.mark.slow
-def test_a_run_without_checkpoints_and_a_split_that_is_not(program, run):
+def test_a_run_without_checkpoints_and_a_split_that_is_not(here, run):
     path, _ = run
-    refused(program("eval", path, "--split", "validation"), USAGE, "no split 'validation': its splits are train, test")
+    refused(here("eval", path, "--split", "validation"), USAGE, "no split 'validation': its splits are train, test")
     (path / "checkpoints").rename(path / "elsewhere")
     (path / "checkpoints").mkdir()
-    refused(program("eval", path), DATA, "no checkpoint yet")
+    refused(here("eval", path), DATA, "no checkpoint yet")
 
 
-def test_a_recipe_edited_behind_the_checkpoints_back(program, run):
+def test_a_recipe_edited_behind_the_checkpoints_back(here, run):
     path, _ = run
     text = (path / "recipe.json").read_text()
     (path / "recipe.json").write_text(text.replace('"lr": 0.2', '"lr": 0.3'))
-    refused(program("train", path, "--resume", "--processes", 1), USAGE, "trained by another recipe")
-    refused(program("eval", path), USAGE, "trained by another recipe")
+    for command in (("train", path, "--resume"), ("eval", path)):
+        refused(here(*command), USAGE, "trained by another recipe")
     (path / "recipe.json").write_text(text[:50])
-    refused(program("eval", path), DATA, "recipe.json cannot be read")
+    refused(here("eval", path), DATA, "recipe.json cannot be read")
     (path / "recipe.json").write_text(text)
     (path / "result.json").write_text("")
-    refused(program("train", path, "--resume"), DATA, "result.json cannot be read")
+    refused(here("train", path, "--resume"), DATA, "result.json cannot be read")
 
 
-@pytest.mark.slow
-def test_a_file_where_the_runs_should_be(program, tmp_path):
+def test_a_file_where_the_runs_should_be(here, tmp_path):
     (tmp_path / "file").write_text("mine")
-    refused(program("train", "--runs", "file"), ENVIRONMENT, "cannot write the run folder file/digits-1")
+    refused(here("train", "--runs", "file"), ENVIRONMENT, "cannot write the run folder file/digits-1")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -225,29 +172,12 @@ def test_programs_started_together_get_runs_of_their_own(started, tmp_path):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-1", "digits-2", "digits-3"]
 
 
-@pytest.mark.slow
-def test_an_update_that_overflows_is_never_saved(program, tmp_path):
-    done = program(
-        "train", "--lr", "1e38", "--set", "schedule=constant", "--processes", 1, "--name", "inf", "--save-every", 1,
-        "--set", "optimizer.nesterov=false", "--set", "optimizer.momentum=0", "--set", "ema=none",
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "not finite" in done.stderr
-    assert "Traceback" not in done.stderr
-    found = checkpoint.latest(tmp_path / "runs/inf/checkpoints")
-    assert all(tensor.isfinite().all() for tensor in found.tensors.values())
-
-
-@pytest.mark.slow
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(program, tmp_path):
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(here, tmp_path):
     """The file-size limit lets small files through and stops every checkpoint."""
-    import resource
-
-    limit = (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        done = program("train", "--steps", 6, "--processes", 1, "--save-every", 2, "--name", "full")
+        done = here("train", "--steps", 6, "--save-every", 2, "--name", "full")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert done.stdout.count("could not save a checkpoint") == 3
@@ -259,19 +189,28 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(program, tmp_path):
     assert list((tmp_path / "runs/full/checkpoints").iterdir()) == []
 
 
-def test_a_complete_run_stays_so(program, tmp_path):
-    first = program("train", "--steps", 2, "--processes", 1, "--name", "b", "--json")
-    before = contents(tmp_path / "runs/b")
-    again = program("train", "--steps", 2, "--name", "b", "--resume", "--json")
+def test_a_complete_run_stays_so(here, trained_once, tmp_path):
+    path, record = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    before = contents(path)
+    again = here("train", "--steps", 10, "--name", "a", "--runs", path.parent, "--resume", "--json")
     assert again.returncode == 0
-    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert json.loads(again.stdout) == record
     assert "complete" in again.stderr
-    assert contents(tmp_path / "runs/b") == before
+    assert contents(path) == before
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_loss_that_is_not_finite_stops_every_process_at_the_same_step(program, tmp_path, processes):
-    done = program("train", "--lr", "1e30", "--processes", processes, "--name", "nan", "--save-every", 1)
+OVERFLOW = ("optimizer.nesterov=false", "optimizer.momentum=0", "ema=none", "schedule=constant", "lr=1e38")
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings"),
+    [(1, ["lr=1e30"]), pytest.param(3, ["lr=1e30"], marks=pytest.mark.slow), pytest.param(1, OVERFLOW, id="update")],
+)
+def test_what_is_not_finite_stops_every_process_at_the_same_step_and_is_never_saved(
+    here, tmp_path, processes, settings
+):
+    options = [word for setting in settings for word in ("--set", setting)]
+    done = here("train", *options, "--processes", processes, "--name", "nan", "--save-every", 1)
     assert done.returncode == 1
     assert done.stderr.startswith("lockstep: the loss or a gradient of tower")
     assert "is not finite at step" in done.stderr
@@ -280,4 +219,5 @@ def test_a_loss_that_is_not_finite_stops_every_process_at_the_same_step(program,
     assert f"at step {step}." in done.stderr
     found = checkpoint.latest(tmp_path / "runs/nan/checkpoints")
     assert found.manifest["step"] == step
+    assert all(tensor.isfinite().all() for tensor in found.tensors.values())
     assert not (tmp_path / "runs/nan/result.json").exists()

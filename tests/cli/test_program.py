@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from lockstep import hardware
 from lockstep.recipes import RECIPES
 
 DATA = [["data", *rest] for rest in ([], ["fetch"], ["list"], ["check"])]
@@ -16,28 +15,32 @@ COMMANDS = [[], ["train"], ["eval"], ["bench"], ["recipes"], ["show"], *DATA]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_is_complete_has_examples_and_does_not_wait_for_torch(program, command):
-    done = program(*command, "--help")
+def test_help_is_complete_and_has_examples(here, command):
+    done = here(*command, "--help")
     assert done.returncode == 0
     assert "Example" in done.stdout
     assert "\b" not in done.stdout
-    code = (
-        "import sys; sys.argv = ['lockstep', *%r, '--help']\n"
-        "from lockstep.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'numpy', 'lockstep.config.recipe'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", code % command], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_help_does_not_wait_for_torch():
+    code = f"""
+import contextlib, sys
+from lockstep.cli import main
+for command in {COMMANDS}:
+    sys.argv = ["lockstep", *command, "--help"]
+    with contextlib.suppress(SystemExit):
+        main()
+assert not {{"torch", "numpy", "sklearn", "lockstep.config.recipe"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.slow
-def test_train_then_eval(program, tmp_path):
+def test_train_then_eval(program, here, tmp_path):
     """What `make train` does, whole; then what its last line says to type."""
     started = time.time()
     done = program("train")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     run = tmp_path / "runs/digits-1"
     for word in ("1442 training and 355 test", "128 images a step (global) = 4 towers x 32", "learning rate 0.2"):
         assert word in done.stdout
@@ -52,22 +55,27 @@ def test_train_then_eval(program, tmp_path):
     assert 0 < result["total_s"] < time.time() - started
     assert (run / "log.txt").read_text() == done.stdout
     next_command = re.search(r"next +lockstep (eval \S+)", done.stdout).group(1)
-    evaluated = program(*next_command.split(), "--json", "--processes", 2)
-    record = json.loads(evaluated.stdout)
+    record = json.loads(program(*next_command.split(), "--json", "--processes", 2).stdout)
     assert record["accuracy"] == result["accuracy"]["ema"]
     assert record["loss"] == result["loss"]["ema"]
     assert (record["examples"], record["step"], record["weights"]) == (355, result["steps"], "ema")
-    raw = json.loads(program("eval", run, "--weights", "raw", "--split", "train", "--json").stdout)
+    raw = json.loads(here("eval", run, "--weights", "raw", "--split", "train", "--json").stdout)
     assert (raw["examples"], raw["split"], raw["weights"]) == (1442, "train", "raw")
-    again = program("train", "--steps", 1)
-    assert "runs/digits-2" in again.stdout
+    assert "runs/digits-2" in here("train", "--steps", 1).stdout
 
 
-def test_json_is_the_last_line_and_nothing_else_on_stdout(program):
-    done = program("train", "--steps", 3, "--processes", 2, "--json")
+def test_json_is_all_of_stdout_and_metrics_tell_of_every_process(program, tmp_path):
+    done = program("train", "--steps", 25, "--processes", 2, "--name", "m", "--json")
     assert len(done.stdout.splitlines()) == 1
-    assert json.loads(done.stdout)["steps"] == 3
+    assert json.loads(done.stdout)["steps"] == 25
     assert ": step 0, loss" in done.stderr
+    assert "reduction tree" in done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "runs/m/metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row["kind"] == "step"][-1]
+    assert len(last["memory_bytes"]) == len(last["cpu_utilisation"]) == 2
+    assert min(last["memory_bytes"]) > 50 * 2**20
+    assert all(used > 0 for used in last["cpu_utilisation"])
+    assert sum(last["split"].values()) > 0
 
 
 def test_model_file_carries_what_using_it_needs(trained_once):
@@ -83,53 +91,44 @@ def test_model_file_carries_what_using_it_needs(trained_once):
     assert {"conv1.weight", "norm1.running_mean", "logits.bias"} <= names
 
 
-def test_recipes_and_show_round_trip(program, tmp_path):
-    listed = program("recipes").stdout
+def test_recipes_and_show_round_trip(here, tmp_path):
+    listed = here("recipes").stdout
     for name in ("cifar10", "cifar10-tutorial", "mnist"):
         assert f"lockstep train {name}" in listed
-        shown = program("show", name)
-        (tmp_path / "mine.toml").write_text(shown.stdout)
-        from_file, by_name = (json.loads(program("show", what, "--json").stdout) for what in ("mine.toml", name))
+        (tmp_path / "mine.toml").write_text(here("show", name).stdout)
+        from_file, by_name = (json.loads(here("show", what, "--json").stdout) for what in ("mine.toml", name))
         assert from_file["digest"] == by_name["digest"]
     assert listed.count("Measured:") == len(RECIPES)
 
 
-def test_a_recipe_file_may_state_only_what_differs(program, tmp_path):
+def test_a_recipe_file_may_state_only_what_differs(here, tmp_path):
     (tmp_path / "mine.toml").write_text('recipe = "digits"\nseed = 5\n[optimizer]\nmomentum = 0.5\n')
-    recipe = json.loads(program("show", "mine.toml", "--json").stdout)["recipe"]
+    recipe = json.loads(here("show", "mine.toml", "--json").stdout)["recipe"]
     assert (recipe["seed"], recipe["optimizer"]["momentum"], recipe["optimizer"]["nesterov"]) == (5, 0.5, True)
 
 
-@pytest.mark.slow
-def test_idle_cores_are_pointed_out(program):
-    out = program("train", "--towers", 1, "--steps", 1).stdout
-    cores = hardware.cores()
-    assert (f"--towers {cores} or --set threads_per_tower={cores}" in out) == (cores > 1)
-
-
-@pytest.mark.slow
-def test_images_held_out_are_not_called_test_images(program):
-    done = program("train", "--set", "held_out=42", "--steps", 2)
+def test_images_held_out_are_not_called_test_images(here):
+    done = here("train", "--set", "held_out=42", "--steps", 2)
     assert done.returncode == 0, done.stderr
     for words in ("1400 training and 42 held-out images", "accuracy on 42 held-out images", "of 42 held-out images)"):
         assert words in done.stdout
     assert "test images" not in done.stdout
 
 
-def test_a_model_of_ones_own(program, tmp_path):
+def test_a_model_of_ones_own(here, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def build(shape, classes):\n"
         "    c, h, w = shape\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(c * h * w, 32), nn.ReLU(), nn.Linear(32, classes))\n"
     )
-    done = program("train", "--model", "mine:build", "--set", "weight_decay={}", "--epochs", 15, "--json")
+    done = here("train", "--model", "mine:build", "--set", "weight_decay={}", "--steps", 40, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["accuracy"]["ema"] > 0.8
+    assert json.loads(done.stdout)["accuracy"]["raw"] > 0.5
 
 
-def test_version(program):
-    assert re.fullmatch(r"lockstep \d+\.\d+\.\d+\n", program("--version").stdout)
+def test_version(here):
+    assert re.fullmatch(r"lockstep \d+\.\d+\.\d+\n", here("--version").stdout)
 
 
 @pytest.mark.slow
@@ -145,8 +144,8 @@ def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(program, tmp_path, processes):
-    assert program("train", "--steps", 3, "--processes", 1, "--name", "r").returncode == 0
-    command = f"{sys.executable} -m lockstep eval runs/r --processes {processes} | true; echo ${{PIPESTATUS[0]}}"
+def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(trained_once, tmp_path, processes):
+    run, _ = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    command = f"{sys.executable} -m lockstep eval {run} --processes {processes} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.stderr, done.stdout) == ("", "0\n")

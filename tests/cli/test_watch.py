@@ -27,11 +27,12 @@ def end(process):
 
 
 @pytest.mark.slow
-def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_beside_training_that_deletes_what_is_being_read(started, tmp_path, processes):
     train = started("train", "--steps", 60, "--save-every", 1, "--keep", 1, "--processes", 1, "--name", "x", "--json")
     run = tmp_path / "runs/x"
     wait_for(run / "recipe.json")
-    lines, words = end(started("eval", "runs/x", "--watch", "--interval", 0.01, "--json"))
+    lines, words = end(started("eval", "runs/x", "--watch", "--interval", 0.01, "--processes", processes, "--json"))
     (result,), _ = end(train)
     records = [json.loads(line) for line in lines]
     steps = [record["step"] for record in records]
@@ -45,36 +46,6 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     assert [(event.step, event.value) for event in events] == [
         (record["step"], pytest.approx(record["accuracy"])) for record in records
     ]
-
-
-@pytest.mark.slow
-def test_two_processes_evaluate_every_checkpoint_of_a_run_that_waits_for_them(started, program, tmp_path):
-    """The network holds training up before a step until the checkpoint of the step before is evaluated."""
-    (tmp_path / "patient.py").write_text(
-        "import pathlib, time\n"
-        "from lockstep.models.digits import Digits\n"
-        "class Patient(Digits):\n"
-        "    towers = 0\n"
-        "    def forward(self, images):\n"
-        "        rows, row = pathlib.Path('runs/x/eval/metrics.jsonl'), f'\"step\": {self.towers // 4},'\n"
-        "        begun = self.training and pathlib.Path('runs/x/log.txt').exists()\n"  # not in the arithmetic probe
-        "        while begun and not (rows.exists() and row in rows.read_text()):\n"
-        "            time.sleep(0.02)\n"
-        "        self.towers += begun\n"
-        "        return super().forward(images)\n"
-        "def build(shape, classes):\n"
-        "    return Patient(shape, classes)\n"
-    )
-    train = started(
-        "train", "--model", "patient:build", "--steps", 4, "--save-every", 1, "--processes", 1, "--name", "x"
-    )  # fmt: skip
-    wait_for(tmp_path / "runs/x/recipe.json")
-    named = ("--model", "patient:build", "--json")
-    lines, _ = end(started("eval", "runs/x", "--watch", "--interval", 0.05, "--processes", 2, *named))
-    end(train)
-    assert steps_of(lines) == [0, 1, 2, 3, 4]
-    plain = program("eval", "runs/x", "--processes", 1, *named)
-    assert json.loads(plain.stdout) == json.loads(lines[-1])
 
 
 @pytest.mark.slow
@@ -104,5 +75,5 @@ def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
     ],
     ids=lambda value: " ".join(value),
 )
-def test_one_clear_message(refused_here, args, words):
-    refused(refused_here("eval", *args), USAGE, *words)
+def test_one_clear_message(here, args, words):
+    refused(here("eval", *args), USAGE, *words)

@@ -25,10 +25,8 @@ DIGITS = named("digits").model_dump(mode="json")
     [
         (CLEAR, "\\x1b[2J"),
         ("a\rb\nc\td\x7f\x00", "a\\rb\\nc\\td\\x7f\\x00"),
-        (
-            "\x9b2J \u202e \udcff",
-            "\\x9b2J \\u202e \\udcff",
-        ),  # a C1 code, a right-to-left mark, an undecodable byte of a file name
+        # a C1 code, a right-to-left mark, an undecodable byte of a file name
+        ("\x9b2J \u202e \udcff", "\\x9b2J \\u202e \\udcff"),
         ("größe 猫 …", "größe 猫 …"),
         ("\\x1b", "\\x1b"),
     ],
@@ -62,30 +60,26 @@ def test_the_table_of_an_evaluation_escapes_class_names():
     assert len(lines) == 3
 
 
-@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "..", ".hidden", "a b", f"x{CLEAR}", "größe", "a\n", 5])
-def test_a_recipe_name_that_is_not_plain_is_rejected(name):
-    with pytest.raises(LockstepError, match=r"recipe setting name: got .*(letters, digits|valid string)") as error:
-        make(DIGITS, {"name": name})
+NAMES = ["../../x", "a/b", "", ".", "..", ".hidden", "a b", f"x{CLEAR}", "größe", "a\n", 5]
+MODELS = ["a:", ":b", "a b:c", "a..b:c", ".a:b", "a:b.c", "a:b:c", "../a:b", f"a:b{CLEAR}", "1a:b"]
+
+
+@pytest.mark.parametrize(("field", "value"), [*(("name", name) for name in NAMES), *(("model", m) for m in MODELS)])
+def test_a_name_that_is_not_plain_and_a_model_that_is_no_path_of_identifiers_are_rejected(field, value):
+    messages = {
+        "name": r"recipe setting name: got .*(letters, digits|valid string)",
+        "model": r"unknown model .*, or package\.module:function of your own",
+    }
+    with pytest.raises(LockstepError, match=messages[field]) as error:
+        make(DIGITS, {field: value})
     assert CLEAR not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["a", "cifar10-tutorial", "A_1.b-2", "7", "_", "-x"])
-def test_a_plain_recipe_name_is_accepted(name):
-    assert make(DIGITS, {"name": name}).name == name
-
-
-@pytest.mark.parametrize(
-    "model", ["a:", ":b", "a b:c", "a..b:c", ".a:b", "a:b.c", "a:b:c", "../a:b", f"a:b{CLEAR}", "1a:b"]
-)
-def test_a_model_that_is_no_name_or_path_of_identifiers_is_rejected(model):
-    with pytest.raises(LockstepError, match=r"unknown model .*, or package\.module:function of your own") as error:
-        make(DIGITS, {"model": model})
-    assert CLEAR not in str(error.value)
-
-
-@pytest.mark.parametrize("model", ["mnist", "a:b", "a.b_c.d1:_e", "größe:bauen"])
-def test_a_name_or_a_path_of_identifiers_is_accepted_as_a_model(model):
-    assert make(DIGITS, {"model": model}).model == model
+def test_plain_names_and_paths_of_identifiers_are_accepted():
+    for name in ("a", "cifar10-tutorial", "A_1.b-2", "7", "_", "-x"):
+        assert make(DIGITS, {"name": name}).name == name
+    for model in ("mnist", "a:b", "a.b_c.d1:_e", "größe:bauen"):
+        assert make(DIGITS, {"model": model}).model == model
 
 
 def test_a_recipe_can_be_printed_and_read_again():

@@ -45,12 +45,10 @@ def cifar10(folder):
 
 def digits():
     """200 scanned digits, and 300 others to test, as RGB images."""
-    images, labels = read()
-    pixels = torch.from_numpy(images).view(-1, 8, 8, 1).double().mul(15.9).byte().expand(-1, -1, -1, 3)
-    half = len(pixels) // 2
-    labels = torch.from_numpy(labels)
-    train = first_images(pixels[:half], labels[:half], TRAIN_EACH)
-    return {"train": train, "test": first_images(pixels[half:], labels[half:], TEST_EACH)}
+    images, labels = map(torch.from_numpy, load_digits(return_X_y=True))
+    pixels, half = images.view(-1, 8, 8, 1).mul(15.9).byte().expand(-1, -1, -1, 3), len(images) // 2
+    parts = {"train": (slice(half), TRAIN_EACH), "test": (slice(half, None), TEST_EACH)}
+    return {name: first_images(pixels[rows], labels[rows], each) for name, (rows, each) in parts.items()}
 
 
 def recipe(dataset, **changes):
@@ -60,7 +58,7 @@ def recipe(dataset, **changes):
         "model": "examples.own_model:efficientnet",
         "model_options": {"px": 64},
         "augmentation": {"kind": "flip-translate", "pixels": 2 if dataset == "cifar10" else 1,
-                         "flip": dataset == "cifar10", "means": [0.498] * 3, "deviations": [0.502] * 3},
+                         "flip": dataset == "cifar10", "mean": [0.498] * 3, "std": [0.502] * 3},
         "progressive": None, "test_views": "one", "label_smoothing": 0.0, "weight_decay": {}, "optimizer": "adam",
         "towers": 2, "batch": 40, "epochs": 5, "lr": 0.005, "eval_batch": 100, "precision": "float32",
     }  # fmt: skip

@@ -1,16 +1,13 @@
 """The start-up block's note on idle or shared devices. The number of GPUs is a stand-in."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from tests.runs import fit_here
 
 from lockstep import hardware
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.jobs.startup import _processes, idle_devices
+from lockstep.jobs.startup import idle_devices
 from lockstep.recipes import named
-from lockstep.recipes.digits import digits
 
 OTHER = "(another recipe, with other bits)"
 
@@ -19,8 +16,7 @@ def note(monkeypatch, kind, available, towers, total, local=None, threads=1, **p
     """Return the note for a run of `total` processes, `local` of them on this host with `available` cores or GPUs."""
     monkeypatch.setattr(hardware, "cores", lambda: available)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: available)
-    changes = {"towers": towers, "batch": 32 * towers, "threads_per_tower": threads}
-    recipe = make(named("digits").model_dump(mode="json"), changes)
+    recipe = named("digits").replace(towers=towers, batch=32 * towers, threads_per_tower=threads)
     return idle_devices(recipe, Placement(**placement), total, total if local is None else local, torch.device(kind))
 
 
@@ -82,11 +78,11 @@ def test_a_note_on_idle_cores_gives_options(monkeypatch, available, towers, proc
     assert note(monkeypatch, "cpu", available, towers, processes, threads=threads, **options) == expected
 
 
-@pytest.mark.parametrize(
-    ("processes", "reduction", "shown"), [(1, "tree", False), (1, "central-cpu", True), (2, "tree", True)]
-)
-def test_the_reduction_is_shown_where_it_makes_a_difference(processes, reduction, shown):
-    recipe = make(digits().model_dump(mode="json"), {"towers": 4})
-    add = SimpleNamespace(processes=processes, exact=True)
-    text = _processes(recipe, Placement(reduction=reduction), add, torch.device("cpu"))
-    assert (f"reduction {reduction}" in text) == shown
+@pytest.mark.parametrize(("reduction", "shown"), [("tree", False), ("central-cpu", True)])
+def test_the_note_and_a_reduction_that_makes_a_difference_are_in_the_log(monkeypatch, tmp_path, reduction, shown):
+    monkeypatch.setattr(hardware, "cores", lambda: 4)
+    recipe = named("digits").replace(epochs=None, steps=1, towers=1, batch=32)
+    fit_here(recipe, tmp_path / "run", Placement(reduction=reduction, summary_every=0))
+    log = (tmp_path / "run/log.txt").read_text()
+    assert f"To use more: --towers 4 or --set threads_per_tower=4 {OTHER}" in log
+    assert (f"reduction {reduction}" in log) == shown

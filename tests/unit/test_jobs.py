@@ -1,8 +1,6 @@
 """A job that the launcher writes as JSON is the same job, of the same class, in a worker process."""
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -10,9 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from lockstep.config.placement import Placement
-from lockstep.core.heartbeat import Beat
 from lockstep.jobs.specs import BenchJob, EvalJob, Job, TrainJob, VerifyJob
-from lockstep.launch import worker
 from lockstep.recipes import RECIPES, named
 
 PLACEMENT = Placement(
@@ -52,23 +48,3 @@ def test_a_job_with_the_settings_of_another_command_is_rejected():
     fields = json.loads(JOBS[0].model_dump_json()) | {"command": "eval"}
     with pytest.raises(ValidationError):
         TypeAdapter(Job).validate_json(json.dumps(fields))
-
-
-@pytest.mark.parametrize("job", JOBS, ids=[job.command for job in JOBS])
-def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, job):
-    """In this process: `main` ends with os._exit, which raises SystemExit here."""
-    done = []
-    (tmp_path / "job.json").write_text(job.model_dump_json())
-    monkeypatch.setattr(worker, "run_job", lambda *arguments: done.append(arguments) or 7)
-    monkeypatch.setattr(worker.watch, "under_launcher", lambda *_: None)
-    monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
-    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "1"])
-    with pytest.raises(SystemExit) as ended:
-        worker.main()
-    assert ended.value.code == 7
-    ((read, world, heartbeat),) = done
-    assert type(read) is type(job)
-    assert (read, world.processes) == (job, 1)
-    assert heartbeat.beat == Beat()

@@ -1,6 +1,5 @@
 """Steps that are not finite: the recipe stops at them, or skips them and counts."""
 
-import json
 from signal import SIGTERM
 
 import pytest
@@ -46,13 +45,12 @@ def recipe(**changes):
     )
 
 
-def train(path, *, of=None, stop_after=None, **options):
+def train(path, *, recipe, stop_after=None, **options):
     """Train with a checkpoint and a row for every step; SIGTERM ends it after `stop_after` steps."""
-    of = of or recipe()
     polls = iter(range(10**6))
-    stop = lambda: SIGTERM if stop_after is not None and next(polls) >= stop_after * of.towers - 1 else None  # noqa: E731
+    stop = lambda: SIGTERM if stop_after is not None and next(polls) >= stop_after * recipe.towers - 1 else None  # noqa: E731
     place = Placement(save_every=1, log_every=1, summary_every=0, keep=99)
-    return fit_here(of, path, place, stop_requested=stop, **options).result
+    return fit_here(recipe, path, place, stop_requested=stop, **options).result
 
 
 def tensors(path, step):
@@ -69,7 +67,7 @@ def skipped_rows(path):
 def whole(tmp_path_factory):
     """A run of an epoch that skips steps: (folder, result)."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    return path, train(path)
+    return path, train(path, recipe=recipe())
 
 
 def test_a_skipped_step_is_noted_and_counted_everywhere(whole):
@@ -77,11 +75,9 @@ def test_a_skipped_step_is_noted_and_counted_everywhere(whole):
     rows = skipped_rows(path)
     assert 1 <= len(rows) <= len(POISON)
     assert [count for _, count in rows] == [*range(1, len(rows) + 1)]
-    assert result["skipped_steps"] == len(rows)
-    assert json.loads((path / "result.json").read_text())["skipped_steps"] == len(rows)
+    assert result["skipped_steps"] == len(rows) == Run(path).result()["skipped_steps"]
     log = (path / "log.txt").read_text()
-    for step, _ in rows:
-        assert f"step {step}: skipped, the loss or a gradient of tower" in log
+    assert all(f"step {step}: skipped, the loss or a gradient of tower" in log for step, _ in rows)
     assert f"skipped   {len(rows)} of 11 steps" in log
     assert tensors(path, 11)["skipped"].tolist()[0] == len(rows)
 
@@ -94,51 +90,48 @@ def test_a_skipped_step_changes_nothing_but_the_counts(whole):
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"step", "skipped"}
     assert (before["skipped"].tolist(), after["skipped"].tolist()) == ([count - 1, 0], [count, 1])
     assert is_finite(tensors(path, 11)["parameter/logits.weight"])
-
-
-def test_the_learning_rate_depends_on_the_step_alone(whole):
-    path, _ = whole
     rates = {row["step"]: row["learning_rate"] for row in Run(path).metrics() if row["kind"] == "step"}
-    course = recipe().bind(1442)
-    assert rates == {step: course.learning_rate(step) for step in range(11)}
+    assert rates == {step: recipe().bind(1442).learning_rate(step) for step in range(11)}
 
 
 def test_a_run_that_was_stopped_after_a_skipped_step_goes_on_to_the_same_bits(whole, tmp_path):
     path, result = whole
     step, _ = skipped_rows(path)[0]
-    assert train(tmp_path / "run", stop_after=step + 1) is None
+    assert train(tmp_path / "run", recipe=recipe(), stop_after=step + 1) is None
     assert tensors(tmp_path / "run", step + 1)["skipped"].tolist() == [1, 1]
-    resumed = train(tmp_path / "run", resume=True)
+    resumed = train(tmp_path / "run", recipe=recipe(), resume=True)
     assert resumed["weights_sha256"] == result["weights_sha256"]
     assert resumed["skipped_steps"] == result["skipped_steps"]
 
 
-def nan(shape, classes):
+class NaN(torch.nn.Linear):
     """A network whose loss is never a number."""
 
-    class NaN(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x.flatten(1)) * float("nan")
+    def forward(self, x):
+        return super().forward(x.flatten(1)) * float("nan")
 
+
+def nan(shape, classes):
     return NaN(shape[0] * shape[1] * shape[2], classes)
 
 
+def of(model, **changes):
+    """The recipe on plain digits with another model of this module."""
+    return recipe(dataset="digits", model=f"{__name__}:{model}", weight_decay={}, **changes)
+
+
 def test_one_more_step_than_the_limit_stops_the_run_and_a_resume_stops_there_again(tmp_path):
-    never = recipe(dataset="digits", model=f"{__name__}:nan", weight_decay={}, skip_limit=3)
     for resume in (False, True):
         with pytest.raises(LockstepError, match="is not finite at step 3, after 3 skipped steps in a row") as error:
-            train(tmp_path / "run", of=never, resume=resume)
+            train(tmp_path / "run", recipe=of("nan", skip_limit=3), resume=resume)
         assert error.value.code == CRASH
         assert "The last good state, after 3 steps, is saved" in str(error.value)
         assert tensors(tmp_path / "run", 3)["skipped"].tolist() == [3, 3]
 
 
 def test_float16_lowers_its_scale_first_and_then_counts_towards_the_limit(tmp_path):
-    never = recipe(
-        dataset="digits", model=f"{__name__}:nan", weight_decay={}, precision="float16", skip_limit=2, steps=40
-    )
     with pytest.raises(LockstepError, match="at step 17, after 2 skipped steps in a row"):
-        train(tmp_path / "run", of=never)
+        train(tmp_path / "run", recipe=of("nan", precision="float16", skip_limit=2, steps=40))
     assert tensors(tmp_path / "run", 17)["skipped"].tolist() == [17, 2]
     log = (tmp_path / "run/log.txt").read_text()
     assert log.count("the loss scale") == 15
@@ -160,21 +153,20 @@ def steep(shape, classes):
 
 
 def test_a_sum_that_overflows_is_skipped_although_every_tower_is_finite(tmp_path):
-    finite = recipe(dataset="digits", model=f"{__name__}:steep", weight_decay={}, skip_limit=1)
     with pytest.raises(LockstepError, match="the sum of all towers is not finite at step 1, after 1 skipped step in"):
-        train(tmp_path / "run", of=finite)
+        train(tmp_path / "run", recipe=of("steep", skip_limit=1))
     assert "step 0: skipped, the loss or a gradient of the sum of all towers" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_stop_is_the_default_and_leaves_no_counts(tmp_path):
     stopping = recipe(non_finite="stop")
     with pytest.raises(LockstepError, match="is not finite at step") as error:
-        train(tmp_path / "run", of=stopping)
+        train(tmp_path / "run", recipe=stopping)
     assert "in a row" not in str(error.value)
     steps = checkpoint.steps(tmp_path / "run/checkpoints")
     assert "skipped" not in tensors(tmp_path / "run", steps[0])
     assert all(row["skipped_steps"] is None for row in Run(tmp_path / "run").metrics() if row["kind"] == "step")
-    result = train(tmp_path / "digits", of=make(named("digits").model_dump(mode="json"), {"steps": 1}))
+    result = train(tmp_path / "digits", recipe=make(named("digits").model_dump(mode="json"), {"steps": 1}))
     assert "skipped_steps" not in result
 
 

@@ -8,16 +8,6 @@ import pytest
 from lockstep import hardware
 
 
-def container(tmp_path, groups, limits):
-    """Return the quota of a process with these /proc/self/cgroup and files under /sys/fs/cgroup."""
-    (tmp_path / "self").write_text(groups)
-    for name, text in limits.items():
-        path = tmp_path / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return hardware.quota(tmp_path / "self", tmp_path / "cgroup")
-
-
 @pytest.mark.parametrize(
     ("groups", "limits", "cores"),
     [
@@ -25,17 +15,18 @@ def container(tmp_path, groups, limits):
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
         ("0::/gone\n", {}, math.inf),
-        (
-            "4:cpu,cpuacct:/a\n0::/\n",
-            {"cpu/a/cpu.cfs_quota_us": "50000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
-            0.5,
-        ),
+        ("4:cpu,cpuacct:/a\n0::/\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.5),
         ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
         ("nonsense\n", {}, math.inf),
     ],
 )
 def test_the_quota_is_the_least_of_a_control_group_and_its_parents(tmp_path, groups, limits, cores):
-    assert container(tmp_path, groups, limits) == cores
+    """The files are /proc/self/cgroup and those under /sys/fs/cgroup."""
+    (tmp_path / "self").write_text(groups)
+    for name, text in limits.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text)
+    assert hardware.quota(tmp_path / "self", tmp_path / "cgroup") == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(1.5, 1), (0.5, 1), (2.0, 2), (math.inf, 3), (8.0, 3)])

@@ -48,17 +48,14 @@ def test_initial_weights_are_a_function_of_the_seed():
     assert state(seed=1).weights_sha256() != state().weights_sha256()
 
 
-def test_weights_sha256_is_over_parameters_then_buffers_sorted_by_name():
+def test_names_come_from_the_model_and_the_sha256_is_over_parameters_then_buffers_sorted_by_them():
     s = state()
     digest = hashlib.sha256()
     for group in (s.parameters, s.buffers):
         for name in sorted(group):
             digest.update(group[name].numpy().tobytes())
     assert s.weights_sha256() == digest.hexdigest()
-
-
-def test_names_in_a_checkpoint_come_from_the_model_and_no_process():
-    names = state().tensors().keys()
+    names = s.tensors().keys()
     assert {"step", "parameter/conv1.weight", "ema/conv1.weight", "buffer/norm1.running_mean"} <= names
     assert not any("process" in name or "module." in name for name in names)
 
@@ -70,28 +67,28 @@ def test_a_checkpoint_of_another_model_is_rejected():
         state().load(tensors)
 
 
-def test_an_unknown_parameter_in_weight_decay_is_rejected():
-    with pytest.raises(LockstepError, match=r"'conv1\.wieght': did you mean conv1"):
-        state(**{"weight_decay.conv1.wieght": 0.1})
-
-
-def test_a_frozen_parameter_and_its_optimizer_state_stay_until_it_is_trained_again():
-    s = state(freeze={"conv1": 0.5, "logits.bias": 0.9})
+def test_the_optimizer_state_of_a_frozen_parameter_stays():
+    s = state(freeze={"conv1": 0.5})
     advance(s, 1)
     before = s.tensors()
-    advance(s, 1, first=1, frozen=("conv1", "logits.bias"))
+    advance(s, 1, first=1, frozen=("conv1",))
     after = s.tensors()
-    same = {name.split("/")[-1] for name in before if name.startswith("parameter/") and before[name].equal(after[name])}
-    assert same == {name for name in s.parameters if name.startswith("conv1.")} | {"logits.bias"}
     assert all(before[name].equal(after[name]) for name in before if name.startswith("optimizer/") and "conv1" in name)
-    advance(s, 1, first=2)
+    advance(s, 1, first=2)  # and it is trained again
     assert not s.tensors()["parameter/conv1.weight"].equal(after["parameter/conv1.weight"])
 
 
-@pytest.mark.parametrize("name", ["conv", "conv1.weigh", ""])
-def test_freezing_an_unknown_name_is_rejected(name):
-    with pytest.raises(LockstepError, match="layer or parameter in freeze"):
-        state(freeze={name: 0.5})
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("weight_decay.conv1.wieght", r"'conv1\.wieght': did you mean conv1"),
+        ("freeze.conv", "layer or parameter in freeze"),
+        ("freeze.conv1.weigh", "layer or parameter in freeze"),
+    ],
+)
+def test_an_unknown_name_is_rejected(setting, message):
+    with pytest.raises(LockstepError, match=message):
+        state(**{setting: 0.5})
 
 
 @pytest.mark.parametrize("name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"])

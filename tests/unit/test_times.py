@@ -1,33 +1,24 @@
 """Times of a run: the real loop, with a clock that only the parts of a step advance."""
 
-import json
 import re
 import threading
 
-import numpy as np
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.runs import fit_here
-from tests.unit.test_tower import parts
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.events import Listener
 from lockstep.core.local import Local
-from lockstep.core.log import Log
-from lockstep.core.loop import train
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data import Shift
-from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session
 from lockstep.jobs.writer import RunWriter
 from lockstep.recipes import named
 from lockstep.report.metrics import MetricsFile
-from lockstep.report.tensorboard import TensorBoard
+from lockstep.runs.folder import Run
 
-CPU = torch.device("cpu")
+RECIPE = named("digits").replace(epochs=None, steps=25)
 
 
 class Clock:
@@ -57,52 +48,32 @@ def clock(monkeypatch):
 
 
 def rows(path):
-    all_rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["step"]: row for row in all_rows if row["kind"] == "step"}
+    return {row["step"]: row for row in Run(path).metrics() if row["kind"] == "step"}
 
 
-class Slow(Listener):
-    """A listener that takes half a second per step."""
-
-    every = 1
-
-    def __init__(self, clock):
-        self._clock = clock
-
-    def step(self, event, tensors):
-        self._clock.now += 0.5
-
-
-def test_the_data_part_of_a_step_is_the_time_of_the_augmentation(tmp_path, clock):
+def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     """The thread that trains also makes the input: a whole tower's batch at a time."""
-    recipe = make(named("digits").model_dump(mode="json"), {"steps": 7})
-    pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), dtype=np.uint8)
-    dataset = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
-    tower, state, _ = parts(recipe, (1, 8, 8))
     calls, threads = [], set()
     clock.costs(Shift, "train", lambda *args: threads.add(threading.current_thread()) or 3.0, calls)
     clock.costs(Tower, "__call__", 5.0)
     clock.costs(Local, "__call__", 2.0)
     clock.costs(State, "apply", 1.0)
-    board = TensorBoard(tmp_path / "tb", 2, tower._network.module, (1, 8, 8))
-    course = recipe.bind(len(dataset))
-    log = Log(course, Placement(), [MetricsFile(tmp_path / "metrics.jsonl", 2), board, Slow(clock)])
-    log.start([])
-    for _ in train(course, dataset, tower, Local(4), state, log):
-        with log.untimed():  # as saving a checkpoint
-            clock.now += 100.0
-    board.close()
+    clock.costs(MetricsFile, "step", 0.5)
+    clock.costs(RunWriter, "save", 100.0)
+    clock.costs(Session, "evaluate_all", 1000.0)
+    place = Placement(log_every=1, save_every=2, eval_every=3, summary_every=2)
+    fit_here(RECIPE.replace(steps=7), tmp_path / "run", place)
     whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 2.0, "report": 0.5, "update": 1.0}
-    events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    by_step = rows(tmp_path / "metrics.jsonl")
-    assert list(by_step) == [0, 2, 4, 6]
+    by_step = rows(tmp_path / "run")
+    assert [*by_step] == [*range(7)]
     for step, row in by_step.items():
         # The event of a step precedes its report and update, so the first event has no time for these.
         assert row["split"] == (whole if step else whole | {"report": 0.0, "update": 0.0})
         assert row["s_per_step"] == pytest.approx(sum(row["split"].values()))
+    events = EventAccumulator(str(Run(tmp_path / "run").summaries)).Reload()
     for part, seconds in whole.items():
         assert events.Scalars(f"speed/{part}_s")[-1].value == seconds
-    assert [len(images) for _, images, _ in calls] == [32] * 4 * 7
+    assert sum(len(images) == 32 for _, images, _ in calls) == 4 * 7  # a few others are for probe and pictures
     assert threads == {threading.main_thread()}
 
 
@@ -111,24 +82,21 @@ def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
 
     The result also leaves out the first five steps.
     """
-    recipe = make(named("digits").model_dump(mode="json"), {"steps": 25})
     saved, evaluated = [], []
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4)
     clock.costs(RunWriter, "save", 100.0, saved)
     clock.costs(Session, "evaluate_all", 1000.0, evaluated)
     place = Placement(log_every=10, save_every=4, eval_every=7, summary_every=0)
-    result = fit_here(recipe, tmp_path / "run", place).result
-    assert len(evaluated) == 4
-    assert len(saved) > 4
+    result = fit_here(RECIPE, tmp_path / "run", place).result
+    assert (len(evaluated), len(saved) > 4) == (4, True)
     assert result["train_s"] == pytest.approx(5 * 10.0 + 20 * 0.5)
     assert result["images_per_s"] == pytest.approx(128 / 0.5)
     windows = {0: 10.0, 10: (4 * 10.0 + 6 * 0.5) / 10, 20: 0.5, 24: 0.5}
-    by_step = rows(tmp_path / "run/metrics.jsonl")
+    by_step = rows(tmp_path / "run")
     assert {step: row["s_per_step"] for step, row in by_step.items()} == pytest.approx(windows)
-    assert {step: row["images_per_s"] for step, row in by_step.items()} == pytest.approx(
-        {step: 128 / seconds for step, seconds in windows.items()}
-    )
+    rates = {step: 128 / seconds for step, seconds in windows.items()}
+    assert {step: row["images_per_s"] for step, row in by_step.items()} == pytest.approx(rates)
     line = re.compile(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch\)")
     for step, rate, seconds in line.findall((tmp_path / "run/log.txt").read_text()):
-        assert float(rate) == pytest.approx(128 / windows[int(step)], abs=0.05)
+        assert float(rate) == pytest.approx(rates[int(step)], abs=0.05)
         assert float(seconds) == pytest.approx(windows[int(step)], abs=0.0005)

@@ -15,7 +15,6 @@ from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import ControlFlags
-from lockstep.data import Plain
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
 from lockstep.recipes import named
@@ -29,6 +28,12 @@ def cifar_like(count=96, side=24):
     return Dataset.of(images.numpy(), np.arange(count) % 10, tuple("abcdefghij"))
 
 
+def grey(images=None):
+    """128 training images of 8x8: the given ones, or random ones."""
+    images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8) if images is None else images
+    return Dataset.of(images.numpy(), np.arange(128) % 10, tuple("0123456789"))
+
+
 def parts(recipe, shape=(3, 24, 24)):
     model = build_model(recipe, shape, 10)
     network = Network(recipe, build_model(recipe, shape, 10), shape, CPU)
@@ -36,13 +41,13 @@ def parts(recipe, shape=(3, 24, 24)):
     return Tower(recipe.bind(EXAMPLES), network), state, model
 
 
-def plan(recipe, step, examples, augmentation=None):
-    return recipe.replace(augmentation=augmentation or recipe.augmentation).bind(examples).plan(step)
+def plan(recipe, step, examples):
+    return recipe.bind(examples).plan(step)
 
 
-def reduced(recipe, tower, state, dataset, step=0, augmentation=None):
-    p = plan(recipe, step, len(dataset), augmentation)
-    return Local(recipe.towers)(tower(state, dataset.shard(p, t), step) for t in range(recipe.towers))
+def reduced(recipe, tower, state, dataset):
+    p = plan(recipe, 0, len(dataset))
+    return Local(recipe.towers)(tower(state, dataset.shard(p, t), 0) for t in range(recipe.towers))
 
 
 def smooth(shape, classes):
@@ -66,50 +71,34 @@ def tutorial_recipe(network, towers):
 
 @pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
 @pytest.mark.parametrize("towers", [1, 3, 4])
-def test_the_mean_gradient_equals_that_of_the_whole_batch(towers, network, tolerance):
+def test_the_mean_gradient_and_the_update_equal_a_float64_reference(towers, network, tolerance):
+    """SGD on mean cross-entropy of the whole batch plus 0.004/2 ||w||^2 on the weights that decay."""
     recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
     dataset = cifar_like()
-    p = plan(recipe, 0, 96, Plain())
-    total = reduced(recipe, tower, state, dataset, augmentation=Plain())
-    gradients, _, metrics = tower.layout.unpack(total)
-
-    model = model.double()
-    images = torch.cat([dataset.shard(p, t).images for t in range(towers)]).double()
-    labels = torch.cat([dataset.shard(p, t).labels for t in range(towers)])
-    logits = model(images)
-    loss = functional.cross_entropy(logits, labels)
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-    assert (gradients.double() / 48 - expected).norm() < tolerance * expected.norm()
-    assert metrics.cross_entropy.item() / 48 == pytest.approx(loss.item(), rel=1e-5)
-    assert metrics.correct.item() == (logits.argmax(1) == labels).sum()
-    assert expected.abs().max() > 0.01
-
-
-@pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
-@pytest.mark.parametrize("towers", [1, 4])
-def test_one_update_equals_a_float64_reference(towers, network, tolerance):
-    """SGD on mean cross-entropy plus 0.004/2 ||w||^2 on the weights that decay, in float64."""
-    recipe = tutorial_recipe(network, towers)
-    tower, state, model = parts(recipe)
-    dataset = cifar_like()
-    gradients, buffer_deltas, _ = tower.layout.unpack(reduced(recipe, tower, state, dataset))
+    gradients, buffer_deltas, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
+    mean = gradients.double() / 48
     state.apply(gradients / 48, buffer_deltas / towers, 0.1)
 
     model = model.double()
-    p = plan(recipe, 0, 96)
-    shards = [dataset.shard(p, t) for t in range(towers)]
+    shards = [dataset.shard(plan(recipe, 0, 96), t) for t in range(towers)]
+    labels = torch.cat([s.labels for s in shards])
     logits = model(torch.cat([s.images for s in shards]).double())
-    loss = functional.cross_entropy(logits, torch.cat([s.labels for s in shards]))
+    loss = functional.cross_entropy(logits, labels)
+    assert metrics.cross_entropy.item() / 48 == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics.correct.item() == (logits.argmax(1) == labels).sum()
+    own = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    expected = torch.cat([g.flatten() for g in own])
+    assert (mean - expected).norm() < tolerance * expected.norm()
+    assert expected.abs().max() > 0.01
     decaying = [p for name, p in model.named_parameters() if name in recipe.weight_decay]
     assert decaying
-    loss = loss + sum(0.002 * w.square().sum() for w in decaying)
-    loss.backward()
+    (loss + sum(0.002 * w.square().sum() for w in decaying)).backward()
     for name, parameter in model.named_parameters():
         moved = state.parameters[name].double() - parameter.detach()
-        expected = -0.1 * parameter.grad
+        step = -0.1 * parameter.grad
         # A float32 weight near 1 resolves a change of 6e-8 at best.
-        assert (moved - expected).norm() < tolerance * expected.norm() + 1e-7 * parameter.norm(), name
+        assert (moved - step).norm() < tolerance * step.norm() + 1e-7 * parameter.norm(), name
 
 
 def test_the_tutorials_total_loss_at_step_0_is_the_originals():
@@ -141,19 +130,15 @@ def test_the_average_follows_the_formula_after_the_update():
 
 
 def test_batch_norm_statistics_are_the_mean_of_the_towers():
-    recipe = named("digits")
-    images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8)
-    dataset = Dataset.of(images.numpy(), np.arange(128) % 10, tuple("0123456789"))
+    recipe, dataset = named("digits"), grey()
     tower, state, model = parts(recipe, (1, 8, 8))
     before = {name: b.clone() for name, b in state.buffers.items()}
-    total = reduced(recipe, tower, state, dataset)
-    gradients, buffer_deltas, _ = tower.layout.unpack(total)
+    gradients, buffer_deltas, _ = tower.layout.unpack(reduced(recipe, tower, state, dataset))
     state.apply(gradients / 128, buffer_deltas / 4, 0.1)
-    p = plan(recipe, 0, 128)
     expected = []
     for t in range(4):
         model.load_state_dict(before, strict=False)
-        model.train()(dataset.shard(p, t).images)
+        model.train()(dataset.shard(plan(recipe, 0, 128), t).images)
         expected.append(model.norm1.running_var.clone())
     assert torch.allclose(state.buffers["norm1.running_var"], torch.stack(expected).mean(0), rtol=1e-5)
     assert state.buffers["norm1.num_batches_tracked"] == 1
@@ -161,52 +146,45 @@ def test_batch_norm_statistics_are_the_mean_of_the_towers():
 
 def test_dropout_differs_by_tower_and_step_and_repeats():
     recipe = named("digits")
-    images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8).numpy()
-    dataset = Dataset.of(images, np.zeros(128, np.int64), tuple("0123456789"))
+    shard = grey().shard(plan(recipe, 0, 128), 0)
     tower, state, _ = parts(recipe, (1, 8, 8))
-
-    def vector(t, step):
-        shard = dataset.shard(plan(recipe, 0, 128), 0)._replace(tower=t)
-        return tower.layout.unpack(tower(state, shard, step))[0]
-
-    assert torch.equal(vector(0, 0), vector(0, 0))
-    assert not torch.equal(vector(0, 0), vector(1, 0))
-    assert not torch.equal(vector(0, 0), vector(0, 1))
+    first, again, other_tower, other_step = (
+        tower.layout.unpack(tower(state, shard._replace(tower=t), step))[0]
+        for t, step in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other_tower)
+    assert not torch.equal(first, other_step)
 
 
 def test_bfloat16_keeps_master_weights_vector_and_norms_in_float32():
-    recipe = make(named("digits").model_dump(mode="json"), {"precision": "bfloat16"})
-    images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8)
-    dataset = Dataset.of(images.numpy(), np.arange(128) % 10, tuple("0123456789"))
+    recipe = named("digits").replace(precision="bfloat16")
     tower, state, _ = parts(recipe, (1, 8, 8))
-    network = tower._network
-    assert network.parameters["conv1.weight"].dtype == torch.bfloat16
-    assert network.parameters["norm1.weight"].dtype == torch.float32
-    assert reduced(recipe, tower, state, dataset).dtype == torch.float32
-    tensors = [*state.parameters.values(), *state.ema.values()]
+    dtypes = {name: p.dtype for name, p in tower._network.parameters.items()}
+    assert (dtypes["conv1.weight"], dtypes["norm1.weight"]) == (torch.bfloat16, torch.float32)
+    tensors = [*state.parameters.values(), *state.ema.values(), reduced(recipe, tower, state, grey())]
     assert {t.dtype for t in tensors} == {torch.float32}
 
 
 def test_a_tower_that_is_not_finite_is_named():
-    recipe = named("digits")
-    dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.zeros(128, np.int64), tuple("0123456789"))
+    recipe, dataset = named("digits"), grey()
     tower, state, _ = parts(recipe, (1, 8, 8))
-    p = plan(recipe, 7, 128)
-    shards = [dataset.shard(p, t) for t in range(4)]
+    shards = [dataset.shard(plan(recipe, 7, 128), t) for t in range(4)]
     shards[2].images[0, 0, 0, 0] = math.inf
-    total = Local(4)(tower(state, shard, 7) for shard in shards)
-    _, _, metrics = tower.layout.unpack(total)
+    _, _, metrics = tower.layout.unpack(Local(4)(tower(state, shard, 7) for shard in shards))
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (ControlFlags(), [2])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
+    tower._network.gradients = lambda loss: [torch.full_like(p, math.nan) for p in state.parameters.values()]
+    _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
+    assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
+    assert metrics.non_finite.tolist() == [1, 1, 1, 1]
 
 
 def test_the_last_towers_loss_is_recorded_separately():
-    recipe = named("digits")
-    dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.arange(128) % 10, tuple("0123456789"))
+    recipe, dataset = named("digits"), grey()
     tower, state, _ = parts(recipe, (1, 8, 8))
-    p = plan(recipe, 0, 128)
-    vectors = [tower(state, dataset.shard(p, t), 0) for t in range(4)]
+    vectors = [tower(state, dataset.shard(plan(recipe, 0, 128), t), 0) for t in range(4)]
     alone = [float(tower.layout.unpack(vector)[2].cross_entropy) for vector in vectors]
     _, _, metrics = tower.layout.unpack(Local(4)(iter(vectors)))
     assert float(metrics.last_cross_entropy) == alone[3]
@@ -216,52 +194,34 @@ def test_the_last_towers_loss_is_recorded_separately():
     assert not metrics.memory_mib[1:].any()  # only a process's first tower records it
 
 
-def test_a_non_finite_gradient_is_flagged_even_if_the_loss_is_finite():
-    recipe = named("digits")
-    dataset = Dataset.of(np.ones((128, 8, 8, 1), np.uint8), np.zeros(128, np.int64), tuple("0123456789"))
-    tower, state, _ = parts(recipe, (1, 8, 8))
-    tower._network.gradients = lambda loss: [torch.full_like(p, math.nan) for p in state.parameters.values()]
-    _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
-    assert torch.isfinite(metrics.cross_entropy)
-    assert metrics.non_finite.tolist() == [1, 1, 1, 1]
-
-
 def test_smoothed_labels_spread_a_part_of_each_target():
-    plain = make(named("digits").model_dump(mode="json"), {"label_smoothing": 0.0})
     losses, shard = {}, Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
     for smoothing in (0.0, 0.2):
-        recipe = plain.replace(label_smoothing=smoothing)
-        tower, state, model = parts(recipe, (1, 8, 8))
+        tower, state, model = parts(named("digits").replace(label_smoothing=smoothing), (1, 8, 8))
         losses[smoothing] = tower.layout.unpack(tower(state, shard, 0))[2].cross_entropy.item()
-    torch.manual_seed(rng.seed_for(plain.seed, "dropout", 0, 0))
+    torch.manual_seed(rng.seed_for(0, "dropout", 0, 0))
     logs = torch.log_softmax(model.train()(shard.images), 1)
     expected = 0.8 * losses[0.0] - 0.2 * logs.mean(1).sum().item()
     assert losses[0.2] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_frozen_first_layer_ends_the_backward_pass():
-    digits = make(named("digits").model_dump(mode="json"), {"steps": 10})
+def test_a_frozen_layer_has_no_gradient_and_the_others_have_theirs():
     shard = Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
 
     def gradients(freeze, step):
-        recipe = digits.replace(freeze=freeze)
-        tower, state, _ = parts(recipe, (1, 8, 8))
+        tower, state, _ = parts(named("digits").replace(epochs=None, steps=10, freeze=freeze), (1, 8, 8))
         return state.by_name(tower.layout.unpack(tower(state, shard, step))[0])
 
-    course = digits.replace(freeze={"conv1": 0.5}).bind(100)
-    assert [course.frozen(step) for step in (0, 4, 5, 9)] == [(), (), ("conv1",), ("conv1",)]
     for step in (4, 5):
         trained, frozen = gradients({}, step), gradients({"conv1": 0.5}, step)
         for name, gradient in frozen.items():
             zero = name.startswith("conv1.") and step == 5
             assert torch.equal(gradient, torch.zeros_like(gradient) if zero else trained[name]), (step, name)
-    everything = dict.fromkeys(trained, 0.0)
-    assert not any(gradient.any() for gradient in gradients(everything, 0).values())
+    assert not any(gradient.any() for gradient in gradients(dict.fromkeys(trained, 0.0), 0).values())
 
 
 def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):
-    recipe = make(named("digits").model_dump(mode="json"), {"compile": True})
-    calls = []
+    recipe, calls = named("digits").replace(compile=True), []
 
     def compiled(module, dynamic):
         calls.append((module, dynamic))

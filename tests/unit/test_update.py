@@ -1,12 +1,10 @@
 """The update: decoupled weight decay, weight decay by default, and clipping."""
 
-import json
-
 import pytest
 import torch
 from tests.runs import fit_here
 from tests.unit.test_muon import parameters
-from tests.unit.test_tower import EXAMPLES, cifar_like, parts, reduced
+from tests.unit.test_tower import grey, parts, reduced
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -15,27 +13,17 @@ from lockstep.errors import LockstepError
 from lockstep.optim import SGD, AdamW, Muon
 from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
 from lockstep.recipes import named
-
-CPU = torch.device("cpu")
+from lockstep.runs.folder import Run
 
 
 def digits(**changes):
     return make(named("digits").model_dump(mode="json"), {"steps": 12, **changes})
 
 
-def the_state(recipe, model_parameters):
-    return State(recipe, model_parameters, {}, CPU)
-
-
 def layers():
     """Parameters of 4, 2 and 1 dimensions, and a matrix that the model does not train."""
-    own = {
-        "conv": torch.ones(2, 3, 3, 3),
-        "dense": torch.full((4, 5), 2.0),
-        "bias": torch.ones(4),
-        "fixed": torch.ones(2, 2),
-    }
-    return {name: torch.nn.Parameter(tensor, requires_grad=name != "fixed") for name, tensor in own.items()}
+    shapes = {"conv": (2, 3, 3, 3), "dense": (4, 5), "bias": (4,), "fixed": (2, 2)}
+    return {name: torch.nn.Parameter(torch.ones(shape), name != "fixed") for name, shape in shapes.items()}
 
 
 def test_adamw_shrinks_the_weights_apart_from_the_gradient():
@@ -81,11 +69,11 @@ def test_default_is_for_the_matrices_that_are_not_named():
 
 def test_default_is_one_term_of_the_loss_and_a_named_one_its_own():
     recipe = digits(optimizer="sgd", weight_decay={DEFAULT: 0.5, "bias": 0.25})
-    state = the_state(recipe, layers())
+    state = State(recipe, layers(), {}, torch.device("cpu"))
     terms = state.decay_losses()
     assert terms.keys() == {"bias", DEFAULT}
     assert float(terms["bias"]) == pytest.approx(0.125 * 4)
-    assert float(terms[DEFAULT]) == pytest.approx(0.25 * (54 + 20 * 4))
+    assert float(terms[DEFAULT]) == pytest.approx(0.25 * (54 + 20))
     before = {name: p.clone() for name, p in state.parameters.items()}
     state.apply(torch.zeros(sum(p.numel() for p in before.values())), torch.zeros(0), 0.1)
     for name, factor in {"conv": 0.95, "dense": 0.95, "bias": 0.975, "fixed": 1.0}.items():
@@ -95,11 +83,11 @@ def test_default_is_one_term_of_the_loss_and_a_named_one_its_own():
 def test_the_default_equals_all_matrices_named(tmp_path):
     names = named("digits").weight_decay
     assert set(names.values()) == {5e-4}
-    results = [
-        fit_here(digits(weight_decay=decay), tmp_path / str(number)).result["weights_sha256"]
+    hashes = [
+        fit_here(digits(steps=2, weight_decay=decay), tmp_path / str(number)).result["weights_sha256"]
         for number, decay in enumerate((names, {DEFAULT: 5e-4}, {}))
     ]
-    assert results[0] == results[1] != results[2]
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_gradient_is_shortened_to_the_norm_and_never_lengthened():
@@ -113,10 +101,8 @@ def test_a_gradient_is_shortened_to_the_norm_and_never_lengthened():
 @pytest.mark.parametrize("towers", [1, 4])
 def test_the_mean_gradient_of_the_whole_batch_is_clipped(towers):
     recipe = digits(towers=towers, batch=32, clip=0.01, optimizer="sgd", weight_decay={}, ema=None, lr=1.0)
-    images = cifar_like(EXAMPLES, 8)
-    images = type(images).of(images.images[..., :1].numpy(), images.labels.numpy(), images.classes)
     tower, state, _ = parts(recipe, (1, 8, 8))
-    gradients, buffer_deltas, _ = tower.layout.unpack(reduced(recipe, tower, state, images))
+    gradients, buffer_deltas, _ = tower.layout.unpack(reduced(recipe, tower, state, grey()))
     before = state._flat.clone()
     assert gradients.div_(32).norm() > 0.1
     state.apply(gradients, buffer_deltas / towers, 1.0)
@@ -131,7 +117,7 @@ def test_the_norm_before_clipping_is_in_the_metrics_without_the_loss_scale(tmp_p
     norms = []
     for number, each in enumerate((recipe, recipe.replace(clip=None))):
         fit_here(each, tmp_path / str(number), Placement(log_every=1, summary_every=0))
-        rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
+        rows = Run(tmp_path / str(number)).metrics()
         norms.append([row["gradient_norm"] for row in rows if row["kind"] == "step"])
     assert all(0.1 < norm < 10 for norm in norms[0])
     assert norms[1] == [None] * 3

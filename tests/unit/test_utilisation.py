@@ -41,24 +41,14 @@ def driver(monkeypatch):
     return stub
 
 
-def test_the_driver_is_asked_once_a_second(driver):
-    driver.answers = [40, 60]
-    used = GpuUtilisation(GPU)
-    seen = []
-    for _ in range(15):
+def test_the_driver_is_asked_once_a_second_and_not_again_if_it_does_not_answer(driver):
+    driver.answers = [40, 60, ModuleNotFoundError("nvidia-ml-py does not seem to be installed")]
+    used, seen = GpuUtilisation(GPU), []
+    for _ in range(40):
         seen.append(used())
         driver.now += 0.125
-    assert seen == [40.0] * 8 + [60.0] * 7
-    assert driver.asked == [GPU, GPU]
-
-
-def test_a_driver_that_does_not_answer_is_not_asked_again(driver):
-    driver.answers = [ModuleNotFoundError("nvidia-ml-py does not seem to be installed")]
-    used = GpuUtilisation(GPU)
-    for _ in range(3):
-        assert used() is None
-        driver.now += 5.0
-    assert len(driver.asked) == 1
+    assert seen == [40.0] * 8 + [60.0] * 8 + [None] * 24
+    assert driver.asked == [GPU] * 3
 
 
 @pytest.mark.parametrize(("answer", "sent"), [(73, 73.0), (RuntimeError("no driver"), -1.0)])
@@ -75,33 +65,27 @@ def test_gpu_use_is_in_the_vector_of_the_first_tower_of_a_process(driver, answer
     assert not any(metrics.non_finite.any() for metrics in by_tower)
 
 
-def log_on(device, listeners):
-    course = make(DIGITS, {"steps": 3}).bind(1442)
-    return Log(course, Placement(), listeners, processes=2, device=torch.device(device))
-
-
-def test_metrics_and_tensorboard_have_the_gpu_use_of_each_process(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "second", "used", "notes"),
+    [("cuda", 88.0, [97.0, 88.0], 0), ("cuda", -1.0, None, 1), ("cpu", -1.0, None, 0)],
+)
+def test_metrics_and_tensorboard_have_the_gpu_use_of_each_process(tmp_path, monkeypatch, device, second, used, notes):
+    """Of two processes, the second has towers 2 and 3. Use that is not known is noted once, on GPUs."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2))
     recorder = Recorder(1)
-    log = log_on("cuda", [recorder, MetricsFile(tmp_path / "metrics.jsonl", 1), board])
-    log.start([])
-    log.step(0, sums(gpu=(97.0, 0.0, 88.0, 0.0)), STATE, 0.1, torch.zeros(0))  # process 1 has towers 2 and 3
-    board.close()
-    assert recorder.events[0].gpu_utilisation == [97.0, 88.0]
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["gpu_utilisation"] == [97.0, 88.0]
-    events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    assert [events.Scalars(f"processes/gpu_utilisation/{i}")[0].value for i in range(2)] == [97.0, 88.0]
-
-
-@pytest.mark.parametrize(("device", "notes"), [("cuda", 1), ("cpu", 0)])
-def test_unknown_gpu_use_is_noted_once(monkeypatch, device, notes):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    recorder = Recorder(1)
-    log = log_on(device, [recorder])
+    course = make(DIGITS, {"steps": 3}).bind(1442)
+    listeners = [recorder, MetricsFile(tmp_path / "metrics.jsonl", 1), board]
+    log = Log(course, Placement(), listeners, processes=2, device=torch.device(device))
     log.start([])
     for step in range(3):
-        log.step(step, sums(gpu=(97.0, 0.0, -1.0, 0.0)), STATE, 0.1, torch.zeros(0))
-    assert [event.gpu_utilisation for event in recorder.events] == [None] * 3
+        log.step(step, sums(gpu=(97.0, 0.0, second, 0.0)), STATE, 0.1, torch.zeros(0))
+    board.close()
+    assert [event.gpu_utilisation for event in recorder.events] == [used] * 3
+    rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert [row["gpu_utilisation"] for row in rows] == [used] * 3
     assert len(recorder.notes) == notes
     assert all("nvidia-ml-py" in note and "lockstep[gpu]" in note for note in recorder.notes)
+    if used:
+        events = EventAccumulator(str(tmp_path / "tb")).Reload()
+        assert [events.Scalars(f"processes/gpu_utilisation/{i}")[0].value for i in range(2)] == used

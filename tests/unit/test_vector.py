@@ -1,6 +1,5 @@
 """The flat vector carries requests, gradients and buffer_deltas, and returns them as they were."""
 
-from itertools import product
 from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
@@ -10,7 +9,8 @@ from lockstep.core.vector import ControlFlags, Layout
 from lockstep.errors import STOP_SIGNALS
 
 
-@pytest.mark.parametrize(("stop", "save"), list(product((None, *STOP_SIGNALS), (False, True))))
+@pytest.mark.parametrize("save", [False, True])
+@pytest.mark.parametrize("stop", [None, *STOP_SIGNALS])
 def test_requests_survive_the_conversion_to_flags_and_back(stop, save):
     requests = ControlFlags(stop, save)
     assert ControlFlags.of(requests.flags()) == requests
