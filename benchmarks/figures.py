@@ -15,7 +15,7 @@ from benchmarks.image_folders import CASES
 from lockstep.cli import app
 from lockstep.config.overrides import make, parse
 from lockstep.config.recipe import Recipe
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 RECIPE_FLAGS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "precision")
 FIRST_SETTINGS = (
@@ -177,13 +177,13 @@ def recipe_of(command: str) -> Recipe:
     """Return the recipe that the `command` of a record trains, with the first seed if it trains several."""
     words = shlex.split(command)
     if words[:3] == ["python", "-m", "benchmarks.seeds"]:
-        return make(named(words[3]).model_dump(mode="json"), {"seed": 0})
+        return make(get_recipe(words[3]).model_dump(mode="json"), {"seed": 0})
     if words[:3] == ["python", "-m", "benchmarks.peers.loss_curve"]:
-        return named("mnist")
+        return get_recipe("mnist")
     if words[:3] == ["python", "-m", "benchmarks.image_folders"]:
         words = ["lockstep", "train", "folder", *CASES[words[3]].changes]
     assert words[:2] == ["lockstep", "train"], command
     train = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
     options = train.make_context("train", words[2:]).params
     changes = parse(options["settings"] or [], {name: options[name] for name in RECIPE_FLAGS})
-    return make(named(options["what"]).model_dump(mode="json"), changes)
+    return make(get_recipe(options["what"]).model_dump(mode="json"), changes)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from benchmarks.common import figure, finish, options, parsed, show, spread
 from lockstep import numerics
+from lockstep.jobs.context import Context
 
 ROUND_S = 2.0  # of input, and as much of training
 
@@ -29,21 +30,19 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     args = parsed(parser)
     numerics.prepare(1)  # must precede the import of torch
-    import torch
-    from lockstep.core.local import Local
 
     from lockstep.config.overrides import make
     from lockstep.config.placement import Placement
     from lockstep.core.tower import Tower
     from lockstep.data.plan import Plan
     from lockstep.jobs.session import Session
-    from lockstep.recipes import named
+    from lockstep.recipes import get_recipe
 
-    start = named(args.recipe)
+    start = get_recipe(args.recipe)
     changes = {"precision": args.precision, "threads_per_tower": 1, "towers": 1, "batch": start.tower_batch}
     recipe = make(start.model_dump(mode="json"), changes)
     numerics.configure(1, recipe.exact)
-    session = Session(recipe, Placement(data=args.data), Local(1), torch.device("cpu"))
+    session = Session(recipe, Placement(data=args.data), Context())
     dataset, state = session.split("train"), session.state
     tower = Tower(recipe.bind(len(dataset)), session.network)
 

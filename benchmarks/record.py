@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lockstep.core.local import Local
 
 from benchmarks.common import save, spread
 from lockstep import numerics
@@ -24,8 +23,9 @@ from lockstep.core.network import initial_model, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.download.fetch import ensure
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import fingerprint
 
 
@@ -37,12 +37,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
     args = parser.parse_args()
-    recipe = make(named(args.recipe).model_dump(mode="json"), parse(args.set, {}))
+    recipe = make(get_recipe(args.recipe).model_dump(mode="json"), parse(args.set, {}))
     numerics.prepare(recipe.threads_per_tower)  # cuBLAS reads its workspace setting at its first product
     device, placement = torch.device(args.device), Placement(data=args.data.absolute() if args.data else None)
     ensure(recipe.dataset, placement.data)
     numerics.configure(recipe.threads_per_tower, exact=recipe.exact)
-    session = Session(recipe, placement, Local(recipe.towers), device)
+    session = Session(recipe, placement, Context())
     started = time.perf_counter()
     run(recipe, session)
     first_s = time.perf_counter() - started

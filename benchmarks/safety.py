@@ -12,11 +12,11 @@ from typing import Any
 
 from benchmarks.common import figure, finish, options, parsed
 from lockstep import numerics
+from lockstep.jobs.context import Context
 
 numerics.prepare(1)  # must precede the import of torch
 
 import torch  # noqa: E402
-from lockstep.core.local import Local  # noqa: E402
 
 from lockstep.config.overrides import make  # noqa: E402
 from lockstep.config.placement import Placement  # noqa: E402
@@ -26,7 +26,7 @@ from lockstep.core.loop import train  # noqa: E402
 from lockstep.core.tower import Tower  # noqa: E402
 from lockstep.data import synthetic  # noqa: E402
 from lockstep.jobs.session import Session  # noqa: E402
-from lockstep.recipes import RECIPES, named  # noqa: E402
+from lockstep.recipes import RECIPES, get_recipe  # noqa: E402
 from lockstep.runs.saver import Saver  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -54,11 +54,11 @@ class TimedLock:
 
 def session(name: str, **changes: object) -> Session:
     """Return a session of the recipe `name` on random images."""
-    recipe = make(named(name).model_dump(mode="json"), changes)
+    recipe = make(get_recipe(name).model_dump(mode="json"), changes)
     recipe, _ = resolve(recipe, on_gpu=False)
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     splits = synthetic.load(recipe.dataset, max(4 * recipe.batch, 2000))
-    return Session(recipe, Placement(), Local(recipe.towers), CPU, splits)
+    return Session(recipe, Placement(), Context(), splits)
 
 
 def probes(name: str, rounds: int) -> tuple[list[float], str]:

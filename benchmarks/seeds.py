@@ -12,7 +12,7 @@ from benchmarks.common import earlier, save, spread, train
 from lockstep import hardware
 from lockstep.config.overrides import make, parse
 from lockstep.config.precision import on_gpu, resolve
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 TIMES = ("train_s", "total_s", "images_per_s")
 
@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--more", action="store_true", help="add the seeds that the record lacks")
     args = parser.parse_args()
     changes = [word for setting in args.set for word in ("--set", setting)]
-    recipe, _ = resolve(make(named(args.recipe).model_dump(mode="json"), parse(args.set, {"seed": 0})), on_gpu("auto"))
+    recipe, _ = resolve(
+        make(get_recipe(args.recipe).model_dump(mode="json"), parse(args.set, {"seed": 0})), on_gpu("auto")
+    )
     digest = recipe.digest()
     runs = recorded(args.recipe, digest, more=args.more)
     figures = {}

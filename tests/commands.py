@@ -9,7 +9,7 @@ from typer.main import get_command
 from lockstep.cli import app
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
-from lockstep.recipes import RECIPES, named
+from lockstep.recipes import RECIPES, get_recipe
 
 RECIPE_OPTIONS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision")
 
@@ -52,4 +52,4 @@ def check(line: str) -> None:
     what = given["what"] or "digits"
     recipe = "folder" if what == "photos/" else what
     if recipe in RECIPES:  # else a file or a run, which the line before may have made
-        make(named(recipe).model_dump(mode="json"), changes)
+        make(get_recipe(recipe).model_dump(mode="json"), changes)

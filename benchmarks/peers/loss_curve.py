@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import earlier, save
 from benchmarks.peers.compare import peer_options, refuse_without
 from lockstep.config.overrides import make
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 NAME, STEPS = "loss-mnist", 30
 OPTIONS = ["--towers", "2", "--precision", "float32", "--seed"]
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--at-most", type=int, metavar="N", help="greatest number of runs in this call")
     args = parser.parse_args()
     refuse_without(args.tensorflow)
-    digest = make(named("mnist").model_dump(mode="json"), {"towers": 2, "precision": "float32"}).digest()
+    digest = make(get_recipe("mnist").model_dump(mode="json"), {"towers": 2, "precision": "float32"}).digest()
     record = earlier(NAME, digest)
     runs: dict[str, list[Run]] = record["runs"] if record else {"lockstep float32": [], "tensorflow float32": []}
     lacking = [

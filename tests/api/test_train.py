@@ -17,7 +17,7 @@ from tests.images import bright_and_dark
 import lockstep
 from lockstep.data.digits import load
 from lockstep.errors import DATA, LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 STEPS = 12
@@ -255,7 +255,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
         raise LockstepError(f"stored at {image_px}")
 
     monkeypatch.setattr("lockstep.data.custom.store_in_memory", stored)
-    run = Run.create(tmp_path / "photos", named("folder").replace(image_px=48))
+    run = Run.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
     run.unlock()
     run.model.write_bytes(b"weights")
     words = {

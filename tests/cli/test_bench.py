@@ -9,13 +9,12 @@ import torch
 from tests.cli.test_mistakes import DATA, ENVIRONMENT, USAGE, refused
 
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
 from lockstep.core.state import State
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.bench import MODES, StepTimes, bench
-from lockstep.jobs.specs import BenchJob
-from lockstep.recipes import named
+from lockstep.jobs.specs import BenchSpec
+from lockstep.recipes import get_recipe
 from lockstep.settings import load_object
 
 QUICK = ("--steps", 4, "--warmup", 2)
@@ -95,10 +94,8 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     shard = Dataset.shard
     monkeypatch.setattr(Dataset, "shard", lambda self, plan, t: made.append(t) or shard(self, plan, t))
 
-    class Counted(Local):
-        def __call__(self, vectors):
-            exchanged.append(1)
-            return super().__call__(vectors)
+    reduce = Reduction.__call__
+    monkeypatch.setattr(Reduction, "__call__", lambda self, vectors: exchanged.append(1) or reduce(self, vectors))
 
     updated = []
     apply = State.apply
@@ -106,9 +103,9 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
 
     def counts(*modes):
         made.clear(), exchanged.clear(), updated.clear()
-        recipe = named("digits").replace(towers=2, batch=64)
-        job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=3, warmup=1, modes=modes)
-        record = bench(job, Counted(2), torch.device("cpu"))
+        recipe = get_recipe("digits").replace(towers=2, batch=64)
+        job = BenchSpec(recipe=recipe, placement=Placement(), steps=3, warmup=1, modes=modes)
+        record = bench(job, Context())
         assert record["modes"] == list(modes)
         return len(made), len(exchanged), len(updated)
 

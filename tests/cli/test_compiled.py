@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 # What torch needs to compile for a CPU: a C++ compiler and Python's headers.
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
@@ -46,7 +46,7 @@ def test_a_compiled_network_trains_and_repeats_its_bits(program, tmp_path):
     again = compiled("again")
     assert sorted(cache.rglob("*.so")) == libraries  # and is used again
     recipe = make(
-        named("digits").model_dump(mode="json"),
+        get_recipe("digits").model_dump(mode="json"),
         {"model": "tests.cli.test_compiled:small", "weight_decay": {}, "towers": 1, "steps": 2},
     )
     quiet = Placement(summary_every=0)

@@ -11,7 +11,7 @@ from tests.cli.test_mistakes import USAGE, refused
 
 from lockstep.cli.hints import hint
 from lockstep.config.overrides import make, parse
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 TRAIN = ["--towers", "--tower-batch", "--runs", "--data", "--steps", "--lr", "--log-every", "--log-placement"]
 TRAIN += ["--precision"]
@@ -106,7 +106,7 @@ def test_the_table_has_no_option_of_lockstep_and_names_only_options_that_exist()
 def test_a_short_name_of_a_precision_is_the_full_one(tmp_path, short, full):
     from lockstep.api.resolve import subject_of
 
-    start = named("digits").model_dump(mode="json")
+    start = get_recipe("digits").model_dump(mode="json")
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nprecision = "{short}"\n')
     recipes = [
         subject_of("digits", parse([f"precision={short}"], {}))[0],

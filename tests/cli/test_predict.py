@@ -17,7 +17,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
 from lockstep.errors import DATA, USAGE
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 RUNS = [
     ("digits", "--steps", 30, "--processes", 2),
@@ -86,7 +86,7 @@ def test_predicting_the_test_files_of_a_folder_run_counts_as_eval_does(predict, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_photos(tmp_path / "photos")
     changes = {"image_px": 32, "eval_batch": 16, "tower_batch": 4, "steps": 3, "precision": "float32"}
-    recipe = make(named("folder").model_dump(mode="json"), changes)
+    recipe = make(get_recipe("folder").model_dump(mode="json"), changes)
     result = fit_here(recipe, tmp_path / "runs/own", Placement(data=tmp_path / "photos", summary_every=0)).result
     predicted = predict("runs/own", "photos/test", "--json")
     assert predicted.returncode == 0, predicted.stderr
@@ -226,7 +226,7 @@ def test_a_model_of_ones_own_runs_only_if_it_is_named(predict, pictures, tmp_pat
         "def build(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
     )
     own = {"model": f"{module}:build", "weight_decay": {}, "steps": 2}
-    fit_here(make(named("digits").model_dump(mode="json"), own), tmp_path / "runs/own", Placement(summary_every=0))
+    fit_here(make(get_recipe("digits").model_dump(mode="json"), own), tmp_path / "runs/own", Placement(summary_every=0))
     del sys.modules[module]
     with (tmp_path / f"{module}.py").open("a") as file:
         file.write("# changed\n")

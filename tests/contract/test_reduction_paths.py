@@ -12,7 +12,9 @@ from tests.contract.test_reductions import free_port
 
 from lockstep.bench.analysis import Link, exchange_s
 from lockstep.config.placement import REDUCTIONS
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
+from lockstep.core.monitor import Monitor
+from lockstep.core.reduction import Reduction
 
 LENGTH = 1000  # divisible by 2 and 4, so that all slices are equal
 ROUNDS = 2
@@ -24,18 +26,21 @@ def vector(tower: int) -> torch.Tensor:
 
 def world() -> dict:
     """This process among the others, as `connect` takes it."""
-    from lockstep.core.rendezvous import open_store
+    from lockstep.launch.rendezvous import open_store
 
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return {"process": process, "processes": processes, "store": open_store(address, process, processes)}
+    return {
+        "process": process, "processes": processes, "store": open_store(address, process, processes),
+        "device": torch.device("cpu"), "monitor": Monitor(),
+    }  # fmt: skip
 
 
 def child(folder: str) -> None:
     """Run in each process: reduce in every way, and write each message as [name, values, peer], and the sum."""
     import torch.distributed as dist
 
-    from lockstep.core.process import Processes, connect
+    from lockstep.core.group import connect
 
     messages = []
     exchange, add, send = dist.batch_isend_irecv, dist.all_reduce, dist.broadcast
@@ -55,12 +60,11 @@ def child(folder: str) -> None:
         return send(tensor, src, *args, **kwargs)
 
     dist.batch_isend_irecv, dist.all_reduce, dist.broadcast = noted_exchange, noted_add, noted_send
-    cpu = torch.device("cpu")
-    first = connect("tree", 1, cpu, **world())
+    first = connect(**world())
     towers = 2 * first.processes  # so the towers of a process are one node of the tree
     found = {}
     for kind in REDUCTIONS:
-        reduction = Processes(towers, kind, cpu)
+        reduction = Reduction(first, towers, kind)
         for _ in range(ROUNDS):  # the first round may allocate buffers
             messages.clear()
             total = reduction(vector(t) for t in reduction.owned)
@@ -139,7 +143,7 @@ def test_messages_and_bytes_are_as_predicted(found):
 def test_every_process_receives_the_sum_of_all_towers(found):
     processes, written = found
     vectors = [vector(t) for t in range(2 * processes)]
-    exact = Local(len(vectors))(v.clone() for v in vectors).numpy().tobytes().hex()
+    exact = Reduction(Alone(), len(vectors))(v.clone() for v in vectors).numpy().tobytes().hex()
     wide = torch.stack(vectors).double()
     for process in range(processes):
         assert {kind: written[process][kind]["total"] == exact for kind in ("tree", "central")} == {

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from lockstep.config.placement import REDUCTIONS
-from lockstep.core.local import Local
+from lockstep.core.group import Alone, Processes
+from lockstep.core.monitor import Monitor
+from lockstep.core.reduction import Reduction
 
 LENGTH = 1003  # not divisible by 2, 3 or 4
 
@@ -29,32 +31,34 @@ def bits(total: torch.Tensor) -> str:
 
 def world() -> dict:
     """This process among the others, as `connect` takes it."""
-    from lockstep.core.rendezvous import open_store
+    from lockstep.launch.rendezvous import open_store
 
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return {"process": process, "processes": processes, "store": open_store(address, process, processes)}
+    return {
+        "process": process, "processes": processes, "store": open_store(address, process, processes),
+        "device": torch.device("cpu"), "monitor": Monitor(),
+    }  # fmt: skip
 
 
 def child(folder: str) -> None:
     """Run in each process: reduce, gather and broadcast, then write the results."""
     import torch.distributed as dist
 
-    from lockstep.core.process import Processes, connect
+    from lockstep.core.group import connect
 
-    cpu = torch.device("cpu")
-    first = connect("tree", 8, cpu, **world())
+    first = connect(**world())
     found = {}
     gloo = dist.new_group(backend="gloo")
     for kind in (*REDUCTIONS, "central-cpu beside a group of GPUs"):
         for towers in range(first.processes, 10):
-            reduction = Processes(towers, kind.split()[0], cpu)
-            if "beside" in kind:  # as if the default group were nccl's
-                reduction._group = gloo
+            # "beside": as if the default group were nccl's
+            group = Processes(torch.device("cpu"), Monitor(), gloo) if "beside" in kind else first
+            reduction = Reduction(group, towers, kind.split()[0])
             for repeat in range(2):  # the second call reuses the buffers of the first
                 total = reduction(vector(t) for t in reduction.owned)
                 found[f"{kind} {towers} {repeat}"] = bits(total)
-                equal = reduction.gather(total)
+                equal = first.gather(total)
                 assert all(torch.equal(row, total) for row in equal), "processes disagree"
             assert reduction.exact == (kind != "allreduce")
     table = first.gather(torch.full((2, 3), float(first.process), dtype=torch.float64))
@@ -95,7 +99,7 @@ def free_port() -> int:
 def test_tree_and_central_have_the_bits_of_one_process(found):
     processes, totals = found
     for towers in range(processes, 10):
-        expected = bits(Local(towers)(vector(t) for t in range(towers)))
+        expected = bits(Reduction(Alone(), towers)(vector(t) for t in range(towers)))
         for kind in ("tree", "central", "central-cpu", "central-cpu beside a group of GPUs"):
             for repeat in range(2):
                 assert totals[f"{kind} {towers} {repeat}"] == expected, (kind, towers, processes)
@@ -131,36 +135,36 @@ def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(m
             yield vector(tower).as_subclass(Elsewhere)
 
     gpu = torch.device("cuda", 0)
-    total = Local(5, "central-cpu", gpu)(computed())
-    assert bits(total) == bits(Local(5)(vector(t) for t in range(5)))
+    total = Reduction(Alone(), 5, "central-cpu", gpu)(computed())
+    assert bits(total) == bits(Reduction(Alone(), 5)(vector(t) for t in range(5)))
     assert events == ["computed", "copied"] * 5
     assert moved == [gpu]
     with pytest.raises(AssertionError, match="added on the GPU"):
-        Local(5, "central", gpu)(computed())
+        Reduction(Alone(), 5, "central", gpu)(computed())
 
 
 def test_central_cpu_of_gpus_exchanges_over_gloo(monkeypatch):
     """A stand-in for torch.distributed records the group of each message, so no GPU is needed."""
-    from lockstep.core import process
+    from lockstep.core import group
 
     made, carried = [], []
     fake = {
         "get_rank": lambda: 0,
         "get_world_size": lambda: 2,
         "new_group": lambda backend, timeout: made.append(backend) or "gloo beside nccl",
-        "P2POp": lambda operation, tensor, peer, group: carried.append((group, tensor.device.type)),
+        "P2POp": lambda operation, tensor, peer, backend: carried.append((backend, tensor.device.type)),
         "batch_isend_irecv": lambda operations: [],
         "broadcast": lambda tensor, src, group: carried.append((group, tensor.device.type)),
     }
     for name, function in fake.items():
-        monkeypatch.setattr(process.dist, name, function)
+        monkeypatch.setattr(group.dist, name, function)
     meta = torch.device("meta")  # a device other than the CPU that every build of torch has
-    reduction = process.Processes(2, "central-cpu", meta)
+    reduction = Reduction(Processes(meta, Monitor()), 2, "central-cpu", meta)
     total = reduction([vector(0).as_subclass(Elsewhere)])
     assert total.device == meta
     assert made == ["gloo"]
     assert carried == [("gloo beside nccl", "cpu")] * 2
-    process.Processes(2, "central", meta)
+    Reduction(Processes(meta, Monitor()), 2, "central", meta)
     assert made == ["gloo"]
 
 

@@ -16,7 +16,7 @@ from lockstep.data import cifar, mnist
 from lockstep.data.decode import decode_image
 from lockstep.data.folder.index import _examine
 from lockstep.errors import LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run, metadata
 from lockstep.jobs.initial_weights import load_initial_weights
@@ -24,7 +24,7 @@ from lockstep.runs.weights_file import find_weights
 from lockstep.core.network import build_model
 
 def init(name):
-    recipe = named("digits")
+    recipe = get_recipe("digits")
     path = Path(name)
     load_initial_weights(build_model(recipe, (1, 8, 8), 10), "digits", path, find_weights(path).sha256)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lockstep.data.download.unpack import unpack
 from PIL import Image
 from tests.runs import fit_here
 
@@ -24,7 +25,6 @@ from lockstep.core.state import State
 from lockstep.data import cifar, mnist
 from lockstep.data.decode import decode_image, inspect_image
 from lockstep.data.download import manifest as downloads
-from lockstep.data.download.unpack import unpack
 from lockstep.data.folder import index
 from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
@@ -34,7 +34,7 @@ from lockstep.errors import LockstepError, printable
 from lockstep.inference.classifier import load as load_classifier
 from lockstep.inference.origin import recipe_of
 from lockstep.jobs.initial_weights import load_initial_weights
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
@@ -42,7 +42,7 @@ from lockstep.runs.listing import runs_in
 from lockstep.runs.manifest import MANIFEST, encoded
 from lockstep.runs.weights_file import find_weights
 
-RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 1})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 bounded = settings(
     max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
@@ -262,18 +262,18 @@ def test_strange_tensors_in_a_checkpoint(changes):
 @bounded
 @given(edits=EDITS)
 def test_recipe_files(tmp_path, edits):
-    (tmp_path / "r.toml").write_bytes(edited(named("cifar10").toml().encode(), edits))
+    (tmp_path / "r.toml").write_bytes(edited(get_recipe("cifar10").toml().encode(), edits))
     fields = only_lockstep_errors(read_file, tmp_path / "r.toml")
     if fields is not None:
         only_lockstep_errors(make, fields)
-        only_lockstep_errors(make, named("digits").model_dump(mode="json"), fields)
+        only_lockstep_errors(make, get_recipe("digits").model_dump(mode="json"), fields)
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "folder"])
 @settings(bounded, max_examples=4 * EXAMPLES)
 @given(changes=CHANGES)
 def test_values_in_a_recipe(name, changes):
-    fields = with_strange_parts(named(name).model_dump(mode="json"), changes)
+    fields = with_strange_parts(get_recipe(name).model_dump(mode="json"), changes)
     if isinstance(fields, dict):
         recipe = only_lockstep_errors(make, fields)
         if recipe is not None:

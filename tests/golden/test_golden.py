@@ -14,7 +14,7 @@ from tests.runs import fit_here
 
 from lockstep import hardware
 from lockstep.config.overrides import make
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 FILE = Path(__file__).parent / "weights_sha256.json"
 CASES = {
@@ -33,7 +33,7 @@ def machine() -> str:
 
 
 def weights_sha256(changes: dict, path: Path) -> str:
-    recipe = make(named("digits").model_dump(mode="json"), changes)
+    recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
     return fit_here(recipe, path).result["weights_sha256"]
 
 

@@ -18,14 +18,14 @@ from tests.runs import fit_here
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 STEPS = 24
 
 
 def recipe(**changes: object) -> Recipe:
-    return make(named("digits").model_dump(mode="json"), {"steps": STEPS, **changes})
+    return make(get_recipe("digits").model_dump(mode="json"), {"steps": STEPS, **changes})
 
 
 def train_here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placement: object):
@@ -107,7 +107,7 @@ def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed_on_three(one, tmp_path)
 @pytest.mark.slow
 def test_real_cifar10_tutorial_on_two_processes(real_data, tmp_path):
     tutorial = make(
-        named("cifar10-tutorial").model_dump(mode="json"), {"steps": 4, "towers": 2, "precision": "bfloat16"}
+        get_recipe("cifar10-tutorial").model_dump(mode="json"), {"steps": 4, "towers": 2, "precision": "bfloat16"}
     )
     expected, _ = train_here(tmp_path / "tutorial", tutorial, data=real_data)
     got = train(

@@ -16,11 +16,11 @@ from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 STEPS = 6
-RECIPE = make(named("digits").model_dump(mode="json"), {"steps": STEPS})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": STEPS})
 PLACE = Placement(processes=1, save_every=1, keep=2, eval_every=2, log_every=1, summary_every=0)
 NEWEST = "checkpoints/step-000000004"
 RESUMED = ("train", "runs/x", "--resume", "--processes", "1", "--summary-every", "0", "--json")

@@ -8,10 +8,10 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
 from lockstep.errors import LockstepError
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import fingerprint
 
 CPU = torch.device("cpu")
@@ -91,8 +91,8 @@ def frozen(shape, classes):
 
 def session(model=None, **changes):
     own = {"model": f"tests.unit.test_arithmetic:{model}", "weight_decay": {}} if model else {}
-    recipe = make(named("digits").model_dump(mode="json"), {**own, **changes})
-    return Session(recipe, Placement(), Local(recipe.towers), CPU)
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {**own, **changes})
+    return Session(recipe, Placement(), Context())
 
 
 def probed(*arguments, **changes):

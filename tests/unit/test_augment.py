@@ -19,7 +19,7 @@ from lockstep.data.transforms import (
     unit,
 )
 from lockstep.errors import LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.settings import validated
 
 
@@ -211,17 +211,17 @@ def test_settings_that_do_not_fit_the_images_are_refused(settings, said):
 
 def test_a_recipe_with_the_removed_settings_at_zero_is_read_as_without_them():
     """Earlier versions wrote brightness and contrast into each run's recipe.json."""
-    fields = named("cifar10").model_dump(mode="json")
+    fields = get_recipe("cifar10").model_dump(mode="json")
     fields["augmentation"] |= {"brightness": 0.0, "contrast": 0.0}
     recipe = validated(Recipe, fields)
-    assert recipe == named("cifar10")
-    assert recipe.digest() == named("cifar10").digest()
+    assert recipe == get_recipe("cifar10")
+    assert recipe.digest() == get_recipe("cifar10").digest()
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast"])
 @pytest.mark.parametrize("value", [0.1, False, [0.2, 1.8]])
 def test_a_removed_setting_with_another_value_is_an_error(name, value):
-    fields = named("cifar10").model_dump(mode="json")
+    fields = get_recipe("cifar10").model_dump(mode="json")
     fields["augmentation"][name] = value
     with pytest.raises(LockstepError, match=f"setting {name} of flip-translate was removed, got .*: leave it out"):
         validated(Recipe, fields)

@@ -1,7 +1,6 @@
 """The numbers of `lockstep bench`, compared with those computed by hand from known step times."""
 
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +12,12 @@ from lockstep.bench.analysis import with_ratios
 from lockstep.bench.table import row
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.clock import PARTS
-from lockstep.core.local import Local
+from lockstep.core.monitor import PARTS
 from lockstep.core.tower import Tower
 from lockstep.jobs.bench import TimedSteps, _speed, bench
-from lockstep.jobs.specs import BenchJob
-from lockstep.recipes import named
+from lockstep.jobs.context import Context
+from lockstep.jobs.specs import BenchSpec
+from lockstep.recipes import get_recipe
 
 
 class OfTwo:
@@ -75,9 +74,9 @@ def test_a_bench_times_exactly_the_steps_after_the_warm_up(monkeypatch):
     # The real measurement of the peak would wait for this clock for ever.
     monkeypatch.setattr("lockstep.bench.peak.peak", lambda *_: 1e12)
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: seconds[step] if step < 9 else 0.0)
-    recipe = make(named("digits").model_dump(mode="json"), {"towers": 1})
-    job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=6, warmup=3)
-    measured = bench(job, Local(1), torch.device("cpu"))
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {"towers": 1})
+    job = BenchSpec(recipe=recipe, placement=Placement(), steps=6, warmup=3)
+    measured = bench(job, Context())
     rates = [32 / s for s in seconds[3:]]  # 320, 160, 320, 80, 160 and 64: the median is 160
     assert (measured["batch"], measured["steps"]) == (32, 6)
     assert measured["s_per_step"] == pytest.approx(1.5 / 6)

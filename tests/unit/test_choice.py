@@ -1,7 +1,5 @@
 """`eval --checkpoint`: the best checkpoint, or that of a step. A damaged one is an error. Runs in this process."""
 
-import json
-
 import pytest
 from tests.runs import change_manifest
 from tests.unit.test_checkpoint import flip
@@ -9,8 +7,9 @@ from tests.unit.test_watch import RECIPE, Training
 
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.jobs.specs import EvalJob
-from lockstep.launch.worker import run_job
+from lockstep.jobs.specs import EvaluateSpec
+from lockstep.launch.submit import submit
+from lockstep.launch.workers import Output
 from lockstep.launch.world import World
 from lockstep.runs import checkpoint
 
@@ -42,10 +41,10 @@ def evaluated(training, capsys):
     def call(which):
         path = training.run.path.relative_to(training.run.path.parent.parent)
         placement = Placement(device="cpu")
-        run_job(EvalJob(recipe=RECIPE, placement=placement, path=path, checkpoint=which, json_output=True), World())
-        out, err = capsys.readouterr()
-        assert err == ""
-        return json.loads(out)["step"]
+        spec = EvaluateSpec(recipe=RECIPE, placement=placement, path=path, checkpoint=which)
+        record = submit(spec, Output(), World(), inline=True).record
+        assert capsys.readouterr() == ("", "")
+        return record["step"]
 
     return call
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lockstep.runs.source import sources
 from PIL import Image
 
 import lockstep
@@ -23,9 +24,8 @@ from lockstep.data.digits import load
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.inference.sources import Item, decoded, items
 from lockstep.models import MODELS
-from lockstep.recipes import named
-from lockstep.runs.model_file import save_model
-from lockstep.runs.source import sources
+from lockstep.recipes import get_recipe
+from lockstep.runs.tensors import save_model
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)
 TEST = load(None)["test"]
@@ -48,7 +48,7 @@ def model_file(tmp_path):
     The file states the recipe with the changes `stated`, and the other facts with the changes `facts`.
     """
 
-    def write(recipe=named("digits"), stated=(), facts=(), side=8):  # noqa: B008  a frozen recipe
+    def write(recipe=get_recipe("digits"), stated=(), facts=(), side=8):  # noqa: B008  a frozen recipe
         module = build_model(recipe, (1, side, side), 10)
         others = {"classes": list("0123456789"), "image_shape": [8, 8, 1], "model_source": sources(recipe.model)}
         recipe_facts = {"recipe": recipe.model_dump(mode="json") | dict(stated)}
@@ -273,7 +273,7 @@ def test_a_hostile_or_damaged_model_file_is_one_message_before_it_takes_memory(m
 
 def test_a_batch_that_does_not_fit_in_memory_is_one_message(model_file, monkeypatch):
     large = {"model": "residual", "weight_decay": {}, "augmentation": "plain", "eval_batch": 65_536}
-    path = model_file(named("digits").replace(**large), facts={"image_shape": [2048, 2048, 1]}, side=2048)
+    path = model_file(get_recipe("digits").replace(**large), facts={"image_shape": [2048, 2048, 1]}, side=2048)
     images = np.zeros((1, 2048, 2048, 1), np.uint8)
     with pytest.raises(LockstepError, match=r"a batch of 65536 images .* takes 1099.5 GB .* smaller batch"):
         lockstep.load(path).predict(images)
@@ -292,12 +292,12 @@ def test_a_batch_that_does_not_fit_in_memory_is_one_message(model_file, monkeypa
 def test_every_built_in_model_is_compared_without_memory(model):
     shape = (1, 8, 8) if model == "digits" else (3, 32, 32)
     with torch.device("meta"):
-        module = build_model(named("digits").replace(model=model, weight_decay={}), shape, 10)
+        module = build_model(get_recipe("digits").replace(model=model, weight_decay={}), shape, 10)
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
 
 
 def test_the_settings_of_torch_in_the_callers_program_do_not_matter_and_stay(model_file, classifier, monkeypatch):
-    path = model_file(named("digits").replace(compile=True))
+    path = model_file(get_recipe("digits").replace(compile=True))
     image = TEST.images[0]
     expected = lockstep.load(path)
     monkeypatch.setattr(torch, "compile", None)  # it would run a C compiler
@@ -329,7 +329,7 @@ def test_a_model_that_was_edited_after_its_import_is_reported(before, model_file
     name = f"net{tmp_path.name.replace('-', '_')}"
     file = tmp_path / f"{name}.py"
     file.write_text(NET)
-    recipe = named("digits").replace(model=f"{name}:build", weight_decay={})
+    recipe = get_recipe("digits").replace(model=f"{name}:build", weight_decay={})
     if before == "imported by load":
         lockstep.load(model_file(recipe), model=recipe.model)
         assert not caplog.text

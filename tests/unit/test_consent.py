@@ -8,7 +8,7 @@ import lockstep
 from lockstep.api.resolve import subject_of
 from lockstep.config.consent import check_code, stated
 from lockstep.errors import USAGE, LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 HUB = {
@@ -25,7 +25,7 @@ def written(request, tmp_path):
     """Return written(changes) -> the path of a recipe file, or of a run, of `digits` with `changes`."""
 
     def write(changes):
-        recipe = named("digits").replace(**changes)
+        recipe = get_recipe("digits").replace(**changes)
         if request.param == "run":
             Run.create(tmp_path / "theirs", recipe).unlock()
             return str(tmp_path / "theirs")
@@ -70,7 +70,7 @@ def test_code_that_a_file_names_is_refused_until_the_command_names_all_of_it(wri
 )
 def test_naming_all_of_it_is_consent(written, changes, given):
     recipe = subject_of(written(changes), given).recipe
-    assert recipe == named("digits").replace(**changes)
+    assert recipe == get_recipe("digits").replace(**changes)
     assert subject_of(recipe, {}).recipe == recipe  # a value of the caller's own program
 
 
@@ -81,7 +81,7 @@ def test_the_options_of_a_file_are_not_those_of_another_model(written):
 
 def test_a_file_with_options_for_the_model_of_the_command_is_refused(tmp_path):
     (tmp_path / "r.toml").write_text('model_options = {model_name = "hf-hub:their/network"}\n')
-    fields = {name: value for name, value in named("digits").model_dump(mode="json").items() if value}
+    fields = {name: value for name, value in get_recipe("digits").model_dump(mode="json").items() if value}
     with pytest.raises(LockstepError, match="executes its code with these options"):
         subject_of(str(tmp_path / "r.toml"), {**fields, "model": "timm:create_model"})
 
@@ -90,7 +90,7 @@ def test_a_file_with_options_for_the_model_of_the_command_is_refused(tmp_path):
 def test_a_recipe_file_alone_executes_nothing(command, refused_here, tmp_path):
     (tmp_path / "hubconf.py").write_text("open('executed', 'w')\n")
     options = {"repo_or_dir": str(tmp_path), "source": "local", "trust_repo": True, "model": "net"}
-    (tmp_path / "theirs.toml").write_text(named("digits").replace(**HUB | {"model_options": options}).toml())
+    (tmp_path / "theirs.toml").write_text(get_recipe("digits").replace(**HUB | {"model_options": options}).toml())
     done = refused_here(command, "theirs.toml")
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert f'add --model \'torch.hub:load(repo_or_dir="{tmp_path}"' in done.stderr
@@ -113,13 +113,13 @@ def test_a_recipe_file_alone_executes_nothing(command, refused_here, tmp_path):
 )
 def test_a_wrong_consent_is_one_message(given, message):
     with pytest.raises(LockstepError) as caught:
-        check_code("runs/a", named("digits").replace(**HUB), given)
+        check_code("runs/a", get_recipe("digits").replace(**HUB), given)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ['it\'s "so"', "\x1b[2J\n", "\u202e\U0001f600", "\udcff", "a\\b"])
 def test_any_text_can_be_named_as_the_message_writes_it(text):
-    recipe = named("digits").replace(**OWN | {"model_options": {"name": text, "more": [text, 1.5, {"x": True}]}})
+    recipe = get_recipe("digits").replace(**OWN | {"model_options": {"name": text, "more": [text, 1.5, {"x": True}]}})
     call = recipe.custom_code["model"]
     assert call.isprintable()
     assert stated({"model": call}) == {

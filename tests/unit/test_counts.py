@@ -12,14 +12,14 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import evaluate
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
-MNIST = named("mnist").model_dump(mode="json")
-DIGITS = named("digits").model_dump(mode="json")
+MNIST = get_recipe("mnist").model_dump(mode="json")
+DIGITS = get_recipe("digits").model_dump(mode="json")
 
 
 def brightness(shape, classes):
@@ -39,7 +39,7 @@ def test_accuracy_is_correct_over_examples_and_not_the_mean_of_chunk_means():
     model = "tests.unit.test_counts:brightness"
     recipe = make(MNIST, {"model": model, "eval_batch": 100})
     tower, state, _ = parts(recipe, (1, 1, 1))
-    result = evaluate(recipe, tower._network, state.parameters, {}, test_set, Local(2))
+    result = evaluate(recipe, tower._network, state.parameters, {}, test_set, Alone())
     assert (result.correct, result.examples) == (253, 1003)
     assert result.accuracy == result.summary()["accuracy"] == 253 / 1003
     by_chunk = [(predicted == labels)[start : start + 100].mean() for start in range(0, 1003, 100)]

@@ -7,7 +7,7 @@ from tests.serving import blank_mnist
 
 from lockstep.data import cifar, digits, mnist
 from lockstep.errors import DATA, LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 
 def cifar_file(path, labels, label_bytes=1):
@@ -100,7 +100,7 @@ def test_mnist_is_split_and_scaled_as_in_the_original(tmp_path):
     assert {name: (len(data), data.labels.unique().tolist()) for name, data in splits.items()} == {
         "train": (55_000, [2]), "validation": (5_000, [1]), "test": (10_000, [3]),
     }  # fmt: skip
-    first = named("mnist").augmentation.test(splits["train"].images[:1])
+    first = get_recipe("mnist").augmentation.test(splits["train"].images[:1])
     assert first.shape == (1, 1, 28, 28)
     assert first[0, 0, 0, :3].tolist() == pytest.approx([1.0, 0.2, 0.0])
 

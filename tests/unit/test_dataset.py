@@ -7,17 +7,19 @@ from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
 from lockstep.core import loop
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
 from lockstep.core.log import Log
+from lockstep.core.reduction import Reduction
 from lockstep.core.tower import Tower
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
 from lockstep.data.images import DecodedImages, Images, MappedImages, open_images
 from lockstep.errors import LockstepError
 from lockstep.jobs import session
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.startup import placement_lines
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 KINDS = ["mapped", "decoded"]
 
@@ -54,7 +56,7 @@ def train_set():
 
 
 def plan(step=0, **changes):
-    return named("digits").replace(epochs=None, steps=9, **changes).bind(300).plan(step)
+    return get_recipe("digits").replace(epochs=None, steps=9, **changes).bind(300).plan(step)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +111,7 @@ def train(monkeypatch, tmp_path, train_set):
         for name, dataset in (("train", train_set), ("test", digits.load(None)["test"])):
             splits[name], sources[name] = through(kind, dataset)
         monkeypatch.setattr(session, "read_splits", lambda recipe, placement, note: splits)
-        recipe = named("digits").replace(epochs=None, eval_batch=50, **{"steps": 8, **changes})
+        recipe = get_recipe("digits").replace(epochs=None, eval_batch=50, **{"steps": 8, **changes})
         name = f"{kind}-{len(list(tmp_path.iterdir()))}"
         placement = Placement(eval_every=3, summary_every=4, digest_every=2)
         return fit_here(recipe, tmp_path / name, placement).result, sources
@@ -128,7 +130,7 @@ def test_every_image_is_decoded_once_for_each_use(train, monkeypatch):
     """No step decodes an image that another step uses, although each step expects the images of the next one."""
     monkeypatch.setattr("lockstep.jobs.probe._TIMED_S", 0.0)  # else the images that are timed depend on the time
     short, long = (train("decoded", steps=steps)[1] for steps in (4, 8))
-    course = named("digits").replace(epochs=None, steps=8).bind(300)
+    course = get_recipe("digits").replace(epochs=None, steps=8).bind(300)
     used = [row for step in range(4, 8) for tower in course.plan(step).examples for row in set(tower.tolist())]
     more = np.bincount(long["train"].decoded, minlength=300) - np.bincount(short["train"].decoded, minlength=300)
     assert more.tolist() == np.bincount(used, minlength=300).tolist()
@@ -152,14 +154,14 @@ class Recording(Images):
 
 
 def test_training_expects_the_next_step_and_evaluation_its_next_part(train_set):
-    recipe = named("digits").replace(epochs=None, steps=3, batch=64, towers=2, eval_batch=120)
+    recipe = get_recipe("digits").replace(epochs=None, steps=3, batch=64, towers=2, eval_batch=120)
     images = Recording(train_set.images.numpy())
     dataset = Dataset(images, train_set.labels, train_set.classes, train_set.sha256)
-    made = Session(recipe, Placement(), Local(2), torch.device("cpu"), {"train": dataset, "test": dataset})
+    made = Session(recipe, Placement(), Context(), {"train": dataset, "test": dataset})
     course = recipe.bind(300)
     images.calls.clear()
     log = Log(course, Placement(), [])
-    list(loop.train(course, dataset, Tower(course, made.network), Local(2), made.state, log))
+    list(loop.train(course, dataset, Tower(course, made.network), Reduction(Alone(), 2), made.state, log))
     plans = [course.plan(step).examples.tolist() for step in range(3)]
     expected = []
     for step, towers in enumerate(plans):
@@ -177,19 +179,19 @@ def test_training_expects_the_next_step_and_evaluation_its_next_part(train_set):
 
 
 def test_the_placement_names_the_bytes_that_a_process_holds(train_set):
-    recipe = named("digits")
+    recipe = get_recipe("digits")
     for kind in ("memory", "mapped"):
         dataset, _ = through(kind, train_set)
-        made = Session(recipe, Placement(), Local(4), torch.device("cpu"), {"train": dataset, "test": dataset})
+        made = Session(recipe, Placement(), Context(), {"train": dataset, "test": dataset})
         text = dict(placement_lines(made, 10))["in each"]
         assert ("data" in text) == (kind == "memory")
 
 
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
     with pytest.raises(LockstepError, match=r"has no split 'test'.*its splits are train\. .*held_out=N"):
-        Session(named("digits"), Placement(), Local(4), torch.device("cpu"), {"train": train_set})
-    held = named("digits").replace(held_out=20)
-    assert "held-out" in Session(held, Placement(), Local(4), torch.device("cpu"), {"train": train_set}).splits
+        Session(get_recipe("digits"), Placement(), Context(), {"train": train_set})
+    held = get_recipe("digits").replace(held_out=20)
+    assert "held-out" in Session(held, Placement(), Context(), {"train": train_set}).splits
 
 
 def test_spread_examples_are_of_all_classes():

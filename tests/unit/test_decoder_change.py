@@ -10,7 +10,7 @@ from tests.runs import fit_here
 from lockstep.config.placement import Placement
 from lockstep.data.decode import decoder_versions
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def stopped(tmp_path, monkeypatch):
         for number in range(6):
             pixels = np.random.default_rng(number + 10 * len(label)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}{label}.png")
-    digits = named("digits")
+    digits = get_recipe("digits")
     recipe = digits.replace(dataset="folder", image_px=32, towers=2, batch=8, steps=4, epochs=None, eval_batch=4)
     placement = Placement(data=tmp_path / "photos", save_every=2, summary_every=0)
     assert fit_here(recipe, tmp_path / "run", placement).result["mixed_arithmetic"] is False

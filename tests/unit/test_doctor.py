@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lockstep.core.digest import digest
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
+from lockstep.core.reduction import Reduction
 from lockstep.data.catalog import SOURCES
 from lockstep.data.download import manifest
 from lockstep.data.images import mapped
@@ -171,7 +172,7 @@ def test_image_caches(tmp_path):
 
 
 def test_the_sum_of_two_processes(tmp_path):
-    expected = digest([Local(TOWERS)(vectors())]).hex()
+    expected = digest([Reduction(Alone(), TOWERS)(vectors())]).hex()
     assert is_sound(exactness.reduction([expected, expected])) == "PASS"
     found = exactness.reduction([expected, "0" * 64])
     assert is_sound(found) == "FAIL"
@@ -187,7 +188,7 @@ def test_the_sum_of_two_processes(tmp_path):
 
 def test_another_order_of_additions_would_be_noticed():
     """Sums in other orders have other bits, so the check of the exact sum can fail."""
-    total = Local(TOWERS)(vectors())
+    total = Reduction(Alone(), TOWERS)(vectors())
     one_by_one = vectors()[0]
     for vector in vectors()[1:]:
         one_by_one = one_by_one + vector

@@ -13,8 +13,8 @@ from lockstep.config.placement import Placement
 from lockstep.data import DATASETS
 from lockstep.data import digits as digits_data
 from lockstep.errors import DATA, LockstepError
-from lockstep.jobs.early_stop import EarlyStop
-from lockstep.recipes import named
+from lockstep.jobs.due import Due
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 from lockstep.runs.manifest import needed_step, read_manifest
 
@@ -32,7 +32,7 @@ KEPT = {"keep": 100, "save_every": 1, "summary_every": 0, "log_every": 1}
 
 
 def recipe(**changes):
-    return make(named("digits").model_dump(mode="json"), CHANGES, changes)
+    return make(get_recipe("digits").model_dump(mode="json"), CHANGES, changes)
 
 
 def train(path, *, of=None, stop_after=None, resume=False, **placement):
@@ -161,22 +161,22 @@ def test_a_run_that_reaches_its_last_step_ends_with_its_best_weights(whole, tmp_
 
 def test_counts_decide_and_the_first_of_equals_is_the_best():
     course = recipe(patience=2, steps=20).bind(1242)
-    stop = EarlyStop(course)
+    stop = Due(Placement(), course)
     assert [step for step in range(21) if stop.counts(step)] == [8, 16, 20]
     for step, correct in enumerate([0, 150, 160, 9, 140, 160, 9, 9, 160, 161]):
         stop.record(step, correct)  # only 8 counts
         assert not stop.ended
     assert stop.best_step == 8
     stop.record(16, 160)
-    again = EarlyStop(course)
+    again = Due(Placement(), course)
     again.load(json.loads(json.dumps(stop.facts())))
     for one in (stop, again):
         assert not one.ended
         one.record(20, 160)
         assert (one.ended, one.best_step, needed_step(one.facts())) == (True, 8, 8)
-    never = EarlyStop(recipe(patience=None).bind(1242))
+    never = Due(Placement(), recipe(patience=None).bind(1242))
     never.record(4, 10)
-    assert not any(map(never.counts, range(9)))
+    assert not any(map(never.evaluates, range(9)))
     assert (never.facts(), never.ended, never.best_step, needed_step({})) == ({}, False, None, None)
 
 

@@ -2,22 +2,22 @@
 
 import io
 import tomllib
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from lockstep.cli.evaluate import table_lines
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
 from lockstep.errors import LockstepError, printable
-from lockstep.recipes import named
+from lockstep.jobs.evaluate import record_of
+from lockstep.recipes import get_recipe
 from lockstep.report.console import Live, Plain
-from lockstep.report.evaluation import CheckpointEvaluation, table_lines
 from lockstep.settings import validated
 
 CLEAR = "\x1b[2J"  # clears the screen
-DIGITS = named("digits").model_dump(mode="json")
+DIGITS = get_recipe("digits").model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_console_and_log_escape_control_codes():
 
 def test_the_table_of_an_evaluation_escapes_class_names():
     counts = Evaluation(2, 1, 0.5, (1, 1), ((1, 0), (1, 0)))
-    lines = table_lines(CheckpointEvaluation(Path("x"), 0.0, 1, "test", "raw", (f"cat{CLEAR}", "dog\n"), counts))
+    lines = table_lines(record_of(counts, (f"cat{CLEAR}", "dog\n")))
     assert all(printable(line) == line for line in lines)
     assert lines[1].startswith("  cat\\x1b[2J ")
     assert len(lines) == 3

@@ -17,8 +17,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model
 from lockstep.data import DATASETS
-from lockstep.data.digits import read
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.weights_file import find_weights
 from lockstep.settings import load_object
 
@@ -62,7 +61,7 @@ def recipe(dataset, **changes):
         "progressive": None, "test_views": "one", "label_smoothing": 0.0, "weight_decay": {}, "optimizer": "adam",
         "towers": 2, "batch": 40, "epochs": 5, "lr": 0.005, "eval_batch": 100, "precision": "float32",
     }  # fmt: skip
-    return make(named("cifar10").model_dump(mode="json"), settings | changes)
+    return make(get_recipe("cifar10").model_dump(mode="json"), settings | changes)
 
 
 def trained(recipe, path, data, init=None):
@@ -88,7 +87,9 @@ def test_trained_weights_beat_random_ones_on_200_images_by_far(dataset, tmp_path
 
 
 def test_the_small_network_of_the_example_takes_any_size():
-    network = build_model(make(named("digits").model_dump(mode="json"), {"model": "examples.own_model:small"}), GREY, 7)
+    network = build_model(
+        make(get_recipe("digits").model_dump(mode="json"), {"model": "examples.own_model:small"}), GREY, 7
+    )
     assert network(torch.rand(2, 1, 8, 8)).shape == network(torch.rand(2, 1, 33, 5)).shape == (2, 7)
 
 

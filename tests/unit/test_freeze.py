@@ -11,10 +11,10 @@ from lockstep.core.state import State, lr_factors
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Shard
 from lockstep.errors import LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
-DIGITS = named("digits").model_dump(mode="json")
+DIGITS = get_recipe("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)
 
 

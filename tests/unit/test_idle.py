@@ -7,7 +7,7 @@ from tests.runs import fit_here
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.jobs.startup import idle_devices
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 OTHER = "(another recipe, with other bits)"
 
@@ -16,7 +16,7 @@ def note(monkeypatch, kind, available, towers, total, local=None, threads=1, **p
     """Return the note for a run of `total` processes, `local` of them on this host with `available` cores or GPUs."""
     monkeypatch.setattr(hardware, "cores", lambda: available)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: available)
-    recipe = named("digits").replace(towers=towers, batch=32 * towers, threads_per_tower=threads)
+    recipe = get_recipe("digits").replace(towers=towers, batch=32 * towers, threads_per_tower=threads)
     return idle_devices(recipe, Placement(**placement), total, total if local is None else local, torch.device(kind))
 
 
@@ -81,7 +81,7 @@ def test_a_note_on_idle_cores_gives_options(monkeypatch, available, towers, proc
 @pytest.mark.parametrize(("reduction", "shown"), [("tree", False), ("central-cpu", True)])
 def test_the_note_and_a_reduction_that_makes_a_difference_are_in_the_log(monkeypatch, tmp_path, reduction, shown):
     monkeypatch.setattr(hardware, "cores", lambda: 4)
-    recipe = named("digits").replace(epochs=None, steps=1, towers=1, batch=32)
+    recipe = get_recipe("digits").replace(epochs=None, steps=1, towers=1, batch=32)
     fit_here(recipe, tmp_path / "run", Placement(reduction=reduction, summary_every=0))
     log = (tmp_path / "run/log.txt").read_text()
     assert f"To use more: --towers 4 or --set threads_per_tower=4 {OTHER}" in log

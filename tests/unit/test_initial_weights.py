@@ -13,18 +13,20 @@ from lockstep import files
 from lockstep.api.resolve import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
 from lockstep.core.network import build_model
+from lockstep.core.reduction import Reduction
 from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.session import Session
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
 from lockstep.runs.tensors import save_model
 from lockstep.runs.weights_file import find_weights
 
-DIGITS = named("digits").model_dump(mode="json")
+DIGITS = get_recipe("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)
 
 
@@ -328,12 +330,12 @@ def test_whitening_does_not_replace_loaded_weights(tmp_path):
     found = find_weights(tmp_path / "w.safetensors")
     source = session(WHITENED)
     own = source.recipe.replace(init_sha256=found.sha256, seed=9)
-    built = Session(own, Placement(init=found.path), Local(own.towers), torch.device("cpu"), source.splits)
+    built = Session(own, Placement(init=found.path), Context(), source.splits)
     assert torch.equal(built.state.buffers["whitening"], weights["whitening"])
     del weights["whitening"]
     save_file(weights, tmp_path / "w.safetensors")
     found = find_weights(tmp_path / "w.safetensors")
-    built = Session(own.replace(init_sha256=found.sha256), Placement(init=found.path), Local(own.towers),
+    built = Session(own.replace(init_sha256=found.sha256), Placement(init=found.path), Reduction(Alone(), own.towers),
                     torch.device("cpu"), source.splits)  # fmt: skip
     assert torch.equal(built.state.buffers["whitening"], fitted.buffers["whitening"])  # fitted to the images
 

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -11,10 +10,11 @@ import pytest
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.jobs.specs import BenchSpec
 from lockstep.launch import submit as launch
 from lockstep.launch.signals import SignalForwarder
 from lockstep.launch.workers import Workers
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.settings import validated
 
 
@@ -35,7 +35,7 @@ from lockstep.settings import validated
 def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gpus, cores, placement, processes):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
-    assert launch.count(named("digits"), Placement(**placement)) == processes
+    assert launch.count(get_recipe("digits"), Placement(**placement)) == processes
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gp
 def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, message):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     with pytest.raises(LockstepError, match=message) as error:
-        launch.count(named("digits"), Placement(**placement))
+        launch.count(get_recipe("digits"), Placement(**placement))
     assert error.value.code == ENVIRONMENT
 
 
@@ -80,10 +80,16 @@ def test_without_a_gpu_driver_torch_is_not_imported_to_count_gpus(monkeypatch):
     assert hardware.gpus() == 0
 
 
+SPEC = BenchSpec(recipe=get_recipe("digits"), placement=Placement(), steps=1)
+
+
 def workers_of(codes, folder):
     """Workers that run Python code in place of a job."""
-    workers = Workers(None, len(codes), folder)
+    workers = Workers(SPEC, len(codes), folder)
     programs = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
+    for number, code in enumerate(codes):
+        if code == "pass":
+            (folder / f"ended-{number}").write_text("0")
     workers._programs = dict(enumerate(programs))
     return workers
 
@@ -117,7 +123,7 @@ def test_a_second_ctrl_c_kills_the_workers_and_other_signals_do_not(tmp_path, mo
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     sent = []
-    workers = Workers(None, 1, tmp_path)
+    workers = Workers(SPEC, 1, tmp_path)
     monkeypatch.setattr(Workers, "started", True)
     monkeypatch.setattr(workers, "send", sent.append)
     forwarder = SignalForwarder(workers)
@@ -127,24 +133,3 @@ def test_a_second_ctrl_c_kills_the_workers_and_other_signals_do_not(tmp_path, mo
         forwarder.stop(number, None)
     assert sent == [signal.SIGTERM] * 3 + [signal.SIGKILL]
     assert forwarder.killed
-
-
-def test_quiet_jobs_of_two_threads_restore_stderr():
-    before = sys.stderr
-    leave = [threading.Event(), threading.Event()]
-
-    def job(number):
-        with launch.silence_stderr(True):
-            leave[number].wait(10)
-
-    jobs = [threading.Thread(target=job, args=(number,)) for number in (0, 1)]
-    jobs[0].start()
-    while sys.stderr is before:
-        time.sleep(0.01)
-    jobs[1].start()
-    time.sleep(0.2)
-    for number in (0, 1):
-        leave[number].set()
-        jobs[number].join(10)
-    after, sys.stderr = sys.stderr, before
-    assert after is before

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import rich.console
 import torch
+from lockstep.core.local import Local
 from tests.unit.test_evaluate import data, setting
 from tests.unit.test_report import STATE, a_log, sums
 
 from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import EvaluatingEvent
-from lockstep.core.local import Local
 from lockstep.report import console, lines
 
 WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)

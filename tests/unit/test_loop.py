@@ -7,15 +7,16 @@ import pytest
 from tests.unit.test_tower import parts
 
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
 from lockstep.core.log import Log
 from lockstep.core.loop import train
+from lockstep.core.reduction import Reduction
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import ControlFlags
 from lockstep.data.dataset import Dataset
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
-RECIPE = named("digits").replace(epochs=None, steps=6)
+RECIPE = get_recipe("digits").replace(epochs=None, steps=6)
 
 
 def dataset():
@@ -28,7 +29,7 @@ def loop(recipe=RECIPE, **options):
     tower, state, _ = parts(recipe, (1, 8, 8))
     course = recipe.bind(200)
     log = Log(course, Placement(), [])
-    return state, train(course, dataset(), tower, Local(recipe.towers), state, log, **options)
+    return state, train(course, dataset(), tower, Reduction(Alone(), recipe.towers), state, log, **options)
 
 
 def test_it_yields_once_after_each_update():
@@ -72,7 +73,7 @@ def test_a_stopped_state_continues_to_the_bits_of_an_uninterrupted_one():
     tower, fresh, _ = parts(RECIPE, (1, 8, 8))
     fresh.load(state.tensors())
     course = RECIPE.bind(200)
-    list(train(course, dataset(), tower, Local(4), fresh, Log(course, Placement(), [])))
+    list(train(course, dataset(), tower, Reduction(Alone(), 4), fresh, Log(course, Placement(), [])))
     assert fresh.digest() == whole.digest()
 
 

@@ -13,7 +13,7 @@ from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.mixing import Mixing, mix, partners, symmetric_beta
 from lockstep.data.transforms import Keys, erase
 from lockstep.errors import LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 
 def keys(count, seed=0, epoch=0):
@@ -121,7 +121,7 @@ def digits_like(labels, side=8):
 
 
 def shard(dataset, **changes):
-    recipe = make(named("digits").model_dump(mode="json"), {"towers": 1, "batch": 20, **changes})
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {"towers": 1, "batch": 20, **changes})
     plan = recipe.bind(len(dataset)).plan(0)
     return dataset.shard(plan, 0), plan
 
@@ -168,7 +168,7 @@ def test_the_loss_is_that_of_soft_labels(smoothing):
 
 
 def test_a_tower_counts_mixed_images_by_the_larger_part():
-    recipe = make(named("digits").model_dump(mode="json"), {"towers": 1, "batch": 20})
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {"towers": 1, "batch": 20})
     tower, state, _ = parts(recipe, (1, 8, 8))
     images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     halves = torch.full((20,), 0.5)
@@ -184,7 +184,7 @@ def test_a_tower_counts_mixed_images_by_the_larger_part():
 
 
 def test_mixing_needs_two_images_in_a_tower():
-    fields = named("digits").model_dump(mode="json")
+    fields = get_recipe("digits").model_dump(mode="json")
     with pytest.raises(LockstepError, match="mix the images of a tower, and a tower has one: take a larger batch"):
         make(fields, {"mixup": 0.2, "towers": 4, "batch": 4})
     assert make(fields, {"cutmix": 0.2, "towers": 4, "batch": 8}).tower_batch == 2

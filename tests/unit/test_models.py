@@ -7,7 +7,7 @@ from lockstep.core.network import build_model
 from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial
 from lockstep.models.layers import LocalResponseNorm
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +108,10 @@ def test_mnist_forward_is_the_specified_sequence():
 
 def test_mnist_options_give_the_network_of_the_originals_comments():
     recipe = make(
-        named("mnist").model_dump(mode="json"),
+        get_recipe("mnist").model_dump(mode="json"),
         {"model_options.dropout": 0.25, "model_options.dense_activation": "relu"},
     )
-    network, original = build_model(recipe, (1, 28, 28), 10), build_model(named("mnist"), (1, 28, 28), 10)
+    network, original = build_model(recipe, (1, 28, 28), 10), build_model(get_recipe("mnist"), (1, 28, 28), 10)
     assert sum(p.numel() for p in network.parameters()) == 20_217_226
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), original.parameters(), strict=True))
     images = torch.rand(2, 1, 28, 28)
@@ -138,4 +138,4 @@ def test_mnist_options_give_the_network_of_the_originals_comments():
 )
 def test_invalid_mnist_options_are_reported(options, words):
     with pytest.raises(LockstepError, match=words):
-        build_model(make(named("mnist").model_dump(mode="json"), options), (1, 28, 28), 10)
+        build_model(make(get_recipe("mnist").model_dump(mode="json"), options), (1, 28, 28), 10)

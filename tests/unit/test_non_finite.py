@@ -12,7 +12,7 @@ from lockstep.core.vector import is_finite
 from lockstep.data.digits import load as digits
 from lockstep.errors import CRASH, LockstepError
 from lockstep.models.digits import Digits
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
 
@@ -39,9 +39,9 @@ def build(shape, classes):
 
 def recipe(**changes):
     code = {"dataset": f"{__name__}:load", "model": f"{__name__}:build"}
-    decay = {"weight_decay": named("digits").weight_decay}
+    decay = {"weight_decay": get_recipe("digits").weight_decay}
     return make(
-        named("digits").model_dump(mode="json"), {"steps": 11, "non_finite": "skip", **code, **decay, **changes}
+        get_recipe("digits").model_dump(mode="json"), {"steps": 11, "non_finite": "skip", **code, **decay, **changes}
     )
 
 
@@ -166,12 +166,12 @@ def test_stop_is_the_default_and_leaves_no_counts(tmp_path):
     steps = checkpoint.steps(tmp_path / "run/checkpoints")
     assert "skipped" not in tensors(tmp_path / "run", steps[0])
     assert all(row["skipped_steps"] is None for row in Run(tmp_path / "run").metrics() if row["kind"] == "step")
-    result = train(tmp_path / "digits", recipe=make(named("digits").model_dump(mode="json"), {"steps": 1}))
+    result = train(tmp_path / "digits", recipe=make(get_recipe("digits").model_dump(mode="json"), {"steps": 1}))
     assert "skipped_steps" not in result
 
 
 def test_the_digest_of_a_recipe_without_the_settings_is_what_it_was():
-    plain = named("digits")
+    plain = get_recipe("digits")
     assert plain.digest() == plain.replace(non_finite="stop", skip_limit=5).digest()
     assert plain.digest() == "9e84b5216393775b956ae15839cbaad262a27abe9cc46a573c1f5db06d5cff40"
     skipping = plain.replace(non_finite="skip")
@@ -188,4 +188,4 @@ def test_the_digest_of_a_recipe_without_the_settings_is_what_it_was():
 )
 def test_settings_that_make_no_sense_are_refused(changes, words):
     with pytest.raises(LockstepError, match=words):
-        named("digits").replace(**changes)
+        get_recipe("digits").replace(**changes)

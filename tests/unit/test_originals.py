@@ -11,7 +11,7 @@ from lockstep.data import Distort
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.kernels import fused
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 COUNT = 8_000
 
@@ -25,7 +25,7 @@ def distorted() -> torch.Tensor:
     rows, columns = np.mgrid[:32, :32].astype(np.uint8)
     image = np.stack([rows, columns, np.full((32, 32), 7, np.uint8)], axis=-1)
     dataset = Dataset.of(np.broadcast_to(image, (COUNT, 32, 32, 3)), np.zeros(COUNT), ("any",))
-    recipe = named("cifar10-tutorial")
+    recipe = get_recipe("cifar10-tutorial")
     all_at_once = Plan.at(
         seed=recipe.seed, step=0, batch=COUNT, towers=1, examples=COUNT, augmentation=recipe.augmentation
     )
@@ -44,7 +44,7 @@ def assert_uniform(values: torch.Tensor, low: float, high: float) -> None:
 
 
 def test_the_tutorial_recipe_has_the_originals_augmentation():
-    assert named("cifar10-tutorial").augmentation == Distort(crop_px=24, brightness=63.0, contrast=(0.2, 1.8))
+    assert get_recipe("cifar10-tutorial").augmentation == Distort(crop_px=24, brightness=63.0, contrast=(0.2, 1.8))
 
 
 def test_the_tutorial_recipe_crops_and_flips_uniformly(distorted):
@@ -70,14 +70,14 @@ def test_the_tutorial_recipe_draws_brightness_and_contrast_uniformly(distorted):
 def test_the_tutorial_recipe_evaluates_the_central_crop():
     """Equal images give equal, standardised input."""
     images = torch.randint(256, (1, 32, 32, 3), dtype=torch.uint8).expand(2, 32, 32, 3)
-    evaluated = named("cifar10-tutorial").augmentation.test(images).double()
+    evaluated = get_recipe("cifar10-tutorial").augmentation.test(images).double()
     centre = images[:, 4:28, 4:28].permute(0, 3, 1, 2).double()
     deviation, mean = torch.std_mean(centre, (1, 2, 3), correction=0, keepdim=True)
     assert torch.allclose(evaluated, (centre - mean) / deviation, atol=1e-4)
 
 
 def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
-    network = build_model(named("mnist"), (1, 28, 28), 10)
+    network = build_model(get_recipe("mnist"), (1, 28, 28), 10)
     passes = {}
     for name in ("dense1", "dense2", "logits"):
         layer = network.get_submodule(name)
@@ -109,7 +109,7 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
 
 def test_mnists_dropout_depends_on_tower_and_step():
     """The loss of the same images differs by tower and step, and repeats for the same tower and step."""
-    recipe = named("mnist")
+    recipe = get_recipe("mnist")
     dataset = Dataset.of(np.random.default_rng(0).integers(0, 256, (2048, 16, 16, 1), np.uint8), np.arange(2048) % 10,
                          tuple("0123456789"))  # fmt: skip
     tower, state, _ = parts(recipe, (1, 16, 16))
@@ -140,7 +140,7 @@ def test_which_convolutions_use_winograds_scheme(monkeypatch, name, shape, convo
     monkeypatch.setattr(fused, "Winograd", Recorded)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
     for precision in ("float32", "bfloat16", "float16"):  # float16's convolutions compute in float32 on a CPU
-        tower, _, _ = parts(make(named(name).model_dump(mode="json"), {"precision": precision}), shape)
+        tower, _, _ = parts(make(get_recipe(name).model_dump(mode="json"), {"precision": precision}), shape)
         transformed.clear()
         tower._network(torch.rand(2, *shape))
         assert len(transformed) == (0 if amx and precision == "bfloat16" else convolutions), precision

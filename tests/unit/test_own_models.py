@@ -9,14 +9,14 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
 from lockstep.errors import LockstepError
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 CPU = torch.device("cpu")
-DIGITS = named("digits").model_dump(mode="json")
+DIGITS = get_recipe("digits").model_dump(mode="json")
 
 
 class Small(nn.Module):
@@ -97,11 +97,11 @@ def lazy(shape, classes):
 
 def recipe(model, base="digits", note=lambda text: None, **changes):
     own = {"model": f"tests.unit.test_own_models:{model}", **changes}
-    return make(named(base).model_dump(mode="json"), own, note=note)
+    return make(get_recipe(base).model_dump(mode="json"), own, note=note)
 
 
 def probed(model, **changes):
-    session = Session(recipe(model, weight_decay={}, **changes), Placement(), Local(4), CPU)
+    session = Session(recipe(model, weight_decay={}, **changes), Placement(), Context())
     session.probe(session.split("train"))
     return session
 

@@ -11,7 +11,7 @@ from lockstep.data import RandAugment, TrivialAugment, operations
 from lockstep.data.operations import LEVELS, OPERATIONS, SIGNED, apply, strengths
 from lockstep.data.transforms import Keys
 from lockstep.errors import LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 AFFINE = Image.Transform.AFFINE
 PILLOW = {
@@ -135,7 +135,7 @@ def test_a_policy_is_for_grey_and_colour_images():
 
 
 def test_a_policy_is_set_by_name_or_by_its_settings():
-    fields = named("digits").model_dump(mode="json")
+    fields = get_recipe("digits").model_dump(mode="json")
     plain, wide = make(fields, {}), make(fields, {"policy": "trivial-augment"})
     assert plain.policy is None
     assert wide.policy == TrivialAugment()

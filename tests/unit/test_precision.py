@@ -7,7 +7,7 @@ from lockstep import hardware
 from lockstep.config import precision
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
-from lockstep.recipes import RECIPES, named
+from lockstep.recipes import RECIPES, get_recipe
 
 AMX, ZEN4, OLD = "amx_bf16 amx_tile avx512_bf16 avx512f", "avx2 avx512_bf16 avx512f", "avx2 avx512f"
 
@@ -18,7 +18,7 @@ def resolved(monkeypatch, flags, limit=None):
         monkeypatch.delenv(name, raising=False)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    return precision.resolve(named("cifar10"), on_gpu=False)
+    return precision.resolve(get_recipe("cifar10"), on_gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -43,23 +43,23 @@ def test_auto_depends_on_the_bfloat16_units_of_a_cpu(monkeypatch, flags, limit, 
 @pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")])
 def test_auto_depends_on_the_generation_of_a_gpu(monkeypatch, capability, chosen):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    recipe, reason = precision.resolve(named("cifar10"), on_gpu=True)
+    recipe, reason = precision.resolve(get_recipe("cifar10"), on_gpu=True)
     assert recipe.precision == chosen
     assert "GPU" in reason
 
 
 def test_a_fixed_precision_is_unchanged(monkeypatch):
-    stated = make(named("cifar10").model_dump(mode="json"), {"precision": "float16"})
+    stated = make(get_recipe("cifar10").model_dump(mode="json"), {"precision": "float16"})
     assert precision.resolve(stated, on_gpu=False) == (stated, None)
 
 
 def test_the_recipes_digest_is_that_of_the_chosen_precision(monkeypatch):
     recipe, _ = resolved(monkeypatch, AMX)
-    assert recipe.digest() == make(named("cifar10").model_dump(mode="json"), {"precision": "bfloat16"}).digest()
+    assert recipe.digest() == make(get_recipe("cifar10").model_dump(mode="json"), {"precision": "bfloat16"}).digest()
 
 
 def test_only_the_recipes_for_any_device_choose_their_precision():
-    assert {name for name in RECIPES if named(name).precision == "auto"} == {"cifar10", "cifar100", "folder"}
+    assert {name for name in RECIPES if get_recipe(name).precision == "auto"} == {"cifar10", "cifar100", "folder"}
 
 
 def test_16_bit_floats_are_emulated_on_a_cpu_without_units_for_them(monkeypatch):
@@ -70,4 +70,4 @@ def test_16_bit_floats_are_emulated_on_a_cpu_without_units_for_them(monkeypatch)
     assert not precision.emulated("float32", cpu)
     monkeypatch.setattr(precision, "cpu_units", lambda: "AMX")
     assert not precision.emulated("bfloat16", cpu)
-    assert isinstance(named("cifar10"), Recipe)
+    assert isinstance(get_recipe("cifar10"), Recipe)

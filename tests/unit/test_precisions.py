@@ -7,7 +7,7 @@ from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 SEEDS = (0, 1)
 TOLERANCE = 0.01  # of accuracy: 7 of the 2 x 355 images; runs that differ only in rounding differ by about 2
@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
         results = []
         for seed in SEEDS:
             changes = {"precision": precision, "epochs": 12.0, "seed": seed}
-            recipe = make(named("digits").model_dump(mode="json"), changes)
+            recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
             path = tmp_path_factory.mktemp(precision) / "run"
             quiet = Placement(summary_every=0, log_every=100)
             results.append(fit_here(recipe, path, quiet).result)

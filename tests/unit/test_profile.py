@@ -8,10 +8,10 @@ from tests.runs import fit_here
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
 from lockstep.jobs.profile import check_profile
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.settings import validated
 
-RECIPE = named("digits").replace(epochs=None, steps=6, towers=2, batch=64)
+RECIPE = get_recipe("digits").replace(epochs=None, steps=6, towers=2, batch=64)
 
 
 @pytest.mark.parametrize("text", ["10:13", "steps=10", "steps=13:10", "steps=5:5", "steps=a:b", "steps=-1:3", ""])

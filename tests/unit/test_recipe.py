@@ -12,10 +12,10 @@ from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.settings import validated
 
-TUTORIAL = named("cifar10-tutorial").model_dump(mode="json")
+TUTORIAL = get_recipe("cifar10-tutorial").model_dump(mode="json")
 
 
 def test_changing_towers_keeps_the_tower_batch():
@@ -23,7 +23,7 @@ def test_changing_towers_keeps_the_tower_batch():
     assert make(TUTORIAL, {"towers": 4, "batch": 128}).tower_batch == 32
     assert make(TUTORIAL, {"towers": 4, "tower_batch": 10}).batch == 40
     assert make(TUTORIAL, {"tower_batch": 10}).batch == 10
-    assert make(named("mnist").model_dump(mode="json"), {"towers": 4}).batch == 4096
+    assert make(get_recipe("mnist").model_dump(mode="json"), {"towers": 4}).batch == 4096
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_kind_and_its_settings_may_come_in_any_order():
         {"optimizer.kind": "adam", "optimizer.beta1": 0.8},
     ):
         assert make(TUTORIAL, changes).optimizer.beta1 == 0.8
-    digits = make(named("digits").model_dump(mode="json"), {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
+    digits = make(get_recipe("digits").model_dump(mode="json"), {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
     # The kind is the same, so no setting is dropped.
     assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)
 
@@ -136,9 +136,9 @@ def test_options_override_files_and_a_file_may_not_contradict_itself():
 
 
 def test_the_digest_is_canonical_and_distinguishes_recipes():
-    assert make(TUTORIAL, {}).digest() == named("cifar10-tutorial").digest()
-    assert make(TUTORIAL, {"lr": 0.1}).digest() == named("cifar10-tutorial").digest()
-    assert make(TUTORIAL, {"seed": 1}).digest() != named("cifar10-tutorial").digest()
+    assert make(TUTORIAL, {}).digest() == get_recipe("cifar10-tutorial").digest()
+    assert make(TUTORIAL, {"lr": 0.1}).digest() == get_recipe("cifar10-tutorial").digest()
+    assert make(TUTORIAL, {"seed": 1}).digest() != get_recipe("cifar10-tutorial").digest()
     kinds = [make(TUTORIAL, {"schedule": kind}).digest() for kind in ("constant", "staircase", "triangle")]
     assert len(set(kinds)) == 3  # also where every setting of a kind is at its default
 
@@ -170,12 +170,14 @@ def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
     with pytest.raises(LockstepError, match=r"3 processes for 2 towers.*--processes 1 to 2"):
         check(make(TUTORIAL, {"towers": 2}), Placement(processes=3))
     with pytest.raises(LockstepError, match="exact=false"):
-        check(named("digits"), Placement(reduction="allreduce"))
+        check(get_recipe("digits"), Placement(reduction="allreduce"))
     check(make(TUTORIAL, {"exact": False}), Placement(reduction="allreduce"))
     with pytest.raises(LockstepError, match="did you mean tree"):
         validated(Placement, {"reduction": "trees"})
 
 
 def test_reading_a_recipe_does_not_import_torch():
-    code = "import sys; from lockstep.recipes import named; named('digits'); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from lockstep.recipes import get_recipe; get_recipe('digits'); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,19 +5,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from tests.runs import change_checkpoint, change_manifest
 from tests.unit.test_checkpoint import flip
 
-from lockstep.api.jobs import verify_job
+from lockstep.api.specs import verify_spec
 from lockstep.cli.verify import lines_of
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.jobs.specs import VerifyJob
+from lockstep.jobs.context import Context
+from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
 from lockstep.runs.recorded import Recorded
@@ -34,11 +33,8 @@ def run(tmp_path, trained_once) -> Path:
 
 def record_of(path: Path, start=None, steps=None, placement=None):
     recipe = Run.open(path).recipe()
-    job = VerifyJob(
-        recipe=recipe, placement=placement or Placement(device="cpu"), path=path, record=path / "none", start=start,
-        steps=steps, quiet=True,
-    )  # fmt: skip
-    return verify(job, Local(recipe.towers), torch.device("cpu"))
+    placement = placement or Placement(device="cpu")
+    return verify(VerifySpec(recipe=recipe, placement=placement, path=path, start=start, steps=steps), Context())
 
 
 def change_rows(run: Path, kind: str, step: int, **changes) -> None:
@@ -215,10 +211,10 @@ def test_if_nothing_could_be_read_nothing_is_claimed(run, monkeypatch):
 
 
 def test_a_run_that_is_not_exact_is_refused(tmp_path):
-    recipe = make(named("digits").model_dump(mode="json"), {"exact": False})
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {"exact": False})
     Run.create(tmp_path / "a", recipe).unlock()
     with pytest.raises(LockstepError, match="only exact runs can be verified"):
-        verify_job(Run(tmp_path / "a"), Placement(), code={}, init=None, note=print, record=tmp_path / "r")
+        verify_spec(Run(tmp_path / "a"), Placement(), code={}, init=None)
 
 
 @pytest.mark.slow
@@ -250,4 +246,4 @@ def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_
     placement = Placement(device="cpu", init=run / "model.safetensors")
     assert record_of(tuned, start=0, placement=placement)["compared"]["checkpoints"] == 2
     with pytest.raises(LockstepError, match="was not started from"):
-        verify_job(Run(tuned), Placement(), code={}, init=tuned, note=print, record=tuned / "r")
+        verify_spec(Run(tuned), Placement(), code={}, init=tuned)

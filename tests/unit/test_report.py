@@ -19,7 +19,7 @@ from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
 from lockstep.core.vector import ControlFlags, Metrics
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.report import console, lines
 from lockstep.report.metrics import MetricsFile
 
@@ -40,7 +40,7 @@ def sums(
 
 
 def a_log(listeners, steps=25, processes=1, **placement):
-    recipe = make(named("digits").model_dump(mode="json"), {"steps": steps})
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": steps})
     return Log(recipe.bind(1442), Placement(**placement), listeners, processes=processes)
 
 

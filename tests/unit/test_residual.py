@@ -8,7 +8,7 @@ from lockstep.core.network import initial_model
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.models import residual
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 
 def network(px=32, classes=5, **options):
@@ -80,7 +80,7 @@ def test_whitening_sees_images_of_all_classes_of_a_sorted_dataset(monkeypatch):
     monkeypatch.setattr(residual.Residual, "whiten", lambda self, images: seen.append(images))
     labels = np.repeat(np.arange(3), 1000)
     images = np.broadcast_to(labels[:, None, None, None], (3000, 32, 32, 3)).astype(np.uint8)
-    initial_model(named("folder"), (3, 32, 32), Dataset.of(images, labels, ("a", "b", "c")))
+    initial_model(get_recipe("folder"), (3, 32, 32), Dataset.of(images, labels, ("a", "b", "c")))
     first_pixels = seen[0][:, 0, 0, 0]
     assert len(first_pixels) == 2000
     counts = first_pixels.unique(return_counts=True)[1].tolist()

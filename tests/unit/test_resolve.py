@@ -9,7 +9,7 @@ from PIL import Image
 from lockstep.api.resolve import folder_for, subject_of
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 
@@ -27,7 +27,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypatch):
     subject = subject_of(str(photos), {"image_px": 32})
-    assert (subject.recipe, subject.run, subject.data) == (named("folder").replace(image_px=32), None, photos)
+    assert (subject.recipe, subject.run, subject.data) == (get_recipe("folder").replace(image_px=32), None, photos)
     monkeypatch.chdir(photos.parent)
     for word in ("photos", "photos/", "./photos"):
         assert subject_of(word, {}).data == photos
@@ -37,11 +37,11 @@ def test_a_recipe_whose_dataset_is_not_in_a_folder_of_images_is_trained_on_these
     notes: list[str] = []
     for name, side in (("digits", 32), ("cifar10", 32), ("mnist", 32)):
         subject = subject_of(name, {"towers": 2}, photos, note=notes.append)
-        assert subject.recipe == named(name).replace(
-            towers=2, batch=named(name).tower_batch * 2, dataset="folder", image_px=side
+        assert subject.recipe == get_recipe(name).replace(
+            towers=2, batch=get_recipe(name).tower_batch * 2, dataset="folder", image_px=side
         )
         assert notes.pop() == (
-            f"{photos} is a folder of images: they replace the dataset {named(name).dataset}, at 32 pixels a side"
+            f"{photos} is a folder of images: they replace the dataset {get_recipe(name).dataset}, at 32 pixels a side"
         )
     assert subject_of("digits", {"image_px": 48, "dataset": "folder"}, photos).recipe.image_px == 48
     assert not notes
@@ -65,7 +65,7 @@ def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
 def test_resume_without_a_name_finds_the_newest_run_on_the_same_images(photos, tmp_path):
     other = images_in(tmp_path / "other")
     for name, data in (("one", photos), ("two", other)):
-        run = Run.create(tmp_path / "runs" / name, named("folder"))
+        run = Run.create(tmp_path / "runs" / name, get_recipe("folder"))
         run.write("environment.json", [{"step": 0, "data": str(data)}])
         run.unlock()
     found = folder_for(subject_of(str(photos), {}), None, tmp_path / "runs", True, World())

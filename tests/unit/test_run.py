@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run, refuse_existing
 
-RECIPE = named("digits")
+RECIPE = get_recipe("digits")
 NEVER_BEGAN = "was stopped before its first step: starting again"
 
 
@@ -56,9 +56,9 @@ def refused(path, code=USAGE, message="exists, and a run is never overwritten"):
 
 def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped, caplog):
     refuse_existing(stopped)
-    run = Run.create(stopped, named("mnist"))
+    run = Run.create(stopped, get_recipe("mnist"))
     assert caplog.messages == [f"{stopped} {NEVER_BEGAN}"]
-    assert run.recipe() == named("mnist")
+    assert run.recipe() == get_recipe("mnist")
     assert sorted(path.name for path in stopped.rglob("*")) == [".lock", "checkpoints", "recipe.json"]
     run.unlock()
 

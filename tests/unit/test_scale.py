@@ -10,11 +10,11 @@ from tests.runs import fit_here
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.optim.scale import LossScale
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 
 def half(**changes):
-    return make(named("digits").model_dump(mode="json"), {"precision": "float16", "steps": 12, **changes})
+    return make(get_recipe("digits").model_dump(mode="json"), {"precision": "float16", "steps": 12, **changes})
 
 
 def train(recipe, path, **options):

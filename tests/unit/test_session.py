@@ -9,12 +9,12 @@ import torch
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.startup import placement_lines
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
 
@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 def session(fields, side=32):
     images = np.random.default_rng(0).integers(256, size=(40, side, side, 3), dtype=np.uint8)
     data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
-    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), fields)
-    return Session(recipe, Placement(), Local(recipe.towers), CPU, {"train": data, "test": data})
+    recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), fields)
+    return Session(recipe, Placement(), Context(), {"train": data, "test": data})
 
 
 WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}
@@ -83,7 +83,7 @@ def test_some_examples_of_a_folder_are_of_all_classes(dataset, labels):
 def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
     built, texts = session({}), {}
     monkeypatch.setattr("lockstep.jobs.session.require_equal", lambda what, own, *_: texts.update({what: own}))
-    built.reduction = SimpleNamespace(processes=2)
+    built.group = SimpleNamespace(processes=2)
     built.require_agreement()
     assert texts["names of the classes"] == json.dumps(list("abcdefghij"))
 

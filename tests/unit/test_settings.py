@@ -13,10 +13,10 @@ from lockstep.config.schedule import Progressive
 from lockstep.data import Shift
 from lockstep.errors import USAGE, LockstepError
 from lockstep.optim import EMA, SGD
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.settings import EDITED, import_path_restored, imported_sha256, load_object
 
-DIGITS = named("digits")
+DIGITS = get_recipe("digits")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_replace_returns_the_same_class_with_only_the_named_settings_changed(set
 
 
 def test_replace_keeps_the_classes_of_groups_and_reads_new_ones_like_a_file():
-    tutorial = named("cifar10-tutorial")
+    tutorial = get_recipe("cifar10-tutorial")
     assert tutorial.replace(seed=1).augmentation == tutorial.augmentation
     assert type(tutorial.replace(seed=1).schedule) is type(tutorial.schedule)
     changed = tutorial.replace(optimizer={"kind": "sgd", "momentum": 0.5}, precision="bf16")

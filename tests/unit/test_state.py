@@ -9,13 +9,13 @@ from lockstep.config.overrides import make
 from lockstep.core.network import build_model, persistent_buffers
 from lockstep.core.state import State
 from lockstep.errors import DATA, LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
 
 
 def state(**changes):
-    recipe = make(named("digits").model_dump(mode="json"), changes)
+    recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
     model = build_model(recipe, (1, 8, 8), 10)
     return State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
 

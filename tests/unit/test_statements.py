@@ -10,12 +10,12 @@ from tests.unit.test_parity import rows
 
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model
-from lockstep.jobs.specs import EvalJob
+from lockstep.jobs.specs import EvaluateSpec
 from lockstep.models import MODELS
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.settings import load_object
 
-TUTORIAL, MNIST = named("cifar10-tutorial"), named("mnist")
+TUTORIAL, MNIST = get_recipe("cifar10-tutorial"), get_recipe("mnist")
 COUNT = re.compile(r"(\d[\d ]*) parameters")
 STATED = re.compile(r"(\d[\d ]*) parameters for (\d+)x(\d+) (grey|RGB)(?: and|,) (\d+) classes")
 
@@ -76,7 +76,7 @@ def page_statements() -> dict[int, list[str]]:
         30: [f"summaries every {placement.summary_every} steps"],
         34: [f"after 0, {placement.save_every}, ... updates", f"the latest {placement.keep} and the best"],
         37: [f"the recipe has {spaced(TUTORIAL.steps)} steps"],
-        40: [f"`--watch --interval S` ({EvalJob.model_fields['interval'].default:g} s)"],
+        40: [f"`--watch --interval S` ({EvaluateSpec.model_fields['interval'].default:g} s)"],
         48: [
             f"{spaced(parameters(mnist))} parameters",
             f"{dropped:.0%} of the units dropped, the others times {1 / (1 - dropped):g}".replace("%", " %"),

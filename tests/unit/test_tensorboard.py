@@ -17,17 +17,18 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.clock import PARTS
 from lockstep.core.evaluate import Evaluation
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
+from lockstep.core.monitor import PARTS
+from lockstep.core.reduction import Reduction
 from lockstep.data.digits import load
 from lockstep.models import MODELS
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.report.event_file import EventFile, histogram, image, scalar
 from lockstep.report.tensorboard import ActivationRecorder, TensorBoard
 from lockstep.settings import load_object
 
-RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 12})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12})
 
 
 def train(path, recipe=RECIPE, **options):
@@ -98,7 +99,7 @@ def test_summaries_are_of_their_own_step(trained):
     dataset = load(None)["train"]
     p = plan(RECIPE, 0, len(dataset))
     shards = [dataset.shard(p, t) for t in range(4)]
-    total = Local(4)(tower(state, shard, 0) for shard in shards)
+    total = Reduction(Alone(), 4)(tower(state, shard, 0) for shard in shards)
     gradients = state.by_name(tower.layout.unpack(total)[0] / RECIPE.batch)
     for name, gradient in gradients.items():
         first = events.Histograms(f"gradients/{name}")[0].histogram_value

@@ -10,14 +10,15 @@ from torch.nn import functional
 
 from lockstep import rng
 from lockstep.config.overrides import make
-from lockstep.core.local import Local
+from lockstep.core.group import Alone
 from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import ControlFlags
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
 EXAMPLES = 96  # size of the training set, in tests that do not depend on it
@@ -47,7 +48,7 @@ def plan(recipe, step, examples):
 
 def reduced(recipe, tower, state, dataset):
     p = plan(recipe, 0, len(dataset))
-    return Local(recipe.towers)(tower(state, dataset.shard(p, t), 0) for t in range(recipe.towers))
+    return Reduction(Alone(), recipe.towers)(tower(state, dataset.shard(p, t), 0) for t in range(recipe.towers))
 
 
 def smooth(shape, classes):
@@ -65,7 +66,7 @@ NETWORKS = [("tests.unit.test_tower:smooth", 1e-5), ("tutorial", 3e-2)]
 
 def tutorial_recipe(network, towers):
     decay = ["local3.weight", "local4.weight"] if network == "tutorial" else ["3.weight"]
-    fields = named("cifar10-tutorial").model_dump(mode="json")
+    fields = get_recipe("cifar10-tutorial").model_dump(mode="json")
     return make(fields, {"model": network, "towers": towers, "batch": 48, "weight_decay": dict.fromkeys(decay, 0.004)})
 
 
@@ -102,7 +103,7 @@ def test_the_mean_gradient_and_the_update_equal_a_float64_reference(towers, netw
 
 
 def test_the_tutorials_total_loss_at_step_0_is_the_originals():
-    recipe = named("cifar10-tutorial")
+    recipe = get_recipe("cifar10-tutorial")
     tower, state, _ = parts(recipe)
     dataset = cifar_like(256, 32)
     _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
@@ -116,7 +117,7 @@ def test_the_tutorials_total_loss_at_step_0_is_the_originals():
 
 
 def test_the_average_follows_the_formula_after_the_update():
-    recipe = make(named("cifar10-tutorial").model_dump(mode="json"), {"batch": 16})
+    recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), {"batch": 16})
     _, state, _ = parts(recipe)
     shadow = {name: p.double().clone() for name, p in state.parameters.items()}
     gradients = torch.randn(1_068_298)
@@ -130,7 +131,7 @@ def test_the_average_follows_the_formula_after_the_update():
 
 
 def test_batch_norm_statistics_are_the_mean_of_the_towers():
-    recipe, dataset = named("digits"), grey()
+    recipe, dataset = get_recipe("digits"), grey()
     tower, state, model = parts(recipe, (1, 8, 8))
     before = {name: b.clone() for name, b in state.buffers.items()}
     gradients, buffer_deltas, _ = tower.layout.unpack(reduced(recipe, tower, state, dataset))
@@ -145,7 +146,7 @@ def test_batch_norm_statistics_are_the_mean_of_the_towers():
 
 
 def test_dropout_differs_by_tower_and_step_and_repeats():
-    recipe = named("digits")
+    recipe = get_recipe("digits")
     shard = grey().shard(plan(recipe, 0, 128), 0)
     tower, state, _ = parts(recipe, (1, 8, 8))
     first, again, other_tower, other_step = (
@@ -158,7 +159,7 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
 
 
 def test_bfloat16_keeps_master_weights_vector_and_norms_in_float32():
-    recipe = named("digits").replace(precision="bfloat16")
+    recipe = get_recipe("digits").replace(precision="bfloat16")
     tower, state, _ = parts(recipe, (1, 8, 8))
     dtypes = {name: p.dtype for name, p in tower._network.parameters.items()}
     assert (dtypes["conv1.weight"], dtypes["norm1.weight"]) == (torch.bfloat16, torch.float32)
@@ -167,11 +168,11 @@ def test_bfloat16_keeps_master_weights_vector_and_norms_in_float32():
 
 
 def test_a_tower_that_is_not_finite_is_named():
-    recipe, dataset = named("digits"), grey()
+    recipe, dataset = get_recipe("digits"), grey()
     tower, state, _ = parts(recipe, (1, 8, 8))
     shards = [dataset.shard(plan(recipe, 7, 128), t) for t in range(4)]
     shards[2].images[0, 0, 0, 0] = math.inf
-    _, _, metrics = tower.layout.unpack(Local(4)(tower(state, shard, 7) for shard in shards))
+    _, _, metrics = tower.layout.unpack(Reduction(Alone(), 4)(tower(state, shard, 7) for shard in shards))
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (ControlFlags(), [2])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
@@ -182,11 +183,11 @@ def test_a_tower_that_is_not_finite_is_named():
 
 
 def test_the_last_towers_loss_is_recorded_separately():
-    recipe, dataset = named("digits"), grey()
+    recipe, dataset = get_recipe("digits"), grey()
     tower, state, _ = parts(recipe, (1, 8, 8))
     vectors = [tower(state, dataset.shard(plan(recipe, 0, 128), t), 0) for t in range(4)]
     alone = [float(tower.layout.unpack(vector)[2].cross_entropy) for vector in vectors]
-    _, _, metrics = tower.layout.unpack(Local(4)(iter(vectors)))
+    _, _, metrics = tower.layout.unpack(Reduction(Alone(), 4)(iter(vectors)))
     assert float(metrics.last_cross_entropy) == alone[3]
     assert float(metrics.cross_entropy) == pytest.approx(sum(alone), rel=1e-6)
     assert metrics.memory_mib[0] > 50  # MiB: this process has torch loaded
@@ -197,7 +198,7 @@ def test_the_last_towers_loss_is_recorded_separately():
 def test_smoothed_labels_spread_a_part_of_each_target():
     losses, shard = {}, Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
     for smoothing in (0.0, 0.2):
-        tower, state, model = parts(named("digits").replace(label_smoothing=smoothing), (1, 8, 8))
+        tower, state, model = parts(get_recipe("digits").replace(label_smoothing=smoothing), (1, 8, 8))
         losses[smoothing] = tower.layout.unpack(tower(state, shard, 0))[2].cross_entropy.item()
     torch.manual_seed(rng.seed_for(0, "dropout", 0, 0))
     logs = torch.log_softmax(model.train()(shard.images), 1)
@@ -209,7 +210,7 @@ def test_a_frozen_layer_has_no_gradient_and_the_others_have_theirs():
     shard = Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
 
     def gradients(freeze, step):
-        tower, state, _ = parts(named("digits").replace(epochs=None, steps=10, freeze=freeze), (1, 8, 8))
+        tower, state, _ = parts(get_recipe("digits").replace(epochs=None, steps=10, freeze=freeze), (1, 8, 8))
         return state.by_name(tower.layout.unpack(tower(state, shard, step))[0])
 
     for step in (4, 5):
@@ -221,7 +222,7 @@ def test_a_frozen_layer_has_no_gradient_and_the_others_have_theirs():
 
 
 def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):
-    recipe, calls = named("digits").replace(compile=True), []
+    recipe, calls = get_recipe("digits").replace(compile=True), []
 
     def compiled(module, dynamic):
         calls.append((module, dynamic))

@@ -12,12 +12,12 @@ from lockstep.core.state import State, clipped
 from lockstep.errors import LockstepError
 from lockstep.optim import SGD, AdamW, Muon
 from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 
 def digits(**changes):
-    return make(named("digits").model_dump(mode="json"), {"steps": 12, **changes})
+    return make(get_recipe("digits").model_dump(mode="json"), {"steps": 12, **changes})
 
 
 def layers():
@@ -53,7 +53,7 @@ def test_decoupled_decay_is_no_term_of_the_loss():
     assert state.decay_losses() == {}
     assert state.decay
     _, state, _ = parts(recipe.replace(optimizer="sgd"), (1, 8, 8))
-    assert state.decay_losses().keys() == {*named("digits").weight_decay}  # every matrix is named there
+    assert state.decay_losses().keys() == {*get_recipe("digits").weight_decay}  # every matrix is named there
 
 
 def test_default_is_for_the_matrices_that_are_not_named():
@@ -81,7 +81,7 @@ def test_default_is_one_term_of_the_loss_and_a_named_one_its_own():
 
 
 def test_the_default_equals_all_matrices_named(tmp_path):
-    names = named("digits").weight_decay
+    names = get_recipe("digits").weight_decay
     assert set(names.values()) == {5e-4}
     hashes = [
         fit_here(digits(steps=2, weight_decay=decay), tmp_path / str(number)).result["weights_sha256"]

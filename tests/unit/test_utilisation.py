@@ -16,12 +16,12 @@ from lockstep.config.placement import Placement
 from lockstep.core.log import Log
 from lockstep.data.digits import load
 from lockstep.hardware import GpuUtilisation
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.report.metrics import MetricsFile
 from lockstep.report.tensorboard import TensorBoard
 
 GPU = torch.device("cuda", 3)
-DIGITS = named("digits").model_dump(mode="json")
+DIGITS = get_recipe("digits").model_dump(mode="json")
 
 
 @pytest.fixture

@@ -8,20 +8,22 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lockstep.cli.evaluate import precision_line
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
 from lockstep.errors import DATA, LockstepError
-from lockstep.jobs import watch
+from lockstep.jobs import evaluate as job
+from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.jobs.specs import EvalJob
-from lockstep.launch.worker import run_job
+from lockstep.jobs.specs import EvaluateSpec
+from lockstep.launch.submit import submit
+from lockstep.launch.workers import Output
 from lockstep.launch.world import World
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
 
-RECIPE = make(named("digits").model_dump(mode="json"), {"steps": 10})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10})
 
 
 class Training:
@@ -29,7 +31,7 @@ class Training:
 
     def __init__(self, path):
         self.run = Run.create(path, RECIPE)
-        self.session = Session(RECIPE, Placement(), Local(4), torch.device("cpu"))
+        self.session = Session(RECIPE, Placement(), Context())
 
     def save(self, step, keep=5):
         self.session.state.step = step
@@ -56,9 +58,15 @@ def evaluate(training, capsys):
     """Return evaluate(**job) -> (exit code, lines of stdout, lines of stderr)."""
 
     def call(**fields):
-        fields = {"watch": True, "once": False, "json_output": True, **fields}
+        quiet, json_output = fields.pop("quiet", False), fields.pop("json_output", True)
+        fields = {"watch": True, "once": False, **fields}
         path = training.run.path.relative_to(training.run.path.parent.parent)
-        code = run_job(EvalJob(recipe=RECIPE, placement=Placement(device="cpu"), path=path, **fields), World())
+        spec = EvaluateSpec(recipe=RECIPE, placement=Placement(device="cpu"), path=path, **fields)
+
+        def show(record):
+            print(json.dumps(record) if json_output else precision_line(record))
+
+        code = submit(spec, Output(quiet), World(), inline=True, on_record=show).code
         out, err = capsys.readouterr()
         return code, out.splitlines(), err.splitlines()
 
@@ -77,7 +85,7 @@ def asleep(monkeypatch):
             slept.append(seconds)
             next(remaining)()
 
-        monkeypatch.setattr(watch.time, "sleep", sleep)
+        monkeypatch.setattr(job.time, "sleep", sleep)
         return slept
 
     return plan

@@ -18,7 +18,7 @@ from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
 from lockstep.launch.world import World
 from lockstep.messages import logger
-from lockstep.recipes import RECIPES, named
+from lockstep.recipes import RECIPES, get_recipe
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
 from lockstep.runs.weights_file import WeightsFile
 from lockstep.settings import dotted
@@ -97,7 +97,7 @@ def _allowed(path: Path, subject: Subject, changes: Mapping[str, Any], imports: 
 
 
 def _fields(name: str) -> dict[str, Any]:
-    return named(name).model_dump(mode="json")
+    return get_recipe(name).model_dump(mode="json")
 
 
 def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None) -> Subject:

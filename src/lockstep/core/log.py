@@ -28,9 +28,10 @@ _NO_UTILISATION = (
 class Log:
     """Sends events to `listeners`. Without listeners (in all processes but process 0) every method is a no-op.
 
-    `monitor` has the times; `processes` is the number of processes that share the towers.
+    `processes` is the number of processes that share the towers.
 
     Attributes:
+        monitor: what this process does, and the time that it takes.
         last_loss: the loss of the last step that a listener received, or None.
     """
 
@@ -39,16 +40,16 @@ class Log:
         course: Course,
         placement: Placement,
         listeners: Sequence[Listener],
-        monitor: Monitor,
-        processes: int,
-        device: torch.device,
+        monitor: Monitor | None = None,
+        processes: int = 1,
+        device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
     ) -> None:
         self.course, self.listeners = course, list(listeners)
         self.last_loss: float | None = None
         self._placement, self._recipe = placement, course.recipe
         self._skips = self._recipe.non_finite == "skip"
         self._first_towers = first_towers(course.recipe.towers, processes)
-        self._monitor = monitor
+        self.monitor = monitor or Monitor()
         self._marks: dict[int, Mark] = {}
         self._cpu: dict[int, tuple[float, list[float]]] = {}  # wall time, and CPU seconds used by each process
         self._running_loss: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
@@ -59,7 +60,7 @@ class Log:
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
         due = [one for one in self.listeners if one.every is not None and self._is_due(one.every, step)]
-        self._monitor.begin_step(measure=bool(due))
+        self.monitor.begin_step(measure=bool(due))
         for listener in due:
             listener.begin(step)
 
@@ -77,7 +78,7 @@ class Log:
 
         Metrics are read from the device only if a listener is due.
         """
-        self._monitor.end_step()
+        self.monitor.end_step()
         if not self.listeners:
             return
         decay = state.decay_losses()
@@ -87,7 +88,7 @@ class Log:
             self.note(f"step {step}: skipped, {self._why_skipped(metrics, state)}")
         else:
             self._add_to_running_loss(torch.stack([loss, cross_entropy, *decay.values()]))
-        now = self._monitor.mark
+        now = self.monitor.mark
         due = [i for i, one in enumerate(self.listeners) if self._wants(one, step, now, self._marks.get(i))]
         if not due:
             return
@@ -207,12 +208,12 @@ class Log:
     @property
     def train_s(self) -> float:
         """Return the seconds that this session spent training, without evaluation and saving."""
-        return self._monitor.mark.seconds
+        return self.monitor.mark.seconds
 
     @property
     def images_per_s(self) -> float:
         """Return this session's mean throughput, without its first steps if there were more."""
-        return self._monitor.steps_per_s() * self._recipe.batch
+        return self.monitor.steps_per_s() * self._recipe.batch
 
     def _is_due(self, every: int, step: int) -> bool:
         return step % every == 0 or step == self.course.steps - 1

@@ -23,7 +23,6 @@ def train(
     reduction: Reduction,
     state: State,
     log: Log,
-    monitor: Monitor,
     *,
     poll_flags: Callable[[], ControlFlags] = ControlFlags,
     digest_every: int = 0,
@@ -32,10 +31,10 @@ def train(
 
     Each item is the combined flags of all processes, equal in each. The iterator ends after a request to stop.
     `poll_flags` returns what this process requests now. Every `digest_every` steps (0: never), the processes compare
-    digests of their states. `monitor` learns what is done, and adds up the seconds of each part of a step.
+    digests of their states. `log.monitor` learns what is done, and adds up the seconds of each part of a step.
     Raises: NonFiniteError or StatesDifferError, in every process at the same step; `state` is then as before the step.
     """
-    recipe = course.recipe
+    recipe, monitor = course.recipe, log.monitor
     monitor.warming_up = True  # The first step of a session takes longer than the others.
     upcoming = course.plan(state.step) if state.step < course.steps else None
     with monitor.doing(Stage.UPDATE):

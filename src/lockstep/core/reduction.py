@@ -42,8 +42,8 @@ class Reduction:
         exact: False if the additions are in another order than the tree's.
     """
 
-    def __init__(self, group: "Group", towers: int, kind: str, device: "torch.device") -> None:
-        """Reduce over the processes of `group`, whose vectors and totals are on `device`."""
+    def __init__(self, group: "Group", towers: int, kind: str = "tree", device: "torch.device | None" = None) -> None:
+        """Reduce over the processes of `group`, whose vectors and totals are on `device`, by default the CPU."""
         self.exact = kind != "allreduce"
         self.processes = group.processes
         self.owned = owned(towers, group.processes, group.process)
@@ -69,7 +69,7 @@ class Reduction:
         leaves = (vector.cpu() for vector in vectors) if self._on_cpu else iter(vectors)
         own = [add_leaves(node, leaves) for node in self._nodes[self._group.process]]
         total = self._total(own) if self._peers else own[0]  # One process owns the root of the tree.
-        return total.to(self._device)
+        return total if self._device is None else total.to(self._device)
 
     def _tree(self, own: "list[Tensor]") -> "Tensor":
         group, length = self._group, own[0].numel()

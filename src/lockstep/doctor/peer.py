@@ -32,7 +32,7 @@ def main() -> None:
     store = open_store(meeting, process, 2)
     device = torch.device("cpu")
     group = connect(process, 2, device, store, Monitor())
-    reduction, every = Reduction(group, TOWERS, "tree", device), vectors()
+    reduction, every = Reduction(group, TOWERS), vectors()
     print(digest([reduction(every[tower] for tower in reduction.owned)]).hex(), flush=True)
     group.close()
 

@@ -153,7 +153,7 @@ def bench(spec: BenchSpec, ctx: Context) -> Measurement:
     times = StepTimes(device, spec.warmup)
     log = Log(course, spec.placement, [times], ctx.monitor, group.processes, device)
     log.start([])
-    for _ in train(course, dataset, tower, reduction, state, log, ctx.monitor):
+    for _ in train(course, dataset, tower, reduction, state, log):
         pass
     memory = session.peak_memory_bytes()  # before the peak's matrices are there
     flops = _flops_per_step(course, dataset, tower, state, session.reduction)

@@ -105,7 +105,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
 
             requested = ControlFlags()
             updates = steps(
-                course, train_set, tower, session.reduction, state, log, monitor, digest_every=placement.digest_every,
+                course, train_set, tower, session.reduction, state, log, digest_every=placement.digest_every,
                 poll_flags=lambda: ControlFlags(ctx.stop(), run is not None and run.saver.due()),
             )  # fmt: skip
             with _saving_the_last_good_state(session, due, run, ctx), closing(updates):

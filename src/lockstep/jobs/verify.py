@@ -44,7 +44,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         log.start([("replays", f"{spec.path}, steps {state.step} to {points[-1]}")])
         tower = Tower(course, session.network)
         every = spec.placement.digest_every
-        updates = train(course, train_set, tower, session.reduction, state, log, ctx.monitor, digest_every=every)
+        updates = train(course, train_set, tower, session.reduction, state, log, digest_every=every)
         try:
             for _ in updates:
                 if state.step in points:

@@ -19,7 +19,7 @@ RECIPES = {
 }
 
 
-def named(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """Return the recipe `name`. Raises: LockstepError that suggests the nearest names."""
     if name not in RECIPES:
         others = "Or give a .toml file, the folder of a run, or a folder of images"

@@ -1,0 +1,76 @@
+"""A spec that the launcher writes as JSON is the same spec, of the same class, in a worker process."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from lockstep.config.placement import Placement
+from lockstep.core.monitor import Beat
+from lockstep.jobs.specs import BenchSpec, EvaluateSpec, Spec, TrainSpec, VerifySpec, decoded, encoded
+from lockstep.launch import worker
+from lockstep.recipes import RECIPES, get_recipe
+
+PLACEMENT = Placement(
+    device="cuda:0,2", processes=2, data=Path("data"), profile=(1, 3), eval_every=5, reduction="central"
+)
+SHARED = {"recipe": get_recipe("cifar10"), "placement": PLACEMENT}
+NOT_UTF8 = Path(os.fsdecode(b"runs/\xff"))
+SPECS = [
+    TrainSpec(**SHARED, path=NOT_UTF8, resume=True, strict=True, notes=("first", "größe"), started=1.25),
+    EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint="best", save_model=Path("m.safetensors"), weights="raw"),
+    EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, watch=True, interval=0.5, examples=7),
+    VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7),
+    BenchSpec(**SHARED, steps=3, modes=("synthetic", "independent")),
+]
+NAMES = [spec.job for spec in SPECS]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_a_spec_is_equal_after_json(spec):
+    read = decoded(encoded(spec))
+    assert type(read) is type(spec)
+    assert read == spec
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_equal_after_json_in_a_spec(name):
+    spec = TrainSpec(recipe=get_recipe(name), placement=Placement(), path=Path("x"), started=0.0)
+    assert decoded(encoded(spec)) == spec
+    assert decoded(encoded(spec)).recipe.digest() == spec.recipe.digest()
+
+
+def test_each_class_of_spec_is_tested_and_has_its_own_job():
+    assert {type(spec) for spec in SPECS} == set(get_args(Spec))
+    assert {spec.model_fields["job"].default for spec in get_args(Spec)} == {"train", "evaluate", "verify", "bench"}
+
+
+def test_a_spec_with_the_settings_of_another_job_is_rejected():
+    fields = json.loads(encoded(SPECS[3])) | {"job": "evaluate"}
+    with pytest.raises(ValidationError):
+        decoded(json.dumps(fields))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, spec):
+    """In this process: `main` ends with os._exit, which raises SystemExit here."""
+    done = []
+    (tmp_path / "spec.json").write_text(encoded(spec))
+    monkeypatch.setattr(worker, "compute", lambda *arguments: done.append(arguments) or (None, 7))
+    monkeypatch.setattr(worker.watch, "under_launcher", lambda *_: None)
+    monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "1", "[true, false, null]"])
+    with pytest.raises(SystemExit) as ended:
+        worker.main()
+    assert ended.value.code == 7
+    assert (tmp_path / "ended-0").read_text() == "7"
+    ((read, world, output, _, monitor),) = done
+    assert (type(read), read, world.processes) == (type(spec), spec, 1)
+    assert output == (True, False, None)
+    assert monitor.beat == Beat(0, 1)
