@@ -175,3 +175,10 @@ def reserve_standard_streams() -> None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  must stay open
         if mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def discard(stream: IO[str]) -> None:
+    """Send all further output on `stream` to the null device, including what the interpreter flushes at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

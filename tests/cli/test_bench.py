@@ -9,10 +9,12 @@ import torch
 from tests.cli.test_mistakes import DATA, ENVIRONMENT, USAGE, refused
 
 from lockstep.config.placement import Placement
+from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.bench import MODES, StepTimes, bench
+from lockstep.jobs.context import Context
 from lockstep.jobs.specs import BenchSpec
 from lockstep.recipes import get_recipe
 from lockstep.settings import load_object

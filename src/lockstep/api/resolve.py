@@ -21,7 +21,7 @@ from lockstep.messages import logger
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
 from lockstep.runs.weights_file import WeightsFile
-from lockstep.settings import dotted
+from lockstep.settings import dotted, validated
 
 _ALLOWED = (
     "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
@@ -38,13 +38,16 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        resume: True if it holds a run to continue.
         numbered: True if a new run may take the next free number in place of the one in `path`.
+        stated: the recipe that a run to continue was started with, {} if this host does not have it; None for a new
+            run.
+        result: the result of a run to continue, or None if it is not complete.
     """
 
     path: Path
-    resume: bool = False
     numbered: bool = False
+    stated: Mapping[str, Any] | None = None
+    result: dict[str, Any] | None = None
 
 
 class Subject(NamedTuple):
@@ -133,18 +136,18 @@ def _switch_to_images(fields: dict[str, Any], sources: list[dict[str, Any]], dat
 
 
 def with_initial_weights(
-    recipe: Recipe, weights: WeightsFile | None, resumed: Path | None, own_recipe: bool = True
+    recipe: Recipe, weights: WeightsFile | None, folder: RunFolder, own_recipe: bool = True
 ) -> Recipe:
     """Return `recipe` with the SHA-256 of the `weights` that the run starts from, if any.
 
-    `resumed` is the folder of a run to continue, which needs no file. `own_recipe` is False if `recipe` has
-    its `init_sha256` from the run that the weights come from, which may itself have started from other weights.
+    A run to continue needs no file. `own_recipe` is False if `recipe` has its `init_sha256` from the run that the
+    weights come from, which may itself have started from other weights.
     Raises: LockstepError if the recipe, or the run to continue, states other weights.
     """
-    if resumed is not None:
-        stated = (Run(resumed).read("recipe.json") or {}).get("init_sha256")
+    if folder.stated is not None:
+        stated = folder.stated.get("init_sha256")
         if weights is not None and weights.sha256 != stated:
-            raise LockstepError(f"{resumed} was not started from {weights.path}: leave out --init to resume it")
+            raise LockstepError(f"{folder.path} was not started from {weights.path}: leave out --init to resume it")
         return recipe.replace(init_sha256=stated) if weights or recipe.init_sha256 is None else recipe
     if weights is not None:
         if own_recipe and recipe.init_sha256 not in (None, weights.sha256):
@@ -206,37 +209,31 @@ def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, wor
     # Only the first process checks, as it may already have made the folder when another one looks.
     if not resume and world.process == 0:
         refuse_existing(path)
-    return RunFolder(path, resume)
+    if not resume:
+        return RunFolder(path)
+    run = Run.open(path) if world.process == 0 else Run(path)
+    return RunFolder(path, stated=run.read("recipe.json") or {}, result=run.result())
 
 
-def fixed_precision(recipe: Recipe, device: str, resumed: Path | None) -> tuple[Recipe, str | None]:
-    """Return `recipe` with a fixed precision, and the reason if it is chosen now. A `resumed` run keeps its choice.
+def fixed_precision(recipe: Recipe, device: str, stated: Mapping[str, Any] | None = None) -> tuple[Recipe, str | None]:
+    """Return `recipe` with a fixed precision, and the reason if it is chosen now.
 
-    Imports torch if the host has a GPU driver.
+    A run to continue, with the recipe `stated`, keeps its choice. Imports torch if the host has a GPU driver.
     """
     if recipe.precision != "auto":
         return recipe, None
-    stated = Run(resumed).read("recipe.json") if resumed is not None else None
     if stated:
         return recipe.replace(precision=stated["precision"]), None
     return resolve(recipe, on_gpu(device))
 
 
-def result_of(path: Path, recipe: Recipe, world: World) -> dict[str, Any] | None:
-    """Return the result of the run at `path`, or None if it is not complete.
-
-    Raises: LockstepError if the run was started with another recipe.
-    """
-    if world.process != 0:
-        return Run(path).result()
-    run = Run.open(path)
-    run.check_recipe()
-    if differences := run.recipe().differences(recipe):
+def require_same(folder: RunFolder, recipe: Recipe) -> None:
+    """Raise a LockstepError if the run to continue was started with another recipe."""
+    if folder.stated and (differences := validated(Recipe, folder.stated).differences(recipe)):
         raise LockstepError(
-            f"{path} was started with another recipe, so it cannot be resumed with this one "
+            f"{folder.path} was started with another recipe, so it cannot be resumed with this one "
             f"({'; '.join(differences)}): leave out what differs, or start a new run with another --name"
         )
-    return run.result()
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,7 @@ from lockstep.api.resolve import (
     data_of,
     fixed_precision,
     folder_for,
-    result_of,
+    require_same,
     subject_of,
     with_initial_weights,
 )
@@ -62,20 +62,21 @@ def train_spec(
         subject = subject._replace(run=None)
     recipe, placement = subject.recipe, placement.replace(data=subject.data)
     folder = folder_for(subject, name, runs, resume, world)
-    resumed = folder.path if folder.resume else None
     own_recipe = parent is None or "init_sha256" in changes
-    recipe = with_initial_weights(recipe, weights, resumed, own_recipe)
+    recipe = with_initial_weights(recipe, weights, folder, own_recipe)
     if own_program:
         numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
-    recipe, precision_note = fixed_precision(recipe, placement.device, resumed)
+    recipe, precision_note = fixed_precision(recipe, placement.device, folder.stated)
     notes += [precision_note] if precision_note else []
-    if folder.resume:
-        if (result := result_of(folder.path, recipe, world)) is not None:
-            return CompleteRun(folder.path, result)
+    if folder.stated is not None:
+        if world.process == 0:
+            require_same(folder, recipe)
+        if folder.result is not None:
+            return CompleteRun(folder.path, folder.result)
         placement = placement.replace(data=data_of(folder.path, placement.data))
     return TrainSpec(
-        recipe=recipe, placement=placement, path=folder.path, resume=folder.resume, numbered=folder.numbered,
-        notes=tuple(notes), **others,
+        recipe=recipe, placement=placement, path=folder.path, resume=folder.stated is not None,
+        numbered=folder.numbered, notes=tuple(notes), **others,
     )  # fmt: skip
 
 

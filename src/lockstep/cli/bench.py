@@ -96,7 +96,7 @@ def bench(
     subject = subject_of(what, changes, placement.data)
     recipe = subject.recipe
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
-    recipe, _ = fixed_precision(recipe, placement.device, None)
+    recipe, _ = fixed_precision(recipe, placement.device)
     placement = placement.replace(data=subject.data)
     most = placement.processes or capacity(recipe, placement)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,6 +14,7 @@ import typer
 
 from lockstep.cli.options import EVERYWHERE, Dataset, Inline, Json, Model, options_from, placement_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.files import discard
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -133,7 +135,10 @@ def evaluate(
             print(json.dumps(record), flush=True)
         elif not quiet:
             lines = [precision_line(record)] if watch else [summary_line(record), "", *table_lines(record)]
-            print(*map(printable, lines), sep="\n", flush=True)
+            try:
+                print(*map(printable, lines), sep="\n", flush=True)
+            except BrokenPipeError:  # the reader has closed the pipe, as in `lockstep eval | head`
+                discard(sys.stdout)
 
     outcome = submit(spec, Output(quiet), world, inline=inline, on_record=show)
     raise typer.Exit(outcome.code)

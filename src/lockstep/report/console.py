@@ -1,7 +1,6 @@
 """The console: one redrawn line on a terminal, plain lines on any other stream. log.txt gets the plain lines too."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.errors import printable
+from lockstep.files import discard
 from lockstep.report.lines import block, evaluating_line, evaluation_line, live_line, step_line
 
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
@@ -178,10 +178,3 @@ class Live(Redrawn):
 def _errors_ignored() -> contextlib.suppress:
     """Return a context in which a closed pipe or a full disk loses a line of the report, and does not end the run."""
     return contextlib.suppress(OSError)
-
-
-def discard(stream: IO[str]) -> None:
-    """Send all further output on `stream` to the null device, including what the interpreter flushes at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
