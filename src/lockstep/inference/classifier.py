@@ -261,7 +261,7 @@ def load(
     recorded = weights.facts.get("model_source", {})
     if not isinstance(recorded, dict):
         raise LockstepError(f"{weights.origin} is damaged: its model_source is not a JSON object", DATA)
-    before = {file: sha256 for file, sha256 in recorded.items() if file in own}
+    before = {file: str(sha256) for file, sha256 in recorded.items() if file in own}
     if changed := source_changes(before, own):
         _warn(
             f"the source of model {weights.recipe.model} that this program imported is not the one it was trained with "
