@@ -171,10 +171,10 @@ def imported_sha256(module: ModuleType) -> str | None:
     known_spec, sha256 = _imported.get(module.__name__, (None, None))
     if known_spec is not None and known_spec is module.__spec__:
         return sha256
-    file = getattr(module, "__file__", None)
-    if file is None or not file.endswith(".py"):
+    try:
+        source = Path(getattr(module, "__file__", None) or "").read_bytes()
+    except OSError:  # a built-in module, or one in a zip archive
         return None
-    source = Path(file).read_bytes()
     sha256 = hashlib.sha256(source).hexdigest() if _has_functions_of(module, source) else EDITED
     _imported[module.__name__] = module.__spec__, sha256
     return sha256

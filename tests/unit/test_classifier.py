@@ -337,7 +337,7 @@ def test_a_model_that_was_edited_after_its_import_is_reported(before, model_file
         sys.path.append(str(tmp_path))
         importlib.invalidate_caches()
         importlib.import_module(name)
-    file.write_text(NET.replace("nn.ReLU", "nn.Tanh"))
+    file.write_text(NET.replace("nn.ReLU", "nn.Sigmoid"))
     edited = {f"{name}.py": hashlib.sha256(file.read_bytes()).hexdigest()}
     caplog.set_level(logging.WARNING, logger="lockstep")
     loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), model=recipe.model)
@@ -348,7 +348,7 @@ def test_a_model_that_was_edited_after_its_import_is_reported(before, model_file
     importlib.reload(sys.modules[name])
     loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), model=recipe.model)
     assert not caplog.text
-    assert isinstance(loaded.module[2], torch.nn.Tanh)
+    assert isinstance(loaded.module[2], torch.nn.Sigmoid)
     del sys.modules[name]
 
 

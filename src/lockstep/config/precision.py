@@ -48,7 +48,7 @@ def cpu_units() -> str | None:
 def emulated(precision: str, device: "torch.device") -> bool:
     """Return whether `device` computes `precision` by converting to float32 and back.
 
-    Every CPU emulates float16: its convolutions run in float32 (training/network.py).
+    Every CPU emulates float16: its convolutions run in float32 (core/network.py).
     """
     if precision == "float32":
         return False
