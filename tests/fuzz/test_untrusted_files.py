@@ -91,8 +91,8 @@ def edited(data, edits):
 STRANGE = st.one_of(
     st.sampled_from(
         [
-            None, True, -1, 0, 10**30, -(10**400), 1e308, float("inf"), float("nan"), "", "\ud800", "a\x1b[2J\0b", "../x",
-            "os:system", [], {}, [None], {"kind": []}, {"kind": "sgd", "x": 1}, "x" * 10_000, [[]] * 100,
+            None, True, -1, 0, 10**30, -(10**400), 1e308, float("inf"), float("nan"), "", "\ud800", "a\x1b[2J\0b",
+            "../x", "os:system", [], {}, [None], {"kind": []}, {"kind": "sgd", "x": 1}, "x" * 10_000, [[]] * 100,
         ]
     ),
     st.integers(), st.floats(), st.text(max_size=5),
