@@ -42,7 +42,7 @@ def test_one_that_is_not(refused_here, run, args, words):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, run, tmp_path):
+def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, refused_here, run, tmp_path):
     whole = (run / "model.safetensors").read_bytes()
     for name in ("model.safetensors", "result.json"):
         (run / name).unlink()
@@ -52,10 +52,10 @@ def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, run, tmp_
     assert done.stderr == "the model after 10 steps, ema weights, is saved in mine.safetensors\n"
     assert (tmp_path / "mine.safetensors").read_bytes() == whole
     assert contents(run) == before
-    refused(program("eval", run, "--save-model", "mine.safetensors"), USAGE, "this file exists already")
+    refused(refused_here("eval", run, "--save-model", "mine.safetensors"), USAGE, "this file exists already")
     assert (tmp_path / "mine.safetensors").read_bytes() == whole
-    refused(program("eval", run, "--save-model", "none/x"), ENVIRONMENT, "there is no folder none")
-    refused(program("eval", run, "--save-model", "x", "--watch"), USAGE, "--save-model is for one checkpoint")
+    refused(refused_here("eval", run, "--save-model", "none/x"), ENVIRONMENT, "there is no folder none")
+    refused(refused_here("eval", run, "--save-model", "x", "--watch"), USAGE, "--save-model is for one checkpoint")
 
 
 def test_the_model_of_another_checkpoint_and_of_the_raw_weights(program, run, tmp_path):
@@ -75,14 +75,14 @@ def test_the_model_of_another_checkpoint_and_of_the_raw_weights(program, run, tm
 
 
 @pytest.mark.slow
-def test_a_quiet_evaluation(program, run):
+def test_a_quiet_evaluation(program, refused_here, run):
     flip(run / "checkpoints/step-000000010/state.safetensors")  # of which a note would be
     done = program("eval", run, "-q", "--json")
     assert (json.loads(done.stdout)["step"], done.stderr) == (8, "")
     done = program("eval", run, "-q", "--watch", "--once")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert json.loads((run / "eval/metrics.jsonl").read_text())["step"] == 8
-    refused(program("eval", "runs/none", "-q"), USAGE, "runs/none is not a folder")
+    refused(refused_here("eval", "runs/none", "-q"), USAGE, "runs/none is not a folder")
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_a_watcher_may_come_before_the_run(started, program, tmp_path, processes
     assert json.loads(out.splitlines()[-1])["accuracy"] == json.loads(done.stdout)["accuracy"]["ema"]
 
 
-def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, program, tmp_path):
+def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, refused_here, tmp_path):
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         watcher = started("eval", "runs/b", "--watch", "--interval", 3600)
         assert "waiting" in watcher.stderr.readline()
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, program, tmp
         out, err = watcher.communicate(timeout=60)
         assert (watcher.returncode, out, err) == (code, "", "")
     (tmp_path / "file").touch()
-    refused(program("eval", "file", "--watch"), USAGE, "file is not a folder")
+    refused(refused_here("eval", "file", "--watch"), USAGE, "file is not a folder")
 
 
 def test_a_copied_run_without_its_lock_can_be_watched(started, run):

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from lockstep.cli.runs import runs
+from lockstep.errors import LockstepError
 from lockstep.runs.folder import Run
-from lockstep.runs.listing import runs_in
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)
 
@@ -32,35 +33,33 @@ def folder(tmp_path, trained_once):
     return runs
 
 
-def test_every_run_is_listed_in_order_of_its_start(folder, program, trained_once):
+def test_every_run_is_listed_in_order_of_its_start(folder, capsys, trained_once):
     held = Run(folder / "busy")
     held.lock()
-    done = program("runs", "--json")
+    runs(folder, json_output=True)
     held.unlock()
-    assert (done.returncode, done.stderr) == (0, "")
-    listed = json.loads(done.stdout)["runs"]
+    listed = json.loads(capsys.readouterr().out)["runs"]
     assert [(run["name"], run["state"]) for run in listed] == [
         ("done", "complete"), ("stopped", "stopped"), ("busy", "training"), ("cut", "damaged"), ("cleared", "damaged"),
         ("norecipe", "damaged"),
     ]  # fmt: skip
     _, record = trained_once(*OPTIONS)
-    first = listed[0]
-    assert first["recipe"] == "digits"
-    assert first["accuracy"] == record["accuracy"]["ema"]
-    assert first["total_s"] == record["total_s"]
-    assert first["steps"] == 30
-    assert first["started"] == 1e9
-    assert first["size_bytes"] == sum(path.stat().st_size for path in (folder / "done").rglob("*") if path.is_file())
-    assert listed[1]["accuracy"] is None
-    assert listed[1]["steps"] == 30
-    assert ["recipe.json" in (run["problem"] or "") for run in listed] == [False] * 5 + [True]
-    assert "result.json" in listed[3]["problem"]
-    assert "result.json" in listed[4]["problem"]
+    size = sum(path.stat().st_size for path in (folder / "done").rglob("*") if path.is_file())
+    assert listed[0] == {
+        "name": "done", "recipe": "digits", "accuracy": record["accuracy"]["ema"], "total_s": record["total_s"],
+        "steps": 30, "started": 1e9, "state": "complete", "size_bytes": size, "problem": None,
+    }  # fmt: skip
+    assert (listed[1]["accuracy"], listed[1]["steps"]) == (None, 30)
+    named = [
+        next((name for name in ("recipe.json", "result.json") if name in (run["problem"] or "")), None)
+        for run in listed
+    ]
+    assert named == [None, None, None, "result.json", "result.json", "recipe.json"]
 
 
-def test_the_table_names_problems_below_their_runs(folder, program):
-    done = program("runs")
-    lines = done.stdout.splitlines()
+def test_the_table_names_problems_below_their_runs(folder, capsys):
+    runs(folder)
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["name", "recipe", "accuracy", "started", "time", "state", "size"]
     assert lines[1].split()[:2] == ["done", "digits"]
     assert "complete" in lines[1]
@@ -68,23 +67,23 @@ def test_the_table_names_problems_below_their_runs(folder, program):
     assert [line for line in lines if "no recipe.json" in line] == [lines[-1]]
 
 
-def test_an_empty_or_missing_folder_is_no_error(program, tmp_path):
+def test_an_empty_or_missing_folder_is_no_error_and_a_name_is_escaped(tmp_path, capsys):
     for _ in range(2):
-        done = program("runs")
-        assert (done.returncode, done.stdout) == (0, "no runs in runs: lockstep train starts one\n")
+        runs(tmp_path / "runs")
+        assert capsys.readouterr().out == f"no runs in {tmp_path}/runs: lockstep train starts one\n"
         (tmp_path / "runs").mkdir(exist_ok=True)
-    assert json.loads(program("runs", "--json").stdout) == {"runs": []}
-    assert program("runs", "--runs", __file__).returncode == 2
+    (tmp_path / "runs/a\x1b[31m").mkdir()
+    (tmp_path / "runs/a\x1b[31m/recipe.json").write_text("{")
+    runs(tmp_path / "runs")
+    out = capsys.readouterr().out
+    assert "damaged" in out
+    assert "\x1b" not in out
+    with pytest.raises(LockstepError, match="cannot be read"):
+        runs(tmp_path / "runs/a\x1b[31m/recipe.json")
 
 
-def test_listing_needs_no_torch(folder):
+def test_the_program_lists_without_torch(folder):
     code = "import sys; from lockstep.cli import app; app(['runs'], standalone_mode=False); assert not "
     code += "{'torch', 'PIL'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder.parent, stdout=subprocess.DEVNULL)
-
-
-def test_a_name_with_control_codes_is_escaped(program, tmp_path):
-    (tmp_path / "runs/a\x1b[31m").mkdir(parents=True)
-    (tmp_path / "runs/a\x1b[31m/recipe.json").write_text("{")
-    assert [run.state for run in runs_in(tmp_path / "runs")] == ["damaged"]
-    assert "\x1b" not in program("runs").stdout
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=folder.parent, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == 10

@@ -37,6 +37,7 @@ from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.recipes import get_recipe
 from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import checkpoint
+from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run
 from lockstep.runs.listing import runs_in
 from lockstep.runs.manifest import MANIFEST, encoded
@@ -90,33 +91,12 @@ def edited(data, edits):
 STRANGE = st.one_of(
     st.sampled_from(
         [
-            None,
-            True,
-            -1,
-            0,
-            10**30,
-            -(10**400),
-            1e308,
-            float("inf"),
-            float("nan"),
-            "",
-            "\ud800",
-            "a\x1b[2J\0b",
-            "../x",
-            "os:system",
-            [],
-            {},
-            [None],
-            {"kind": []},
-            {"kind": "sgd", "x": 1},
-            "x" * 10_000,
-            [[]] * 100,
+            None, True, -1, 0, 10**30, -(10**400), 1e308, float("inf"), float("nan"), "", "\ud800", "a\x1b[2J\0b",
+            "../x", "os:system", [], {}, [None], {"kind": []}, {"kind": "sgd", "x": 1}, "x" * 10_000, [[]] * 100,
         ]
     ),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
-)
+    st.integers(), st.floats(), st.text(max_size=5),
+)  # fmt: skip
 
 
 def places(value, path=()):
@@ -172,7 +152,8 @@ def look_at(path):
         run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
         lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: runs_in(path.parent),
         lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
-        lambda: checkpoint.latest(run.checkpoints), lambda: checkpoint.best_step(run.checkpoints),
+        lambda: checkpoint.latest(run.checkpoints), lambda: checkpoint.read_chosen(run, "best"),
+        lambda: checkpoint.read_result(run), lambda: difference(path, path), lambda: find_weights(path),
     ):  # fmt: skip
         only_lockstep_errors(read)
 
@@ -345,6 +326,11 @@ def weights(kind):
 WEIGHTS = {kind: weights(kind) for kind in ("safetensors", "zip", "legacy")}
 
 
+def start_from(path):
+    model = build_model(RECIPE, (1, 8, 8), 10)
+    return load_initial_weights(model, "digits", path, find_weights(path).sha256, "0123456789")
+
+
 @pytest.mark.parametrize("kind", WEIGHTS)
 @bounded
 @given(edits=EDITS, early=st.booleans())
@@ -354,12 +340,7 @@ def test_weights_of_init(tmp_path, kind, edits, early):
     if early:
         edits = [(share / 50, what, new) for share, what, new in edits]
     path.write_bytes(edited(WEIGHTS[kind], edits))
-
-    def load():
-        found = find_weights(path)
-        load_initial_weights(build_model(RECIPE, (1, 8, 8), 10), "digits", path, found.sha256, "0123456789")
-
-    only_lockstep_errors(load)
+    only_lockstep_errors(start_from, path)
 
 
 class Executed:
@@ -379,17 +360,10 @@ def test_no_code_in_a_pickle_is_executed(tmp_path, wrapped):
     for new_format in (True, False):
         torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=new_format)
         with pytest.raises(LockstepError, match="would execute code"):
-            load_initial_weights(
-                build_model(RECIPE, (1, 8, 8), 10), "digits", tmp_path / "w.pt", find_weights(tmp_path / "w.pt").sha256
-            )
+            start_from(tmp_path / "w.pt")
     (tmp_path / "plain.bin").write_bytes(pickle.dumps(content))
     with pytest.raises(LockstepError):
-        load_initial_weights(
-            build_model(RECIPE, (1, 8, 8), 10),
-            "digits",
-            tmp_path / "plain.bin",
-            find_weights(tmp_path / "plain.bin").sha256,
-        )
+        start_from(tmp_path / "plain.bin")
     assert not (tmp_path / "executed").exists()
 
 

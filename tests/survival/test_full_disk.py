@@ -60,33 +60,29 @@ def large_state():
     return state
 
 
-def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
-    """Three checkpoints fit, and five are to be kept: the fourth deletes the oldest ones, and is saved."""
-    folder = disk(3 * 500) / "checkpoints"
+def saved_after(folder, count):
+    """Save `count` large states, of which five are to be kept. Return the errors."""
     state, saves = large_state(), Saver(folder, keep=5, every_s=0)
-    for _ in range(3):
+    errors = []
+    for _ in range(count):
         state.update()
         save(saves, state)
         saves.wait()
-        assert saves.take_error() is None
-    assert steps(folder) == [1, 2, 3]
-    state.update()
-    save(saves, state)
-    saves.wait()
-    assert saves.take_error() is None
+        errors.append(saves.take_error())
+    return errors
+
+
+def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
+    """Three checkpoints fit: the fourth deletes the oldest ones, and is saved."""
+    folder = disk(3 * 500) / "checkpoints"
+    assert saved_after(folder, 4) == [None] * 4
     assert steps(folder) == [3, 4]
     assert checkpoint.latest(folder).manifest["step"] == 4
 
 
 def test_without_room_for_two_the_valid_one_stays(disk):
     folder = disk(500) / "checkpoints"
-    state, saves = large_state(), Saver(folder, keep=5, every_s=0)
-    for _ in range(3):
-        state.update()
-        save(saves, state)
-        saves.wait()
-    assert no_room(saves.take_error())
-    assert steps(folder) == [1]
+    assert no_room(saved_after(folder, 3)[-1])
     assert [path.name for path in folder.iterdir()] == ["step-000000001"]  # no unfinished one
     assert checkpoint.latest(folder).manifest["step"] == 1
 
@@ -202,49 +198,41 @@ def test_a_run_makes_room_by_deleting_old_checkpoints(started, disk, undisturbed
     assert json.loads((folder / "x/result.json").read_text())["weights_sha256"] == undisturbed
 
 
-@pytest.mark.slow
-def test_a_run_that_ends_without_room_says_so_and_is_resumed_later(started, program, disk, undisturbed, tmp_path):
-    folder = disk(20_000)
-    code = slow_digits(tmp_path)
-    process, lines = trained(started, folder, "--keep", 1, *code)
-    wait_for(lines, ": step 12,", process)
+@contextlib.contextmanager
+def full(folder):
     filler = fill(folder)
-    assert process.wait(timeout=120) == 4
-    err = process.stderr.read()
-    assert err.startswith("lockstep: could not save a checkpoint in ")
-    assert "No space left on device" in err
-    assert len(err.strip().splitlines()) == 1
-    saved = checkpoint.latest(folder / "x/checkpoints")
-    assert saved is not None
-    refused = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 1)
-    assert refused.returncode == 4
-    assert "Traceback" not in refused.stderr
+    yield "No space left on device"
     filler.unlink()
-    done = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 2, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["weights_sha256"] == undisturbed
 
 
-@pytest.mark.slow
-def test_a_disk_that_becomes_read_only(started, program, disk, undisturbed, tmp_path):
-    folder = disk(20_000)
-    process, lines = trained(started, folder, *slow_digits(tmp_path))
-    wait_for(lines, ": step 12,", process)
+@contextlib.contextmanager
+def read_only(folder):
     # A file that is open for writing keeps the disk writable, so the mount point changes, not the disk itself.
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
-        wait_for(lines, "could not save a checkpoint", process)
+        yield "Read-only file system"
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [full, read_only])
+def test_a_run_that_ends_on_a_disk_without_room_says_so_and_is_resumed_later(
+    started, program, disk, undisturbed, tmp_path, broken
+):
+    folder = disk(20_000)
+    process, lines = trained(started, folder, "--keep", 1, *slow_digits(tmp_path))
+    wait_for(lines, ": step 12,", process)
+    with broken(folder) as reason:
         assert process.wait(timeout=120) == 4
         err = process.stderr.read()
         assert err.startswith("lockstep: could not save a checkpoint in ")
-        assert "Read-only file system" in err
+        assert reason in err
+        assert len(err.strip().splitlines()) == 1
         assert checkpoint.latest(folder / "x/checkpoints") is not None
         refused = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 1)
         assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
-        assert "Read-only file system" in refused.stderr
-    finally:
-        subprocess.run(["umount", folder], check=True)
     done = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 2, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["weights_sha256"] == undisturbed

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.runs import checkpoint
+from lockstep.runs import checkpoint, manifest
 
 
 def save(folder, step, **facts):
@@ -68,7 +68,8 @@ def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, mo
     """Another program trains, saves a new checkpoint and deletes the old ones. The new one is returned."""
     save(tmp_path, 1)
     save(tmp_path, 2)
-    read = getattr(checkpoint, reader)
+    module = manifest if reader == "sha256" else checkpoint
+    read = getattr(module, reader)
 
     def slowly(path):
         monkeypatch.undo()
@@ -76,7 +77,7 @@ def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, mo
         checkpoint.prune(tmp_path, 1)
         return read(path)
 
-    monkeypatch.setattr(checkpoint, reader, slowly)
+    monkeypatch.setattr(module, reader, slowly)
     assert checkpoint.latest(tmp_path).manifest["step"] == 3
     assert (names(tmp_path), caplog.messages) == (["step-000000003"], [])
     with pytest.raises(FileNotFoundError):

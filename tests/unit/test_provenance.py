@@ -47,9 +47,9 @@ def test_the_source_of_a_module_in_a_package_is_relative_to_the_folder_of_the_pa
 
 def test_the_source_of_an_installed_model_is_its_module_alone(load):
     """Wherever it is installed: in the user's own folder, or in an environment inside the folder of the model."""
-    package = {"big1____init__": "from . import net, layers\n", "big1__net": "", "big1__layers": ""}
+    package = {"big1____init__": "", "big1__net": "from . import layers\n", "big1__layers": ""}
     assert load("big1.net", "home/lib/python3/site-packages", **package) == ["big1/net.py"]
-    assert load("mine2", mine2="import big1, lockstep\n") == ["mine2.py"]
+    assert load("mine2", mine2="import big1.net, lockstep\n") == ["mine2.py"]
 
 
 def test_differences_of_source_files_name_each_file():

@@ -84,26 +84,22 @@ def test_a_folder_with_any_other_file_is_rejected(stopped, name):
     refused(stopped)
 
 
-def test_a_folder_with_a_step_and_links_and_empty_folders_are_rejected(stopped, tmp_path):
-    (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: (path / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n'),
+        lambda path: [(path / "metrics.jsonl").unlink(), (path / "metrics.jsonl").symlink_to(path / "elsewhere")],
+        lambda path: (path / "mine").mkdir(),
+        lambda path: [path.rename(path.with_name("b")), path.symlink_to(path.with_name("b"))],
+        lambda path: [path.rename(path.with_name("b")), path.symlink_to(path.with_name("nowhere"))],
+        lambda path: [path.rename(path.with_name("b")), path.mkdir()],
+        lambda path: [path.rename(path.with_name("b")), path.touch()],
+    ],
+    ids=["a step", "a link in it", "a folder in it", "a link", "a link to nowhere", "an empty folder", "a file"],
+)
+def test_any_other_path_is_rejected(stopped, change):
+    change(stopped)
     refused(stopped)
-    (stopped / "metrics.jsonl").unlink()
-    (stopped / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
-    refused(stopped)
-    (stopped / "metrics.jsonl").unlink()
-    (stopped / "mine").mkdir()
-    refused(stopped)
-    (stopped / "mine").rmdir()
-    (tmp_path / "link").symlink_to(stopped)
-    refused(tmp_path / "link")
-    (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty")
-    (tmp_path / "file").touch()
-    with pytest.raises(LockstepError, match="never overwritten"):
-        refuse_existing(tmp_path / "file")
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    with pytest.raises(LockstepError, match="never overwritten"):
-        refuse_existing(tmp_path / "nowhere")
 
 
 def test_a_folder_that_another_program_starts_in_is_rejected(stopped):

@@ -31,6 +31,7 @@ from lockstep.runs.manifest import (
     needed_step,
     read_manifest,
     step_of,
+    verified_manifest,
 )
 from lockstep.runs.tensors import read_safetensors, write_safetensors
 
@@ -150,28 +151,14 @@ def read_step(folder: Path, step: int) -> Checkpoint:
 
 def read(path: Path) -> Checkpoint:
     """Return the checkpoint at `path`. Raises: LockstepError if it is damaged, FileNotFoundError if it was deleted."""
-    manifest = _verified_manifest(path)
     try:
+        manifest = verified_manifest(path)
         tensors = read_safetensors(path / STATE)
         if "step" not in tensors or tensors["step"].tolist() != manifest["step"]:
             raise ValueError(f"{STATE} is of another step")
-    except ValueError as error:
-        raise _damaged(path, error) from None
-    return Checkpoint(path, manifest, tensors)
-
-
-def _verified_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the checkpoint at `path` after verifying its file. Raises: as `read`."""
-    try:
-        manifest = read_manifest(path)
-        expected = manifest["files"][STATE]
-        if (size := (path / STATE).stat().st_size) != expected["bytes"]:
-            raise ValueError(f"{STATE} has {size} bytes, not {expected['bytes']}")
-        if sha256(path / STATE) != expected["sha256"]:
-            raise ValueError(f"{STATE} is not the file that was written (its sha256 differs)")
-        return manifest
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
+    return Checkpoint(path, manifest, tensors)
 
 
 def _damaged(path: Path, error: Exception) -> Exception:
@@ -196,10 +183,10 @@ def read_result(run: Run) -> Checkpoint:
 def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
     """Return the checkpoint after `which` updates, or the best. Raises: LockstepError if there is none, or damaged."""
     while True:
-        available_steps = steps(run.checkpoints)
-        if not available_steps:
+        there = sorted(checkpoints_in(run.checkpoints))
+        if not there:
             raise none_yet(run)
-        available = f"its checkpoints are those after {', '.join(map(str, sorted(available_steps)))} steps"
+        available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
         try:
             step = best_step(run.checkpoints) if which == "best" else which
             if step is None:
@@ -207,7 +194,7 @@ def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
                     f"--checkpoint best: no checkpoint of {run.path} was evaluated in training: {available}. "
                     f"Train with --eval-every N to know the best"
                 )
-            if step not in available_steps:
+            if step not in there:
                 raise LockstepError(f"--checkpoint {step}: {run.path} has no such checkpoint: {available}")
             return read_step(run.checkpoints, step)
         except FileNotFoundError:
@@ -251,11 +238,10 @@ def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
 def _verify(path: Path, verified: set[Path]) -> bool:
     """Add the checkpoint at `path` to `verified` and return True, or set it aside and return False."""
     try:
-        _verified_manifest(path)
-    except FileNotFoundError:
-        return False
-    except LockstepError:
-        _set_aside(path)
+        verified_manifest(path)
+    except (OSError, ValueError) as error:
+        if isinstance(_damaged(path, error), LockstepError):
+            _set_aside(path)
         return False
     verified.add(path)
     return True

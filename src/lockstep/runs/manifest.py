@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lockstep.files import read_json
+from lockstep.files import read_json, sha256
 
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"
@@ -103,6 +103,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def verified_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint in `folder`, and verify the state. Raises: as `read_manifest`."""
+    manifest = read_manifest(folder)
+    expected = manifest["files"][STATE]
+    if (size := (folder / STATE).stat().st_size) != expected["bytes"]:
+        raise ValueError(f"{STATE} has {size} bytes, not {expected['bytes']}")
+    if sha256(folder / STATE) != expected["sha256"]:
+        raise ValueError(f"{STATE} is not the file that was written (its sha256 differs)")
+    return manifest
+
+
 def manifest_if_valid(folder: Path) -> dict[str, Any]:
     """Return the manifest of the checkpoint in `folder`; {} if it is damaged or deleted."""
     try:
@@ -120,8 +131,8 @@ def needed_step(manifest: Mapping[str, Any]) -> int | None:
 def _sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return `facts` with their SHA-256 among their files."""
     files = {name: file for name, file in facts["files"].items() if name != MANIFEST}
-    sha256 = hashlib.sha256(_json({**facts, "files": files})).hexdigest()
-    return {**facts, "files": {**files, MANIFEST: {"sha256": sha256}}}
+    own = hashlib.sha256(_json({**facts, "files": files})).hexdigest()
+    return {**facts, "files": {**files, MANIFEST: {"sha256": own}}}
 
 
 def _json(facts: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lockstep import files
 from lockstep.errors import DATA, LockstepError
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import MANIFEST, STATE, checkpoints_in, read_manifest
+from lockstep.runs.manifest import MANIFEST, STATE, checkpoints_in, verified_manifest
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its usual names
@@ -66,14 +66,11 @@ def _check_kind(path: Path) -> None:
 
 def _checkpoint(path: Path, run: Path | None) -> WeightsFile:
     """Return the file of the checkpoint in the folder `path`. Raises: LockstepError if it is damaged."""
-    file = path / STATE
     try:
-        stated: str = read_manifest(path)["files"][STATE]["sha256"]
+        stated: str = verified_manifest(path)["files"][STATE]["sha256"]
     except (OSError, ValueError) as error:
         raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
-    if _sha256(file) != stated:
-        raise LockstepError(f"checkpoint {path} is damaged (the sha256 of {file.name} differs)", DATA)
-    return WeightsFile(file.absolute(), stated, run)
+    return WeightsFile((path / STATE).absolute(), stated, run)
 
 
 def _sha256(path: Path) -> str:
