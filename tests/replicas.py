@@ -2,14 +2,11 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-from lockstep.core.reduction import owned
-from lockstep.core.tree import add_leaves, add_nodes, cover
 
 Result = TypeVar("Result")
 Pair = tuple[int, Tensor]
@@ -81,32 +78,17 @@ class MemoryGroup:
         pass
 
 
-class MemoryReduction(MemoryGroup):
-    """A group, and its sum in the canonical tree."""
-
-    exact = True
-
-    def __init__(self, meeting: Meeting, process: int, processes: int, towers: int) -> None:
-        super().__init__(meeting, process, processes)
-        self.owned = owned(towers, processes, process)
-        self._towers = towers
-
-    def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
-        vectors = iter(vectors)
-        own = {node: add_leaves(node, vectors) for node in cover(self._towers, self.owned)}
-        parts = self._meeting.exchange(self.process, {node: value.clone() for node, value in own.items()})
-        return add_nodes((0, self._towers), {node: value.clone() for part in parts for node, value in part.items()})
-
-
-def on_replicas(processes: int, towers: int, work: Callable[[MemoryReduction], Result]) -> list[Result | Exception]:
-    """Return what `work` returned or raised in each of `processes` replicas, in order."""
+def on_replicas(
+    processes: int, work: Callable[[MemoryGroup], Result], kind: type[MemoryGroup] = MemoryGroup
+) -> list[Result | Exception]:
+    """Return what `work` returned or raised in each of `processes` replicas, in order. It gets a group of this kind."""
     meeting = Meeting(processes)
     ends: list = [None] * processes
 
     def replica(process: int) -> None:
         with meeting.turn:
             try:
-                ends[process] = work(MemoryReduction(meeting, process, processes, towers))
+                ends[process] = work(kind(meeting, process, processes))
             except Exception as error:
                 ends[process] = error
             finally:

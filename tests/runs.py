@@ -1,20 +1,30 @@
 """Complete runs in the process of the test, and changes to their folders."""
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.local import Local
-from lockstep.jobs.specs import TrainJob
-from lockstep.jobs.train import Outcome, fit
+from lockstep.errors import SIGNAL_BASE
+from lockstep.jobs.context import Context, Display
+from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.train import StoppedError, train
 from lockstep.runs.manifest import MANIFEST, encoded, read_manifest
+
+
+class Outcome(NamedTuple):
+    """How a run ended: its result record, or None and the signal that stopped it."""
+
+    result: dict | None
+    stopped_by: Signals | None = None
 
 
 def fit_here(
@@ -23,11 +33,14 @@ def fit_here(
     placement: Placement = Placement(),  # noqa: B008  a frozen constant
     *,
     stop_requested: Callable[[], Signals | None] = lambda: None,
-    **job: object,
+    **spec: object,
 ) -> Outcome:
     """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
-    train_job = TrainJob(recipe=recipe, placement=placement, path=path, json_output=True, started=time.time(), **job)
-    return fit(train_job, Local(recipe.towers), torch.device("cpu"), stop_requested=stop_requested)
+    wanted = TrainSpec(recipe=recipe, placement=placement, path=path, started=time.time(), **spec)
+    try:
+        return Outcome(train(wanted, Context(stop=stop_requested, display=Display(sys.stderr))))
+    except StoppedError as stopped:
+        return Outcome(None, Signals(stopped.code - SIGNAL_BASE))
 
 
 def change_manifest(checkpoint: Path, change: Callable[[dict], object]) -> None:

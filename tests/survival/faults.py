@@ -28,8 +28,7 @@ _CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")  # aud
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    import sklearn.datasets  # noqa: F401  The forks share what is imported here.
-    import torch  # noqa: F401
+    import torch  # noqa: F401  The forks share what is imported here.
 
     undisturbed = forked(folder / "undisturbed", kill_at=0)
     print(json.dumps(undisturbed), flush=True)
@@ -90,7 +89,7 @@ def run(argv: list[str]) -> int:
 
 def install(kill_at: int, report: Path) -> None:
     """List this process's operations in the folder of runs, and kill it when it begins number `kill_at`."""
-    from lockstep.runs import checkpoint, model_file
+    from lockstep.runs import tensors
 
     descriptor = os.open(report, os.O_WRONLY | os.O_CREAT)
     numbers = itertools.count(1)
@@ -122,8 +121,7 @@ def install(kill_at: int, report: Path) -> None:
         return save_file
 
     os.fsync = fsync
-    for module in (checkpoint, model_file):
-        module.save_file = torn(module.save_file)
+    tensors.save_file = torn(tensors.save_file)
     sys.addaudithook(audit)
 
 

@@ -5,17 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from tests.runs import change_checkpoint
+from tests.runs import change_checkpoint, change_manifest
 from tests.unit.test_checkpoint import flip
 
-from lockstep.api.jobs import verify_job
+from lockstep.api.specs import verify_spec
 from lockstep.cli.verify import lines_of
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.jobs.specs import VerifyJob
+from lockstep.jobs.context import Context
+from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
 from lockstep.recipes import named
 from lockstep.runs import checkpoint
@@ -33,12 +32,11 @@ def run(tmp_path, trained_once) -> Path:
 
 
 def record_of(path: Path, start=None, steps=None, placement=None):
-    recipe = Run.open(path).recipe()
-    job = VerifyJob(
-        recipe=recipe, placement=placement or Placement(device="cpu"), path=path, record=path / "none", start=start,
-        steps=steps, quiet=True,
+    spec = VerifySpec(
+        recipe=Run.open(path).recipe(), placement=placement or Placement(device="cpu"), path=path, start=start,
+        steps=steps,
     )  # fmt: skip
-    return verify(job, Local(recipe.towers), torch.device("cpu"))
+    return verify(spec, Context())
 
 
 def change_rows(run: Path, kind: str, step: int, **changes) -> None:
@@ -180,10 +178,8 @@ def test_another_machine_is_described(run):
 
 
 def test_other_data_is_refused(run):
-    for manifest in run.glob("checkpoints/*/manifest.json"):
-        facts = json.loads(manifest.read_text())
-        facts["data_sha256"]["train"] = "0" * 64
-        manifest.write_text(json.dumps(facts))
+    for folder in run.glob("checkpoints/*"):
+        change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
     with pytest.raises(LockstepError, match="the training data is not what") as raised:
         record_of(run)
     assert raised.value.code == DATA
@@ -220,7 +216,7 @@ def test_a_run_that_is_not_exact_is_refused(tmp_path):
     recipe = make(named("digits").model_dump(mode="json"), {"exact": False})
     Run.create(tmp_path / "a", recipe).unlock()
     with pytest.raises(LockstepError, match="only exact runs can be verified"):
-        verify_job(Run(tmp_path / "a"), Placement(), code={}, init=None, note=print, record=tmp_path / "r")
+        verify_spec(Run(tmp_path / "a"), Placement(), code={}, init=None)
 
 
 @pytest.mark.slow
@@ -252,4 +248,4 @@ def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_
     placement = Placement(device="cpu", init=run / "model.safetensors")
     assert record_of(tuned, start=0, placement=placement)["compared"]["checkpoints"] == 2
     with pytest.raises(LockstepError, match="was not started from"):
-        verify_job(Run(tuned), Placement(), code={}, init=tuned, note=print, record=tuned / "r")
+        verify_spec(Run(tuned), Placement(), code={}, init=tuned)
