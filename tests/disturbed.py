@@ -12,7 +12,7 @@ import pytest
 STEPS = 60
 RUN = "runs/x"
 TRAIN = ("train", "--name", "x", "--log-every", 1, "--save-every", 5)
-HANGS = "gives no sign"  # of a process that is suspended, frozen or unreachable
+HANGS = "is unresponsive"
 
 _MODEL = """
 import os, pathlib, signal, time
@@ -47,7 +47,7 @@ def slow_model(folder, condition, action):
     write_model(folder, "slow", condition.removeprefix("if ").removesuffix(":"), action)
 
 
-def model_that_crashes_in_process_1(folder):
+def crashing_model(folder):
     """Write mine.py with a `build` that raises an error in process 1."""
     crash = "if os.environ.get('RANK') == '1': raise RuntimeError('no such weights')"
     write_model(folder, "mine", at_build=crash)
@@ -84,10 +84,10 @@ def kill_all(process):
     assert gone(family)
 
 
-def workers_among(children):
+def workers(children):
     """The worker processes, in order of number."""
-    workers = [child for child in children if "lockstep.launch.worker" in " ".join(child.cmdline())]
-    return sorted(workers, key=lambda worker: int(worker.environ()["RANK"]))
+    found = [child for child in children if "lockstep.launch.worker" in " ".join(child.cmdline())]
+    return sorted(found, key=lambda worker: int(worker.environ()["RANK"]))
 
 
 def gone(children):

@@ -7,15 +7,15 @@ import resource
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests import synthetic
 from tests.conftest import start
 from tests.contract.test_reductions import free_port as port
+from tests.disturbed import until_step
 from tests.runs import change_manifest
 
 from lockstep import hardware
@@ -253,50 +253,28 @@ def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone):
 def test_the_printed_commands_work_as_they_are_printed(here, own, tmp_path):
     """Pasted into a shell: with a folder of data and runs whose names have spaces, and a model of one's own."""
     data, runs = tmp_path / "my data", tmp_path / "my runs"
-    idx(data)
+    data.mkdir()
+    synthetic.mnist(data)
     options = [*OWN, "--set", "augmentation=plain", "--data", "my data", "--runs", runs, "--name", "a-run"]
-    process = start("train", "mnist", *options, "--tower-batch", 4, "--steps", 400_000, "--log-every", 1, cwd=tmp_path)
-    for line in process.stdout:
-        if ": step 3," in line:
-            process.send_signal(signal.SIGINT)
-            break
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 130, err
-    go_on = re.search(r"^  go on +(.+)$", out, re.M)[1]
-    assert shlex.split(go_on)[:2] == ["lockstep", "train"]
-    second = shell(go_on, tmp_path, stop_at=": step 20,")
-    assert second.returncode == 130, second.stderr
-    assert re.search(r"^  resumes +after step", second.stdout, re.M)
-    assert here("eval", runs / "a-run", "--model", "mine:build").returncode == 0
-
-
-def shell(command, cwd, stop_at):
-    """Run `command` in a shell that finds this environment's `lockstep`; Ctrl-C at a line that holds `stop_at`."""
+    first = start("train", "mnist", *options, "--tower-batch", 4, "--steps", 400_000, "--log-every", 1, cwd=tmp_path)
+    until_step(first, 3)
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=100)
+    assert first.returncode == 130, err
+    again = re.search(r"^  resume +(.+)$", out, re.M)[1]
+    assert shlex.split(again)[:2] == ["lockstep", "train"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("LOCKSTEP_DATA", None)
-    process = subprocess.Popen(
-        f"exec {command}", shell=True, cwd=cwd, env=environment, text=True,
+    second = subprocess.Popen(
+        f"exec {again}", shell=True, cwd=tmp_path, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if stop_at in line:
-            process.send_signal(signal.SIGINT)
-            break
-    out, err = process.communicate(timeout=100)
-    return subprocess.CompletedProcess(command, process.returncode, "".join(seen) + out, err)
-
-
-def idx(folder):
-    """MNIST's four files, with random pixels."""
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    for stem, count in (("train", 60_000), ("t10k", 10_000)):
-        images = random.integers(256, size=(count, 28, 28), dtype=np.uint8)
-        labels = random.integers(10, size=count, dtype=np.uint8)
-        (folder / f"{stem}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 2051, count, 28, 28) + images.tobytes())
-        (folder / f"{stem}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, count) + labels.tobytes())
+    until_step(second, 20)
+    second.send_signal(signal.SIGINT)
+    _, err = second.communicate(timeout=100)
+    assert second.returncode == 130, err
+    assert re.search(r"^  resumes +after step", (runs / "a-run/log.txt").read_text(), re.M)
+    assert here("eval", runs / "a-run", "--model", "mine:build").returncode == 0
 
 
 def test_every_split_that_training_uses_is_checked_at_resume(here, stopped):
@@ -380,22 +358,15 @@ def test_an_outer_launch_says_how_many_processes_there_are(here):
 
 @pytest.mark.slow
 @NEWER_CPU
-def test_precision_is_chosen_when_a_run_is_created_and_kept(here, program, tmp_path):
+def test_precision_is_chosen_when_a_run_is_created_and_an_emulated_one_is_said_with_its_price(here, program, tmp_path):
     options = ["--set", "precision=auto", "--steps", 12, "--name", "b"]
     done = program("train", *options, "--processes", 1, **OLDER)
     assert done.returncode == 0, done.stderr
     assert "precision float32, because this CPU has no units for bfloat16" in done.stdout
-    assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
     (tmp_path / "runs/b/result.json").unlink()
     again = here("train", *options, "--resume")
     assert again.returncode == 0, again.stderr
+    assert "emulated" not in again.stdout
     assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
-
-
-@NEWER_CPU
-@pytest.mark.slow
-def test_an_emulated_precision_is_said_with_its_price(here, program):
     done = program("train", "--precision", "bfloat16", "--steps", 1, "--processes", 2, **OLDER)
     assert re.search(r"bfloat16 is emulated on this CPU: a step takes \d+\.\d times as long as in float32", done.stdout)
-    native = here("train", "--precision", "float32", "--steps", 1)
-    assert "emulated" not in native.stdout

@@ -10,14 +10,14 @@ from tests.disturbed import (
     RUN,
     STEPS,
     begin,
+    crashing_model,
     end,
     gone,
     kill_all,
-    model_that_crashes_in_process_1,
     resume,
     slow_model,
     until_step,
-    workers_among,
+    workers,
 )
 
 from lockstep.runs import checkpoint
@@ -163,7 +163,7 @@ def test_processes_that_do_not_agree_are_refused(program, tmp_path):
 
 
 def test_a_crash_in_one_process_is_told_once_with_its_cause(program, tmp_path):
-    model_that_crashes_in_process_1(tmp_path)
+    crashing_model(tmp_path)
     done = program("train", "--model", "mine:build", "--processes", 2)
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: no such weights") == 1
@@ -173,9 +173,7 @@ def test_a_crash_in_one_process_is_told_once_with_its_cause(program, tmp_path):
 @pytest.mark.slow
 def test_sigterm_to_one_process_stops_all(started):
     process, children = begin(started, 2, steps=5000)
-    workers = workers_among(children)
-    assert len(workers) == 2
-    workers[1].terminate()
+    workers(children)[1].terminate()
     out, _ = end(process)
     assert process.returncode == 143
     assert "saved" in out
@@ -185,7 +183,7 @@ def test_sigterm_to_one_process_stops_all(started):
 @pytest.mark.slow
 def test_kill_9_of_one_process_without_restarts_ends_all_and_nothing_is_lost(started, here, undisturbed):
     process, children = begin(started, 3, "--max-restarts", 0)
-    workers_among(children)[1].kill()
+    workers(children)[1].kill()
     _, err = end(process)
     assert process.returncode == 4
     assert err.startswith("lockstep: process 1 of 3 (tower 1) was killed by SIGKILL in step ")

@@ -1,116 +1,164 @@
-"""Reductions across real processes: every number of towers and processes gives the bits of one process.
+"""Reductions: every number of towers and processes gives the bits of one process, by the messages that are documented.
 
-The processes are started once for each number of processes. They compute all cases, and process 0 writes the results.
+The processes are threads with a group in memory (tests/replicas.py). One test starts real ones, for the backend.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.replicas import MemoryGroup, on_replicas
 
+from lockstep.bench.analysis import Link, exchange_s
 from lockstep.config.placement import REDUCTIONS
-from lockstep.core.group import Alone, Processes
+from lockstep.core import group
+from lockstep.core.group import Alone
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 
+CPU = torch.device("cpu")
 LENGTH = 1003  # not divisible by 2, 3 or 4
 
 
-def vector(tower: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(tower)
-    return torch.randn(LENGTH, generator=generator) * 10.0 ** (tower % 5 - 2)
+def vector(tower: int, length: int = LENGTH) -> torch.Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(tower)) * 10.0 ** (tower % 5 - 2)
 
 
 def bits(total: torch.Tensor) -> str:
     return total.numpy().tobytes().hex()
 
 
-def world() -> dict:
-    """This process among the others, as `connect` takes it."""
-    from lockstep.launch.rendezvous import open_store
-
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return {
-        "process": process, "processes": processes, "store": open_store(address, process, processes),
-        "device": torch.device("cpu"), "monitor": Monitor(),
-    }  # fmt: skip
+def alone(towers: int, length: int = LENGTH) -> str:
+    """The bits of the sum on one process."""
+    return bits(Reduction(Alone(), towers, "tree", CPU)(vector(t, length) for t in range(towers)))
 
 
-def child(folder: str) -> None:
-    """Run in each process: reduce, gather and broadcast, then write the results."""
-    import torch.distributed as dist
-
-    from lockstep.core.group import connect
-
-    first = connect(**world())
-    found = {}
-    gloo = dist.new_group(backend="gloo")
-    for kind in (*REDUCTIONS, "central-cpu beside a group of GPUs"):
-        for towers in range(first.processes, 10):
-            # "beside": as if the default group were nccl's
-            group = Processes(torch.device("cpu"), Monitor(), gloo) if "beside" in kind else first
-            reduction = Reduction(group, towers, kind.split()[0])
-            for repeat in range(2):  # the second call reuses the buffers of the first
-                total = reduction(vector(t) for t in reduction.owned)
-                found[f"{kind} {towers} {repeat}"] = bits(total)
-                equal = first.gather(total)
-                assert all(torch.equal(row, total) for row in equal), "processes disagree"
-            assert reduction.exact == (kind != "allreduce")
-    table = first.gather(torch.full((2, 3), float(first.process), dtype=torch.float64))
-    found["gather"] = table[:, 0, 0].tolist()
-    found["broadcast"] = [
-        first.broadcast(text if first.process == 0 else None).decode() for text in (b"from process 0", b"")
-    ]
-    if first.process == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
-    first.close()
-    assert not dist.is_initialized()
-
-
-@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
-def found(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reduce")
-    environment = {
-        **os.environ, "WORLD_SIZE": str(request.param), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }  # fmt: skip
-    code = f"import runpy; runpy.run_path({__file__!r})['child']({str(folder)!r})"
-    children = [
-        subprocess.Popen([sys.executable, "-c", code], env={**environment, "RANK": str(rank)})
-        for rank in range(request.param)
-    ]
-    assert [process.wait(timeout=120) for process in children] == [0] * request.param
-    return request.param, json.loads((folder / "found.json").read_text())
+def reduced(members, kind, towers):
+    """Return the bits of two sums: the second one reuses the buffers of the first."""
+    reduction = Reduction(members, towers, kind, CPU)
+    assert reduction.exact == (kind != "allreduce")
+    return [bits(reduction(vector(t) for t in reduction.owned)) for _ in range(2)]
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def test_tree_and_central_have_the_bits_of_one_process(found):
-    processes, totals = found
+@pytest.mark.parametrize("kind", REDUCTIONS)
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_any_number_of_processes_has_the_bits_of_one(processes, kind):
     for towers in range(processes, 10):
-        expected = bits(Reduction(Alone(), towers)(vector(t) for t in range(towers)))
-        for kind in ("tree", "central", "central-cpu", "central-cpu beside a group of GPUs"):
-            for repeat in range(2):
-                assert totals[f"{kind} {towers} {repeat}"] == expected, (kind, towers, processes)
+        ends = on_replicas(processes, lambda members, towers=towers: reduced(members, kind, towers))
+        if kind != "allreduce":
+            assert ends == [[alone(towers)] * 2] * processes, towers
+            continue
+        wide = torch.stack([vector(t).double() for t in range(towers)])
+        total = torch.frombuffer(bytearray.fromhex(ends[0][0]), dtype=torch.float32)
+        # Each addition rounds by at most half a unit in the 24th bit of the sum so far.
+        assert ((total.double() - wide.sum(0)).abs() <= towers * 2.0**-24 * wide.abs().sum(0)).all()
+        assert ends == [ends[0]] * processes
 
 
-def test_allreduce_returns_the_same_sum_up_to_rounding(found):
-    processes, totals = found
-    for towers in range(processes, 10):
-        expected = torch.stack([vector(t).double() for t in range(towers)]).sum(0)
-        got = torch.frombuffer(bytearray.fromhex(totals[f"allreduce {towers} 0"]), dtype=torch.float32)
-        assert torch.allclose(got.double(), expected[: len(got)], rtol=1e-4, atol=1e-4)
+def child(folder: str) -> None:
+    """Run in each real process: reduce, gather and broadcast; process 0 writes the results."""
+    import torch.distributed as dist
+
+    from lockstep.launch.rendezvous import open_store
+
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    members = group.connect(process, processes, CPU, open_store(address, process, processes), Monitor())
+    gloo = group.Processes(CPU, Monitor(), dist.new_group(backend="gloo"))  # as beside a group of GPUs
+    found = {kind: reduced(members, kind, 7) for kind in REDUCTIONS}
+    found["beside"] = reduced(gloo, "central-cpu", 7)
+    table = members.gather(torch.full((2, 3), float(process), dtype=torch.float64))
+    found["gather"] = table[:, 0, 0].tolist()
+    texts = (b"from process 0", b"")
+    found["broadcast"] = [members.broadcast(text if process == 0 else None).decode() for text in texts]
+    if process == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    members.close()
+    assert not dist.is_initialized()
+
+
+def test_real_processes_have_the_bits_of_one(tmp_path):
+    shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    code = f"from tests.contract.test_reductions import child; child({str(tmp_path)!r})"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env={**os.environ, **shared, "RANK": str(rank)}
+        )
+        for rank in range(3)
+    ]
+    assert [process.wait(timeout=120) for process in children] == [0] * 3
+    found = json.loads((tmp_path / "found.json").read_text())
+    for kind in ("tree", "central", "central-cpu", "beside"):
+        assert found[kind] == [alone(7)] * 2, kind
+    assert found["gather"] == [0, 1, 2]
+    assert found["broadcast"] == ["from process 0", ""]
+
+
+class Noting(MemoryGroup):
+    """Notes each message as [name, values, peer]."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.messages = []
+
+    def exchange(self, sends, receives):
+        self.messages += [["send", tensor.numel(), peer] for peer, tensor in sends]
+        self.messages += [["receive", tensor.numel(), peer] for peer, tensor in receives]
+        super().exchange(sends, receives)
+
+    def send_from_first(self, tensor):
+        self.messages.append(["broadcast", tensor.numel(), 0])
+        super().send_from_first(tensor)
+
+    def all_reduce(self, tensor):
+        self.messages.append(["all_reduce", tensor.numel(), None])
+        super().all_reduce(tensor)
+
+
+def messages(processes, kind, length=1000):
+    """Return the messages of each process, for two towers in each: one node of the tree."""
+
+    def noted(members):
+        reduction = Reduction(members, 2 * processes, kind, CPU)
+        total = reduction(vector(t, length) for t in reduction.owned)
+        assert kind == "allreduce" or bits(total) == alone(2 * processes, length)
+        return members.messages
+
+    return on_replicas(processes, noted, Noting)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_the_messages_and_bytes_are_as_documented_and_as_predicted(processes):
+    length, a_message, a_byte = 1000, Link(1.0, float("inf")), Link(0.0, 1.0)
+    # tree: each process sends and receives a slice for every other, and then the sums of the slices
+    for process, found in enumerate(messages(processes, "tree")):
+        others = [p for p in range(processes) if p != process]
+        for name in ("send", "receive"):
+            slices = [[name, length // processes, peer] for peer in others for _ in range(2)]
+            assert sorted(message for message in found if message[0] == name) == slices
+        sent = [values for name, values, _ in found if name == "send"]
+        assert len(sent) == exchange_s("tree", processes, 4 * length, a_message)
+        assert 4 * sum(sent) == exchange_s("tree", processes, 4 * length, a_byte)
+    # central: whole vectors go to process 0, which broadcasts their sum
+    for kind in ("central", "central-cpu"):
+        first, *others = messages(processes, kind)
+        broadcast = ["broadcast", length, 0]
+        assert first == [["receive", length, peer] for peer in range(1, processes)] + [broadcast]
+        assert others == [[["send", length, 0], broadcast]] * (processes - 1)
+    down = {2: 1, 4: 2}[processes]  # levels of the backend's broadcast tree
+    assert processes - 1 + down == exchange_s("central", processes, 4 * length, a_message)
+    assert messages(processes, "allreduce") == [[["all_reduce", length, None]]] * processes
 
 
 class Elsewhere(torch.Tensor):
@@ -136,17 +184,15 @@ def test_central_cpu_copies_each_vector_to_the_cpu_before_the_next_is_computed(m
 
     gpu = torch.device("cuda", 0)
     total = Reduction(Alone(), 5, "central-cpu", gpu)(computed())
-    assert bits(total) == bits(Reduction(Alone(), 5)(vector(t) for t in range(5)))
-    assert events == ["computed", "copied"] * 5
     assert moved == [gpu]
+    assert events == ["computed", "copied"] * 5
+    assert bits(total) == alone(5)
     with pytest.raises(AssertionError, match="added on the GPU"):
         Reduction(Alone(), 5, "central", gpu)(computed())
 
 
 def test_central_cpu_of_gpus_exchanges_over_gloo(monkeypatch):
     """A stand-in for torch.distributed records the group of each message, so no GPU is needed."""
-    from lockstep.core import group
-
     made, carried = [], []
     fake = {
         "get_rank": lambda: 0,
@@ -159,16 +205,59 @@ def test_central_cpu_of_gpus_exchanges_over_gloo(monkeypatch):
     for name, function in fake.items():
         monkeypatch.setattr(group.dist, name, function)
     meta = torch.device("meta")  # a device other than the CPU that every build of torch has
-    reduction = Reduction(Processes(meta, Monitor()), 2, "central-cpu", meta)
-    total = reduction([vector(0).as_subclass(Elsewhere)])
+    members = group.Processes(meta, Monitor())
+    total = Reduction(members, 2, "central-cpu", meta)([vector(0).as_subclass(Elsewhere)])
     assert total.device == meta
     assert made == ["gloo"]
     assert carried == [("gloo beside nccl", "cpu")] * 2
-    Reduction(Processes(meta, Monitor()), 2, "central", meta)
+    Reduction(members, 2, "central", meta)
     assert made == ["gloo"]
 
 
-def test_gather_and_broadcast_reach_every_process(found):
-    processes, totals = found
-    assert totals["gather"] == list(range(processes))
-    assert totals["broadcast"] == ["from process 0", ""]
+COUNTING = """
+import os
+from pathlib import Path
+import torch.distributed as dist
+from torch import nn
+
+def counted(name):
+    call = getattr(dist, name)
+
+    def noted(*args, **kwargs):
+        with Path(f"{name}-{os.environ['RANK']}").open("a") as file:
+            file.write(".")
+        return call(*args, **kwargs)
+
+    setattr(dist, name, noted)
+
+for name in ("batch_isend_irecv", "all_reduce"):
+    counted(name)
+
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+"""
+
+
+@pytest.mark.slow
+def test_the_option_selects_the_reduction(program, tmp_path):
+    """In the real program, the module of the model counts the calls of its process. The exact ones have one result."""
+    counts, results = {}, {}
+    for kind in REDUCTIONS:
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "counting.py").write_text(COUNTING)
+        done = program(
+            "train", "--model", "counting:build", "--set", "weight_decay={}", "--set", "exact=false", "--steps", 3,
+            "--processes", 2, "--reduction", kind, "--summary-every", 0, "--json", cwd=folder,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        results[kind] = json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
+        files = [[folder / f"{name}-{p}" for name in ("batch_isend_irecv", "all_reduce")] for p in range(2)]
+        sizes = [[path.stat().st_size if path.exists() else 0 for path in pair] for pair in files]
+        assert sizes[0] == sizes[1]
+        counts[kind] = sizes[0]
+    assert results["tree"] == results["central"] == results["central-cpu"]
+    assert counts["allreduce"][0] == counts["tree"][1] == counts["central"][1] == 0
+    assert counts["allreduce"][1] >= 3  # one in each step
+    assert counts["central"][0] >= 3
+    assert counts["tree"][0] == 2 * counts["central"][0]  # first the slices, then their sums

@@ -31,11 +31,6 @@ def alone(trained_once):
     return record["weights_sha256"]
 
 
-def outputs(processes):
-    """What programs printed: (stdout, stderr) of each, after all have ended."""
-    return [process.communicate(timeout=SECONDS) for process in processes]
-
-
 def plain(process):
     return {"RANK": str(process), "WORLD_SIZE": "4", "LOCAL_RANK": str(process % 2), "LOCAL_WORLD_SIZE": "2"}
 
@@ -65,49 +60,37 @@ LAUNCHERS = [  # with plain variables, see test_host_1_needs_no_run_folder_to_re
 ]
 
 
-def launched(hosts, tmp_path, variables, processes, *arguments, **of_host_1):
-    """Start the processes as a launcher would: their programs, the first half of them on host 0."""
-    master = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT)}
+def launched(hosts, tmp_path, variables, processes, code=0, **of_host_1):
+    """Return what the programs of a launcher print, the first half of them on host 0: (stdout, stderr) of each."""
     programs = []
     for process in range(processes):
         host = process * 2 // processes
-        environment = variables(process) | master | (of_host_1 if host else {})
-        programs.append(hosts.lockstep(host, *arguments, cwd=tmp_path / f"h{host}", **environment))
-    return programs
+        environment = variables(process) | {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT)}
+        environment |= of_host_1 if host else {}
+        programs.append(hosts.lockstep(host, *TRAIN, cwd=tmp_path / f"h{host}", **environment))
+    printed = [program.communicate(timeout=SECONDS) for program in programs]
+    assert [program.returncode for program in programs] == [code] * processes, printed
+    return printed
 
 
-def require_one_result(tmp_path, programs, printed, processes, alone):
-    """Raise unless the first program printed the result, and only host 0 has a run."""
-    assert [program.returncode for program in programs] == [0] * len(programs), printed
+def require_one_result(tmp_path, printed, alone):
+    """Raise unless the first program alone printed the result, and only host 0 has a run."""
     result = json.loads(printed[0][0].splitlines()[-1])
-    assert result["processes"] == processes
-    assert result["weights_sha256"] == alone
+    assert (result["processes"], result["weights_sha256"]) == (len(printed), alone)
+    assert [out for out, _ in printed[1:]] == [""] * (len(printed) - 1)
     assert [path.name for path in (tmp_path / "h0/runs").iterdir()] == ["x"]
     assert not (tmp_path / "h1/runs").exists()
 
 
-def test_torchrun_on_two_hosts(torchrun, tmp_path, alone):
-    programs = [torchrun(host, *TRAIN, cwd=tmp_path / f"h{host}") for host in (0, 1)]
-    printed = outputs(programs)
-    require_one_result(tmp_path, programs, printed, 4, alone)
-    assert printed[1][0] == ""
-
-
 @pytest.mark.parametrize(("variables", "processes"), LAUNCHERS)
-def test_other_launchers_on_two_hosts(hosts, tmp_path, alone, variables, processes):
-    programs = launched(hosts, tmp_path, variables, processes, *TRAIN)
-    printed = outputs(programs)
-    require_one_result(tmp_path, programs, printed, processes, alone)
-    assert [out for out, _ in printed[1:]] == [""] * (processes - 1)
+def test_launchers_on_two_hosts(hosts, tmp_path, alone, variables, processes):
+    require_one_result(tmp_path, launched(hosts, tmp_path, variables, processes), alone)
 
 
 @NEWER_CPU
 def test_a_host_that_computes_other_bits_is_refused_and_named(hosts, tmp_path):
     """Host 1 computes as an older CPU does. The run has no folder yet."""
-    programs = launched(hosts, tmp_path, kubernetes, 2, *TRAIN, **OLDER)
-    printed = outputs(programs)
-    assert [program.returncode for program in programs] == [ENVIRONMENT] * 2, printed
-    for _, err in printed:
+    for _, err in launched(hosts, tmp_path, kubernetes, 2, ENVIRONMENT, **OLDER):
         assert "process 0 (host h0) and process" in err
         assert "(host h1) do not have the same arithmetic" in err
         assert "Traceback" not in err
@@ -120,15 +103,11 @@ def test_host_1_needs_no_run_folder_to_resume(hosts, here, tmp_path, alone):
     done = here(*TRAIN, "--save-every", 4, cwd=tmp_path / "h0")
     assert done.returncode == 0, done.stderr
     as_stopped(tmp_path / "h0/runs/x")
-    programs = launched(hosts, tmp_path, plain, 4, *TRAIN)
-    printed = outputs(programs)
-    require_one_result(tmp_path, programs, printed, 4, alone)
+    printed = launched(hosts, tmp_path, plain, 4)
+    require_one_result(tmp_path, printed, alone)
     assert "after step 4" in printed[0][1]
     # The same command again: host 1 does not see that the run is complete, and process 0 tells it.
-    programs = launched(hosts, tmp_path, plain, 4, *TRAIN)
-    printed = outputs(programs)
-    assert [program.returncode for program in programs] == [0] * 4, printed
-    assert "is complete: nothing to resume" in printed[0][1]
+    assert "is complete: nothing to resume" in launched(hosts, tmp_path, plain, 4)[0][1]
 
 
 def test_the_script_for_ssh_and_torchrun(hosts, tmp_path, alone):

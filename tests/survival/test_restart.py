@@ -2,8 +2,8 @@
 
 import json
 import re
-import signal
 import time
+from signal import SIGKILL, Signals
 
 import pytest
 from tests.disturbed import (
@@ -11,20 +11,19 @@ from tests.disturbed import (
     RUN,
     STEPS,
     begin,
+    crashing_model,
     end,
     gone,
-    model_that_crashes_in_process_1,
     ranks,
     resume,
     sha256,
     torchrun,
     until_step,
-    workers_among,
+    workers,
     write_model,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-FAILING = ("train", "--model", "failing:build", "--steps", 30, "--processes", 2, "--name", "x")
 
 
 @pytest.fixture
@@ -42,14 +41,16 @@ def temporary(tmp_path):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_kill_9_of_one_process_restarts_all(started, tmp_path, temporary, undisturbed, victim):
-    process, children = begin(started, 2, TMPDIR=temporary)
-    workers_among(children)[victim].kill()
+@pytest.mark.parametrize(("signal", "words"), [("SIGKILL", "was killed by SIGKILL in step "), ("SIGSTOP", HANGS)])
+def test_a_process_that_is_killed_or_hangs_is_named_and_all_are_restarted(
+    started, tmp_path, temporary, undisturbed, victim, signal, words
+):
+    process, children = begin(started, 2, "--timeout", 5, TMPDIR=temporary)
+    workers(children)[victim].send_signal(Signals[signal])
     out, err = end(process)
     assert process.returncode == 0, err
     assert sha256(out) == undisturbed
-    assert f"process {victim} of 2 (tower" in out
-    assert "was killed by SIGKILL in step " in out
+    assert re.search(rf"process {victim} of 2 \(towers .* {words}", out)
     assert re.search(r"restarted +1 of at most 3; continues after step [1-9]", out)
     assert gone(children)
     assert "restart 1 of 3" in (tmp_path / RUN / "log.txt").read_text()
@@ -61,48 +62,33 @@ def test_a_killed_launcher_leaves_no_process_and_no_folder(started, temporary):
     assert gone(children)
 
 
-def test_a_step_that_always_fails_ends_the_run_with_a_diagnosis(program, tmp_path):
-    write_model(tmp_path, "failing", "self.moved", "raise RuntimeError('no such weights')")
-    done = program(*FAILING)
-    assert done.returncode == 1
-    assert re.search(r"step \d+ has failed 3 times in a row, so a restart does not help", done.stderr)
-    assert done.stderr.count("RuntimeError: no such weights") == 1
-    assert "lockstep train runs/x --resume" in done.stderr
-    assert done.stdout.count("restarted") == 2
-
-
-def test_the_number_of_restarts_is_limited(program, tmp_path):
-    write_model(tmp_path, "failing", "self.moved", "os.kill(os.getpid(), signal.SIGKILL)")
-    done = program(*FAILING, "--max-restarts", 1)
-    assert done.returncode == 4
-    assert "was killed by SIGKILL" in done.stderr
-    assert "--max-restarts 1 allows no further restart" in done.stderr
-
-
-def test_a_stuck_process_is_named(program, tmp_path):
-    write_model(tmp_path, "failing", "self.moved and os.environ['RANK'] == '1'", "time.sleep(600)")
-    done = program(*FAILING, "--timeout", 3, "--max-restarts", 0)
-    assert done.returncode == 4
-    assert "process 1 of 2 (towers 2 to 3) makes no progress" in done.stderr
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_process_is_named_and_replaced(started, undisturbed, victim):
-    process, children = begin(started, 2, "--timeout", 5)
-    stopped = workers_among(children)[victim]
-    stopped.suspend()
-    out, err = end(process)
-    assert process.returncode == 0, err
-    assert f"process {victim} of 2 (towers" in out
-    assert HANGS in out
-    assert sha256(out) == undisturbed
-    assert gone(children)
+@pytest.mark.parametrize(
+    ("condition", "action", "options", "code", "restarts", "words"),
+    [
+        ("True", "os.kill(os.getpid(), signal.SIGKILL)", ["--max-restarts", 1], 4, 1,
+         ["was killed by SIGKILL", "--max-restarts 1 allows no further restart"]),
+        ("True", "raise RuntimeError('no such weights')", [], 1, 2,
+         ["RuntimeError: no such weights", "has failed 3 times in a row, so a restart does not help"]),
+        ("os.environ['RANK'] == '1'", "time.sleep(600)", ["--timeout", 3, "--max-restarts", 0], 4, 0,
+         ["process 1 of 2 (towers 2 to 3) makes no progress"]),
+    ],
+    ids=["killed", "crashed", "stuck"],
+)  # fmt: skip
+def test_a_step_that_always_fails_ends_the_run_with_a_diagnosis(
+    program, tmp_path, condition, action, options, code, restarts, words
+):
+    write_model(tmp_path, "failing", f"self.moved and {condition}", action)
+    done = program("train", "--model", "failing:build", "--steps", 30, "--processes", 2, "--name", "x", *options)
+    assert done.returncode == code
+    assert [done.stderr.count(word) for word in words] == [1] * len(words)
+    assert f"lockstep train {RUN} --resume" in done.stderr
+    assert done.stdout.count("restarted") == restarts
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_sigterm_while_a_process_is_stopped_saves_in_time(started, here, tmp_path, undisturbed, victim):
     process, children = begin(started, 2)
-    workers_among(children)[victim].suspend()
+    workers(children)[victim].suspend()
     time.sleep(1)  # so that the others wait for it
     begun = time.monotonic()
     process.terminate()
@@ -131,7 +117,7 @@ def test_torchrun_restarts_a_run_without_a_name_and_without_resume(tmp_path, und
 
 
 def test_torchrun_finds_the_first_cause_in_its_error_file(tmp_path):
-    model_that_crashes_in_process_1(tmp_path)
+    crashing_model(tmp_path)
     agent = ("--log-dir", "logs", "--redirects", 3, "--max-restarts", 0)
     process = torchrun(tmp_path, "--model", "mine:build", "--name", "x", agent=agent)
     process.communicate(timeout=300)
@@ -149,7 +135,7 @@ def test_a_process_that_hangs_under_torchrun_is_named_by_the_others_and_none_out
         if HANGS in line:
             break
     assert "process 1 on host" in line
-    victim.send_signal(signal.SIGKILL)
+    victim.send_signal(SIGKILL)
     until_step(process, 20)  # torchrun has started the processes again
     children = ranks(process)
     process.kill()
