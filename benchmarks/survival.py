@@ -40,16 +40,8 @@ from benchmarks.common import save, spread
 STEPS = 60
 OPTIONS = ["--save-every", "5", "--log-every", "1", "--digest-every", "10", "--summary-every", "0", "--timeout", "3"]
 OPTIONS += ["--max-restarts", "10"]
-KINDS = [
-    "kill process",
-    "kill launcher",
-    "kill all",
-    "stop process",
-    "resize",
-    "stop and term",
-    "disk full",
-    "corruption",
-]
+KINDS = ["kill process", "kill launcher", "kill all", "stop process", "resize", "stop and term"]
+KINDS += ["disk full", "corruption"]
 LONGEST_S = 240.0  # for one fault
 FULL_S = 2.0
 STEP = re.compile(r": step (\d+),")
