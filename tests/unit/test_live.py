@@ -12,7 +12,6 @@ from tests.unit.test_report import STATE, a_log, sums
 
 from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import EvaluatingEvent
-from lockstep.core.local import Local
 from lockstep.report import console, lines
 
 WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
@@ -153,13 +152,7 @@ def test_every_process_reports_the_progress_of_an_evaluation(process):
     recipe, network, parameters, model = setting(10)
     shares = []
 
-    class Half(Local):
-        """Stand-in for a reduction of two processes, whose other process counts the same."""
-
-        def gather(self, table):
-            return torch.stack([table, table])
-
-    reduction = Half(4)
-    reduction.process, reduction.processes = process, 2
-    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), reduction, shares.append)
+    # Stand-in for two processes, of which the other one counts the same.
+    both = SimpleNamespace(process=process, processes=2, gather=lambda table: torch.stack([table, table]))
+    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), both, shares.append)
     assert shares == [0.0, 0.5, 1.0]
