@@ -22,6 +22,8 @@ FIRST_SETTINGS = (
     "augmentation", "batch", "dataset", "ema", "epochs", "eval_batch", "exact", "lr", "model", "name",
     "optimizer", "precision", "schedule", "seed", "steps", "threads_per_tower", "towers", "weight_decay",
 )  # fmt: skip
+LONG, FOUR_TOWERS = "cifar10-tutorial-100000-bfloat16", "cifar10-tutorial-4-towers-30000-bfloat16"
+MNIST = "mnist-200-bfloat16"
 WEIGHTS = {"ema": "averaged weights", "raw": "raw weights"}
 COLUMNS = ("what", "result", "n", "range", "precision")
 

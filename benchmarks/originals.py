@@ -6,15 +6,13 @@ benchmarks/results/; `stated.json` holds those of the originals, which were not 
 
 from pathlib import Path
 
-from benchmarks.figures import ABOUT, PERCENT, RATE, Unit, link, load, machine
+from benchmarks.figures import ABOUT, FOUR_TOWERS, LONG, MNIST, PERCENT, RATE, Unit, link, load, machine
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/coming-from-tensorflow.md"
 BEGIN = "<!-- speed and accuracy: python -m benchmarks.tables writes them -->"
 END = "<!-- end of speed and accuracy -->"
 
-LONG, FOUR_TOWERS = "cifar10-tutorial-100000-bfloat16", "cifar10-tutorial-4-towers-30000-bfloat16"
-MNIST = "mnist-200-bfloat16"
 BATCH_SECONDS = Unit(".3f", 1, "s")
 HEAD = "| devices | precision | seconds for 128 images | images/s | test accuracy | from |\n|---|---|---|---|---|---|"
 MNIST_HEAD = "| devices | precision | images/s | test accuracy | from |\n|---|---|---|---|---|"

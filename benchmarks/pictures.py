@@ -268,13 +268,13 @@ def step() -> str:
     width, left, across, between = 840, 156, 138, 16
     centres = [left + tower * (across + between) + across / 2 + (24 if tower > 1 else 0) for tower in range(4)]
     middle = (centres[0] + centres[3]) / 2
-    rows = {  # y, and what happens there in one line or two
+    rows = {  # y, and what happens there; a slash breaks the line
         "plan": (24, "of seed and step"), "shard": (112, "gather, augment"), "tower": (186, "forward, backward"),
-        "vector": (260, "gradient sums,", "loss, flags"), "tree": (358, "add in one", "fixed tree"),
-        "total": (432, "the same bits", "in every process"), "update": (520, "one update, made", "by every process"),
+        "vector": (260, "gradient sums,/loss, flags"), "tree": (358, "add in one/fixed tree"),
+        "total": (432, "the same bits/in every process"), "update": (520, "one update, made/by every process"),
     }  # fmt: skip
-    at = {name: row[0] for name, row in rows.items()}
-    parts = [label(18, y + 20 + 16 * i, line) for y, *lines in rows.values() for i, line in enumerate(lines)]
+    at = {name: y for name, (y, _) in rows.items()}
+    parts = [label(18, y + 20 + 16 * i, line) for y, text in rows.values() for i, line in enumerate(text.split("/"))]
     parts += box(middle - 180, at["plan"], 360, 42, "plan", "which examples each tower sees in this step")
     for process in range(2):
         x, wide = centres[2 * process] - across / 2 - 8, 2 * across + between + 16

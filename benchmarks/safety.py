@@ -57,7 +57,7 @@ def session(name: str, **changes: object) -> Session:
     recipe = make(get_recipe(name).model_dump(mode="json"), changes)
     recipe, _ = resolve(recipe, on_gpu=False)
     numerics.configure(recipe.threads_per_tower, recipe.exact)
-    splits = synthetic.load(recipe.dataset, max(4 * recipe.batch, 2000))
+    splits = synthetic.load(recipe.dataset, max(4 * recipe.batch, 2000), recipe.image_px)
     return Session(recipe, Placement(), Context(), splits)
 
 

@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,8 @@ from benchmarks.common import save, spread
 STEPS = 60
 OPTIONS = ["--save-every", "5", "--log-every", "1", "--digest-every", "10", "--summary-every", "0", "--timeout", "3"]
 OPTIONS += ["--max-restarts", "10"]
-KINDS = [
-    "kill process", "kill launcher", "kill all", "stop process", "resize", "stop and term", "disk full", "corruption",
-]  # fmt: skip
+KINDS = ["kill process", "kill launcher", "kill all", "stop process", "resize", "stop and term"]
+KINDS += ["disk full", "corruption"]
 LONGEST_S = 240.0  # for one fault
 FULL_S = 2.0
 STEP = re.compile(r": step (\d+),")
@@ -61,14 +60,9 @@ class Program:
     @staticmethod
     def start(folder: Path, *options: object) -> "Program":
         """Start the program in `folder`."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "train", *map(str, options), *OPTIONS],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        program = Program(process)
+        command = [sys.executable, "-m", "lockstep", "train", *map(str, options), *OPTIONS]
+        out, err = subprocess.PIPE, subprocess.STDOUT
+        program = Program(subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, text=True))
         threading.Thread(target=program._read, daemon=True).start()
         return program
 
@@ -82,11 +76,10 @@ class Program:
                 self.steps.append((int(match[1]), time.monotonic()))
 
     def workers(self) -> list[psutil.Process]:
-        """Return the worker processes; the program itself if it computes alone."""
+        """Return the worker processes."""
         with contextlib.suppress(psutil.Error):
-            own = psutil.Process(self.process.pid)
-            found = [child for child in own.children() if "lockstep.launch.worker" in child.cmdline()]
-            return found or [own]
+            children = psutil.Process(self.process.pid).children()
+            return [child for child in children if "lockstep.launch.worker" in child.cmdline()]
         return []
 
     def await_step(self, step: int) -> bool:
@@ -126,16 +119,12 @@ class Run:
     """One run in `folder` under a random schedule, which `chance` decides."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
-        self._folder, self._chance = folder, chance
+        self._folder, self._run, self._chance = folder, folder / "runs/x", chance
         self._program = Program.start(folder, "digits", "--steps", STEPS, "--name", "x", "--processes", self._any())
         self.programs = [self._program]
 
     def _any(self) -> int:
         return self._chance.randint(1, 4)
-
-    @property
-    def _run(self) -> Path:
-        return self._folder / "runs/x"
 
     def disturb(self, fault: Fault) -> None:
         """Make the fault once its step is done, and wait until the run has recovered."""
@@ -151,28 +140,22 @@ class Run:
             raise RuntimeError(f"no recovery from {fault.kind} within {LONGEST_S:.0f} s")
         fault.seconds = time.monotonic() - began
 
-    def _victim(self) -> psutil.Process | None:
-        workers = self._program.workers()
-        return self._chance.choice(workers) if workers else None
-
     def _resume(self) -> None:
         self._program.process.wait(LONGEST_S)
         self._program = Program.start(self._folder, "runs/x", "--resume", "--processes", self._any())
         self.programs.append(self._program)
 
+    def _send(self, number: int) -> None:
+        """Send a signal to one of the worker processes."""
+        if workers := self._program.workers():
+            with contextlib.suppress(psutil.Error):
+                self._chance.choice(workers).send_signal(number)
+
     def _kill_process(self) -> None:
-        victim = self._victim()
-        alone = victim is not None and victim.pid == self._program.process.pid
-        self._signal(victim, signal.SIGKILL)
-        if alone:  # A run on one process has no launcher that starts it again.
-            self._resume()
+        self._send(signal.SIGKILL)
 
     def _stop_process(self) -> None:
-        victim = self._victim()
-        if victim is not None and victim.pid == self._program.process.pid:
-            self._kill_process()
-        else:
-            self._signal(victim, signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
 
     def _kill_launcher(self) -> None:
         self._program.process.kill()
@@ -182,7 +165,8 @@ class Run:
         workers = self._program.workers()
         self._program.process.kill()
         for worker in workers:
-            self._signal(worker, signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):
+                worker.kill()
         self._resume()
 
     def _resize(self) -> None:
@@ -190,11 +174,7 @@ class Run:
         self._resume()
 
     def _stop_and_term(self) -> None:
-        victim = self._victim()
-        if victim is None or victim.pid == self._program.process.pid:
-            self._resize()
-            return
-        self._signal(victim, signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
         self._resize()
 
     def _disk_full(self) -> None:
@@ -228,12 +208,6 @@ class Run:
             content[self._chance.randrange(len(content))] ^= 1 << self._chance.randrange(8)
             path.write_bytes(content)
 
-    @staticmethod
-    def _signal(process: psutil.Process | None, number: int) -> None:
-        with contextlib.suppress(psutil.Error):
-            if process is not None:
-                process.send_signal(number)
-
     def finish(self) -> str:
         """Wait for the end and return the sha256 of the weights."""
         self._program.process.wait(LONGEST_S)
@@ -262,13 +236,12 @@ def schedule(chance: random.Random, kinds: list[str]) -> list[Fault]:
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
     """Mount a small file system in memory at `folder`. Yield False, and mount nothing, where that is not allowed."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "none", folder], capture_output=True, check=False
-    )
+    command: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", folder]
+    mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
     try:
-        yield mounted.returncode == 0
+        yield mounted
     finally:
-        if mounted.returncode == 0:
+        if mounted:
             subprocess.run(["umount", "-l", folder], check=True)
 
 
@@ -291,14 +264,13 @@ def survive(seed: int, expected: str) -> dict[str, Any]:
     return {
         "seed": seed,
         "survived": survived,
-        "faults": [{"kind": fault.kind, "step": fault.step, "seconds": fault.seconds} for fault in faults],
+        "faults": [asdict(fault) for fault in faults],
         **({} if survived else {"problem": problem or f"sha256 {found}", "last_lines": last}),
     }
 
 
 def main() -> None:
     """Run the schedules, print the table and save the record."""
-    assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others count up from it")
@@ -320,9 +292,8 @@ def main() -> None:
         print(f"{kind:<16} {seconds['n']:>6} {seconds['median']:>20.1f} {seconds['max']:>6.1f}")
     survived = sum(row["survived"] for row in rows)
     print(f"\n{survived} of {len(rows)} runs have the sha256 of the undisturbed run, after {len(faults)} faults")
-    save("survival", {"runs": len(rows), "survived": survived, "faults": table, "misses": [
-        row for row in rows if not row["survived"]
-    ]})  # fmt: skip
+    misses = [row for row in rows if not row["survived"]]
+    save("survival", {"runs": len(rows), "survived": survived, "faults": table, "misses": misses})
 
 
 if __name__ == "__main__":

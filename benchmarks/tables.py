@@ -4,7 +4,6 @@ Each number comes from a record in benchmarks/results/. tests/unit/test_results.
 measurements in the recipes' docstrings, and fails if a published number differs from its record.
 """
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,12 @@ from benchmarks.common import RESULTS
 from benchmarks.figures import (
     ABOUT,
     COST,
+    FOUR_TOWERS,
+    LONG,
     MEMORY,
     MILLISECONDS,
     MINUTES,
+    MNIST,
     PERCENT,
     RATE,
     SECONDS,
@@ -45,16 +47,13 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT, README = ROOT / "docs/results.md", ROOT / "README.md"
 RELIABILITY = ROOT / "docs/reliability.md"
 BEGIN, END = "<!-- headlines: python -m benchmarks.tables writes them -->", "<!-- end of headlines -->"
-BEGIN_SURVIVAL, END_SURVIVAL = (
-    "<!-- survival: python -m benchmarks.tables writes it -->", "<!-- end of survival -->",
-)  # fmt: skip
+BEGIN_SURVIVAL, END_SURVIVAL = "<!-- survival: python -m benchmarks.tables writes it -->", "<!-- end of survival -->"
 
-LONG, FOUR_TOWERS = "cifar10-tutorial-100000-bfloat16", "cifar10-tutorial-4-towers-30000-bfloat16"
 BY_PRECISION = {  # seeds 0 and 1
     "bfloat16": (LONG, "cifar10-tutorial-10000-bfloat16-seed-1"),
     "float32": ("cifar10-tutorial-10000-float32", "cifar10-tutorial-10000-float32-seed-1"),
 }
-MNIST, INPUT = "mnist-200-bfloat16", "input-cifar10-tutorial-bfloat16"
+INPUT = "input-cifar10-tutorial-bfloat16"
 NOT_MEASURED = """## Not measured
 
 No GPU was available, so nothing has been measured on one. `cifar10-record` and `cifar10-96` are made for a GPU and have
@@ -360,20 +359,7 @@ After as many updates, the run {link(MNIST)} (bfloat16, n 1) has {same}.
 The loss of TensorFlow's program falls as fast as Lockstep's or faster, and both fall faster than in the notebook's log.
 So the difference to the log is not due to Lockstep's arithmetic. Its cause is unknown: the notebook's version of
 TensorFlow and its GPUs were not available.
-{compared(tensorflow, lockstep)}
 """
-
-
-def compared(tensorflow: list[dict[str, Any]], lockstep: list[dict[str, Any]]) -> str:
-    """Return, in words, at which of CURVE_STEPS the losses of the two programs differ."""
-    higher, apart = 0, []
-    for step in CURVE_STEPS:
-        own, other = ([run["losses"][step - 1] for run in runs] for runs in (lockstep, tensorflow))
-        higher += statistics.mean(own) > statistics.mean(other)
-        if min(own) > max(other) or max(own) < min(other):
-            apart.append(str(step))
-    overlap = f"do not overlap at steps {' and '.join(apart)}" if apart else "overlap at every step"
-    return f"Lockstep's mean is higher at {higher} of {len(CURVE_STEPS)} steps. The two ranges {overlap}."
 
 
 def curve(runs: list[dict[str, Any]], step: int) -> str:
@@ -464,11 +450,9 @@ def measured(recipe: str) -> str:
     if recipe == "cifar10-tutorial":
         averaged, four = evaluations(LONG), evaluations(FOUR_TOWERS)
         each = ", ".join(f"{PERCENT.of(averaged[step]['ema'])} after {step:,}" for step in LONG_STEPS)
-        losses = ", ".join(f"{mean_loss(LONG, step):.2f} around {step:,}" for step in (2_000, 4_000, 10_000))
         return (
             f"Measured: by averaged weights {each} steps; by raw weights {PERCENT.of(averaged[100_000]['raw'])} then; "
-            f"with 4 towers {PERCENT.of(four[30_000]['ema'])} after 30,000 (one seed, bfloat16, {place(LONG)}). Total "
-            f"loss {mean_loss(LONG, 0):.2f} at step 0, {losses}."
+            f"with 4 towers {PERCENT.of(four[30_000]['ema'])} after 30,000 (one seed, bfloat16, {place(LONG)})."
         )
     if recipe == "folder":
         runs = {name: load(f"folder-{name}")["result"] for name in CASES}
@@ -483,14 +467,6 @@ def place(record: str) -> str:
     content = load(record)
     one_process = content.get("result", content)["processes"] == 1
     return f"one process on an {cpu}" if one_process else f"{cores} of an {cpu}"
-
-
-def mean_loss(record: str, step: int) -> float:
-    """Return the mean of the logged losses within 500 steps of `step`. For step 0, return its own loss."""
-    lines = (RESULTS / f"{record}.metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["kind"] == "step"]
-    distance = 500 if step else 0
-    return statistics.mean(float(row["loss"]) for row in rows if abs(row["step"] - step) <= distance)
 
 
 def main() -> None:

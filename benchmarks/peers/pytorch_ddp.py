@@ -91,9 +91,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps per interval")
     parser.add_argument("--workers", type=int, default=0, help="worker processes of each DataLoader")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument(
-        "--precision", choices=("float32", "bfloat16"), default="float32", help="bfloat16 uses autocast"
-    )
+    choices = ("float32", "bfloat16")
+    parser.add_argument("--precision", choices=choices, default="float32", help="bfloat16 uses autocast")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     network = Network().to(memory_format=torch.channels_last if args.channels_last else torch.contiguous_format)  # type: ignore[call-overload]

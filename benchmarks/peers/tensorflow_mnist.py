@@ -15,27 +15,14 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.peers.tensorflow_towers import (
-    Batch,
-    Loss,
-    cast,
-    configure,
-    mean_gradients,
-    measure,
-    options,
-    report,
-    settings,
-)
+from benchmarks.peers import tensorflow_towers as shared
+from benchmarks.peers.tensorflow_towers import Batch, Loss, cast, configure, mean_gradients, options, report
 
 BATCH = 1024
 LAYERS = {
-    "conv1": [5, 5, 1, 64],
-    "conv2": [3, 3, 64, 256],
-    "conv3": [3, 3, 256, 512],
-    "dense1": [8192, 2048],
-    "dense2": [2048, 1024],
-    "out": [1024, 10],
-}
+    "conv1": [5, 5, 1, 64], "conv2": [3, 3, 64, 256], "conv3": [3, 3, 256, 512],
+    "dense1": [8192, 2048], "dense2": [2048, 1024], "out": [1024, 10],
+}  # fmt: skip
 
 
 def idx(folder: str, name: str, header: int) -> np.ndarray:
@@ -110,10 +97,10 @@ def main() -> None:
     compiled = tf.function(update, jit_compile=args.xla or None)
     everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))
     if args.losses:
-        curve = {"losses": losses(everything, args.losses), "settings": settings(args)}
+        curve = {"losses": losses(everything, args.losses), "settings": shared.settings(args)}
         report({"program": "tensorflow", "model": "mnist", **curve, "versions": {"tensorflow": tf.__version__}})
     else:
-        report({"program": "tensorflow", "model": "mnist", **measure(args, everything, BATCH)})
+        report({"program": "tensorflow", "model": "mnist", **shared.measure(args, everything, BATCH)})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""Every command and Python block of README, CONTRIBUTING and docs works: parsed as it stands, run in a short form."""
+"""Every command of README, CONTRIBUTING and docs can be parsed, every Python block runs; slowly, all of each page."""
 
+import inspect
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests import commands, documents, synthetic
@@ -31,9 +34,10 @@ def problem(line: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_every_command_is_one_the_program_takes(line):
-    assert problem(line) is None
+def test_every_command_is_one_the_program_takes():
+    assert len(LINES) > 30
+    assert {page.name for page in documents.PAGES} >= {"README.md", "usage.md", "design.md"}
+    assert [wrong for line in LINES if (wrong := problem(line)) is not None] == []
 
 
 @pytest.mark.parametrize(
@@ -71,22 +75,58 @@ def test_lines_are_read_as_a_shell_reads_them():
     ]  # fmt: skip
 
 
-def test_there_are_commands_and_every_page_is_read():
-    assert len(LINES) > 30
-    assert {page.name for page in documents.PAGES} >= {"README.md", "usage.md", "design.md"}
-
-
-@pytest.mark.parametrize("start", documents.NOT_RUN)
-def test_what_is_not_run_is_still_named_somewhere(start):
+def test_what_is_not_run_is_still_named_somewhere():
     text = "".join(page.read_text() for page in documents.PAGES)
-    assert start in ("git clone ", "python -m benchmarks.") or start in text
+    assert [start for start in documents.NOT_RUN if start not in text] in (
+        [],
+        ["python -m benchmarks."],
+        ["git clone "],
+    )
 
 
-def stand_in(folder, name, code):
-    """A program of this `name` for a shell, written to `folder`."""
-    path = folder / name
-    path.write_text(f"#!{sys.executable}\n{code}")
-    path.chmod(0o755)
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The current folder: with photos, the module of MODEL, no other data, and nothing left of it afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    modules = set(sys.modules)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/module.py").write_text(documents.MODEL)
+    synthetic.photos(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def execute(block, names):
+    """Run a Python block in this process, and keep it as a file if it names one."""
+    if named := re.match(r"# (\w+\.py)\n", block.text):
+        Path(named[1]).write_text(block.text)
+    exec(compile(block.text, block.page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", sorted({block.page for _, block in SHELL if block.language == "python"}))
+def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
+    """In this process, where one small run stands for every run that the page trains or opens."""
+    small, _ = trained_once("digits", "--steps", 4, "--processes", 1)
+    arguments = inspect.signature(lockstep.train)
+
+    def train(what="digits", name="unnamed", **options):
+        arguments.bind(what, name=name, **options)
+        if isinstance(what, lockstep.Run):
+            return what
+        return lockstep.Run.open(shutil.copytree(small, place / f"runs/{name}"))
+
+    monkeypatch.setattr(lockstep, "train", train)
+    names = {"__name__": "__main__"}
+    for block in (block for _, block in SHELL if (block.page, block.language) == (page, "python")):
+        for opened in re.findall(r'open\("runs/(\w+)"\)', block.text):
+            train(name=opened)
+        execute(block, names)
 
 
 def run_in_shell(line, folder):
@@ -94,9 +134,10 @@ def run_in_shell(line, folder):
     programs = folder / "programs"
     if not programs.is_dir():
         programs.mkdir()
-        code = "import os, sys\nfrom tests.documents import shortened\n"
+        code = f"#!{sys.executable}\nimport os, sys\nfrom tests.documents import shortened\n"
         code += f"os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'lockstep', *shortened(sys.argv[1:])])\n"
-        stand_in(programs, "lockstep", code)
+        (programs / "lockstep").write_text(code)
+        (programs / "lockstep").chmod(0o755)
     environment = _outside()
     path = f"{programs}:{environment['PATH']}"
     places = {"PATH": path, "PYTHONPATH": f"{documents.ROOT}:{environment.get('PYTHONPATH', '')}"}
@@ -117,39 +158,18 @@ def run_here(words, capsys):
     return capsys.readouterr().out
 
 
-# README starts the program anew for each of 1 to 4 processes.
-WITH_BLOCKS = [
-    pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name == "README.md" else [])
-    for page in documents.PAGES
-    if "```" in page.read_text()
-]
-
-
-@pytest.mark.parametrize("page", WITH_BLOCKS)
-def test_the_page_works_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
-    """Its commands in their order, in one folder; Python blocks where they stand, as a file if they name one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    modules = set(sys.modules)
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package/module.py").write_text(documents.MODEL)
-    synthetic.photos(tmp_path)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in documents.PAGES if "```" in page.read_text()], ids=lambda p: p.name)
+def test_the_page_works_from_top_to_bottom(page, place, monkeypatch, capsys):
+    """Its commands in their order, in one folder, and its Python blocks where they are."""
     monkeypatch.setattr(lockstep, "train", documents.shortened_train(lockstep.train))
     names = {"__name__": "__main__"}
     for block in documents.blocks(page.read_text(), page.name):
         if block.language == "python":
-            if named := re.match(r"# (\w+\.py)\n", block.text):
-                (tmp_path / named[1]).write_text(block.text)
-            exec(compile(block.text, f"{page.name}", "exec"), names)
+            execute(block, names)
         elif block.language == "sh":
             for line in documents.lines(block):
-                run_line(line, tmp_path, capsys)
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+                run_line(line, place, capsys)
 
 
 def run_line(line, folder, capsys):
@@ -168,22 +188,3 @@ def test_a_command_that_fails_is_found(tmp_path, monkeypatch, capsys):
         run_line("lockstep eval runs/nothing", tmp_path, capsys)
     with pytest.raises(AssertionError, match="runs/nothing"):
         run_line("lockstep eval runs/nothing > out.txt", tmp_path, capsys)
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("train", "train digits --steps 4 --processes 1"),
-        ("train mnist --epochs 3 --name mnist", "train digits --name mnist --steps 4 --processes 1"),
-        ("train -q --name a", "train digits -q --name a --steps 4 --processes 1"),
-        ("train runs/a --resume", "train runs/a --resume"),
-        ("train digits --profile steps=10:13", "train digits --profile steps=1:3 --steps 4 --processes 1"),
-        ("train photos/ --lr 3 --name a", "train photos/ --name a --steps 4 --processes 1 --batch 8 --set image_px=32"),
-        ("data check cifar10", "data check digits"),
-        ("data check photos/", "data check photos/"),
-        ("eval runs/a --device cuda:0 --once", "eval runs/a --once --processes 1"),
-        ("bench mnist --link 2", "bench digits --link 2 --steps 2 --warmup 0 --processes 1 --synthetic"),
-    ],
-)  # fmt: skip
-def test_a_command_is_shortened(given, wanted):
-    assert documents.shortened(given.split()) == wanted.split()

@@ -7,16 +7,7 @@ import pytest
 import torch
 
 from lockstep.bench import peak
-from lockstep.bench.analysis import (
-    Link,
-    StepParts,
-    assumptions,
-    exchange_s,
-    predict,
-    split_step,
-    summarise,
-    verdict,
-)
+from lockstep.bench.analysis import Link, StepParts, assumptions, exchange_s, predict, split_step, summarise, verdict
 from lockstep.bench.chart import chart
 from lockstep.bench.table import closing, head, row
 from lockstep.config.placement import REDUCTIONS
@@ -29,30 +20,15 @@ GIGA = 10**9
 
 def record(processes: int, step_s: float, **changes) -> dict:
     return {
-        "kind": "bench",
-        "recipe": "digits",
-        "modes": [],
-        "processes": processes,
-        "towers": processes,
-        "batch": 100 * processes,
-        "precision": "float32",
-        "threads": 1,
-        "steps": 5,
-        "images_per_s": 100 * processes / step_s,
-        "images_per_s_error": 3.0,
-        "images_per_s_jitter": 4.0,
-        "s_per_step": step_s,
-        "s_per_step_median": step_s,
+        "kind": "bench", "recipe": "digits", "modes": [], "processes": processes, "towers": processes,
+        "batch": 100 * processes, "precision": "float32", "threads": 1, "steps": 5,
+        "images_per_s": 100 * processes / step_s, "images_per_s_error": 3.0, "images_per_s_jitter": 4.0,
+        "s_per_step": step_s, "s_per_step_median": step_s,
         "split": {"data": 0.01, "compute": 0.06, "communication": 0.02, "report": 0.005, "update": 0.005},
-        "peak_memory_bytes": [300 * 2**20] * processes,
-        "vector_bytes": 4 * 2**20,
-        "flops_per_step": 5 * GIGA,
-        "peak_flops_per_s": 100.0 * GIGA,
-        "peak_precision": "float32",
-        "device": "a processor",
-        "versions": {"torch": "2"},
-        **changes,
-    }
+        "peak_memory_bytes": [300 * 2**20] * processes, "vector_bytes": 4 * 2**20, "flops_per_step": 5 * GIGA,
+        "peak_flops_per_s": 100.0 * GIGA, "peak_precision": "float32", "device": "a processor",
+        "versions": {"torch": "2"}, **changes,
+    }  # fmt: skip
 
 
 def test_a_part_of_a_step_is_the_time_that_its_ablation_saves():
@@ -118,11 +94,10 @@ def test_the_summary_has_ratios_and_with_ablations_an_analysis():
     assert summary["analysis"]["parts_s"] == pytest.approx({"data": 0.01, "communication": 0.01, "compute": 0.105})
     assert summary["analysis"]["verdict"].startswith("compute-bound: ")
     assert summary["prediction"] == predict(0.1, 100, 4 * 2**20, "tree", Link(1e-5, 1e9))  # from one process's step
-    without_one_process = summarise(records[1:], [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
-    assert without_one_process["records"][0]["speed_up"] is None
-    assert without_one_process["prediction"][0]["s_per_step"] - without_one_process["prediction"][0][
-        "exchange_s"
-    ] == pytest.approx(0.115)
+    without_one = summarise(records[1:], [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
+    assert without_one["records"][0]["speed_up"] is None
+    first = without_one["prediction"][0]
+    assert first["s_per_step"] - first["exchange_s"] == pytest.approx(0.115)
     assert summarise(records, [], "tree", Link(1e-5, 1e9))["analysis"] is None
 
 

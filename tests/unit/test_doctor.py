@@ -23,74 +23,68 @@ from lockstep.doctor.peer import TOWERS, vectors
 LO, ETH = {"lo": ["127.0.0.1", "::1"]}, {"eth0": ["10.0.0.1"]}
 
 
-def is_sound(finding):
-    """Only a finding other than PASS has a remedy."""
-    assert bool(finding.remedy) == (finding.status != "PASS")
-    return finding.status
+class Usage:
+    """Stand-in for the usage of a disk."""
 
-
-@pytest.mark.parametrize(
-    ("version", "status"),
-    [("2.13.0+cpu", "PASS"), ("2.13.1", "PASS"), ("2.14.0", "WARN"), ("2.12.9", "FAIL"), ("1.99", "FAIL")],
-)
-def test_torch(version, status):
-    assert is_sound(machine.torch_build(version, "torch>=2.13")) == status
-
-
-def test_devices():
-    assert is_sound(machine.devices("Xeon", 2, [], driver=False)) == "PASS"
-    assert is_sound(machine.devices("Xeon", 2, [], driver=True)) == "WARN"
-    found = machine.devices("Xeon", 2, ["H100", "H100"], driver=True)
-    assert (is_sound(found), found.text) == ("PASS", "2 GPUs: H100, H100")
-
-
-def test_threads():
-    assert is_sound(machine.threads({}, 1)) == "PASS"
-    assert is_sound(machine.threads({}, 2)) == "FAIL"
-    replaced = machine.threads({"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "1"}, 1)
-    assert is_sound(replaced) == "PASS"
-    assert "OMP_NUM_THREADS=8 of this shell is replaced" in replaced.text
-    found = machine.threads({"ONEDNN_MAX_CPU_ISA": "AVX2", "PATH": "/bin"}, 1)
-    assert is_sound(found) == "WARN"
-    assert "ONEDNN_MAX_CPU_ISA=AVX2" in found.text
-
-
-def test_cpu_quota():
-    assert is_sound(machine.cpu_quota(2, 2, math.inf)) == "PASS"
-    assert is_sound(machine.cpu_quota(4, 64, 4.5)) == "PASS"
-    assert is_sound(machine.cpu_quota(1, 64, 0.5)) == "WARN"
-
-
-def test_shared_memory(tmp_path, monkeypatch):
-    assert is_sound(machine.shared_memory(tmp_path / "none", gpus=1)) == "PASS"
-    assert is_sound(machine.shared_memory(tmp_path / "none", gpus=2)) == "WARN"
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: _Usage(64 << 20))
-    assert is_sound(machine.shared_memory(tmp_path, gpus=2)) == "WARN"
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: _Usage(8 << 30))
-    assert is_sound(machine.shared_memory(tmp_path, gpus=2)) == "PASS"
-
-
-class _Usage:
     def __init__(self, total):
         self.total = self.free = total
 
 
-@pytest.mark.parametrize(
-    ("chosen", "resolved", "status", "words"),
-    [
-        (None, "127.0.0.1", "PASS", "GLOO_SOCKET_IFNAME to the interface between the hosts, as in eth0"),
-        (None, "10.0.0.1", "PASS", "eth0 (10.0.0.1)"),
-        (None, None, "WARN", "does not resolve"),
-        (None, "10.9.9.9", "WARN", "which no interface here has"),
-        ("eth0", None, "PASS", "eth0, by GLOO_SOCKET_IFNAME"),
-        ("eth0,ib7", "10.0.0.1", "FAIL", "there is no interface ib7, only lo, eth0"),
-    ],
-)
-def test_network(chosen, resolved, status, words):
+def interface(chosen, resolved):
     variables = {"GLOO_SOCKET_IFNAME": chosen} if chosen else {}
-    found = machine.network(variables, LO | ETH, "here", resolved)
-    assert is_sound(found) == status
-    assert words in found.text
+    return machine.network(variables, LO | ETH, "here", resolved)
+
+
+def shared_memory(gib, gpus):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda folder: Usage(gib * 2**30))
+        return machine.shared_memory(Path("/"), gpus)
+
+
+NOW = machine._EARLIEST + 1e6
+READ_ONLY = OSError(30, "Read-only file system")
+JUDGED = [
+    *((machine.torch_build(version, "torch>=2.13"), status, version) for version, status in (
+        ("2.13.0+cpu", "PASS"), ("2.13.1", "PASS"), ("2.14.0", "WARN"), ("2.12.9", "FAIL"), ("1.99", "FAIL"))),
+    (machine.devices("Xeon", 2, [], driver=False), "PASS", "Xeon, 2 cores, no GPU"),
+    (machine.devices("Xeon", 2, [], driver=True), "WARN", "torch sees no GPU"),
+    (machine.devices("Xeon", 2, ["H100", "H100"], driver=True), "PASS", "2 GPUs: H100, H100"),
+    (machine.threads({}, 1), "PASS", "one thread"),
+    (machine.threads({}, 2), "FAIL", "2 threads"),
+    (machine.threads({"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "1"}, 1), "PASS", "OMP_NUM_THREADS=8 of this"),
+    (machine.threads({"ONEDNN_MAX_CPU_ISA": "AVX2", "PATH": "/bin"}, 1), "WARN", "ONEDNN_MAX_CPU_ISA=AVX2"),
+    (machine.cpu_quota(2, 2, math.inf), "PASS", "no quota"),
+    (machine.cpu_quota(4, 64, 4.5), "PASS", "4.5"),
+    (machine.cpu_quota(1, 64, 0.5), "WARN", "0.5 of a core"),
+    (machine.shared_memory(Path("/none"), gpus=1), "PASS", "not needed"),
+    (machine.shared_memory(Path("/none"), gpus=2), "WARN", "0.0 GiB"),
+    (shared_memory(0.06, gpus=2), "WARN", "0.1 GiB"),
+    (shared_memory(8, gpus=2), "PASS", "8.0 GiB"),
+    (interface(None, "127.0.0.1"), "PASS", "GLOO_SOCKET_IFNAME to the interface between the hosts, as in eth0"),
+    (interface(None, "10.0.0.1"), "PASS", "eth0 (10.0.0.1)"),
+    (interface(None, None), "WARN", "does not resolve"),
+    (interface(None, "10.9.9.9"), "WARN", "which no interface here has"),
+    (interface("eth0", None), "PASS", "eth0, by GLOO_SOCKET_IFNAME"),
+    (interface("eth0,ib7", "10.0.0.1"), "FAIL", "there is no interface ib7, only lo, eth0"),
+    (machine.clock(NOW, 0.01), "PASS", "0.01 s"),
+    (machine.clock(NOW, -30.0), "WARN", "30.0 s"),
+    (machine.clock(0.0, 0.0), "WARN", "before 2025"),
+    *((storage.disk(Path("/r"), storage.Disk(free, sync_s, 0.0)), status, "/r") for free, sync_s, status in (
+        (10**12, 0.01, "PASS"), (10**12, 0.9, "WARN"), (10**9, 0.01, "WARN"), (10**6, 0.01, "FAIL"))),
+    (storage.not_writable(Path("/r"), READ_ONLY), "FAIL", "Read-only file system"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("finding", "status", "words"), JUDGED)
+def test_a_check_judges_the_values_that_it_is_given(finding, status, words):
+    assert is_sound(finding) == status
+    assert words in finding.text
+
+
+def is_sound(finding):
+    """Only a finding other than PASS has a remedy."""
+    assert bool(finding.remedy) == (finding.status != "PASS")
+    return finding.status
 
 
 def test_a_name_that_does_not_resolve_is_none():
@@ -98,26 +92,12 @@ def test_a_name_that_does_not_resolve_is_none():
     assert machine.resolve("no.such.host.invalid") is None
 
 
-def test_clock():
-    now = machine._EARLIEST + 1e6
-    assert is_sound(machine.clock(now, 0.01)) == "PASS"
-    assert is_sound(machine.clock(now, -30.0)) == "WARN"
-    assert is_sound(machine.clock(0.0, 0.0)) == "WARN"
-
-
-def test_disk(tmp_path):
+def test_a_disk_is_measured_without_a_trace(tmp_path):
     assert storage.existing(tmp_path / "a/b") == tmp_path
     measured = storage.measure(tmp_path)
     assert measured.free_bytes > 0
     assert measured.sync_s > 0
     assert list(tmp_path.iterdir()) == []
-    for free, sync_s, status in (
-        (10**12, 0.01, "PASS"), (10**12, 0.9, "WARN"), (10**9, 0.01, "WARN"), (10**6, 0.01, "FAIL"),
-    ):  # fmt: skip
-        assert is_sound(storage.disk(tmp_path, storage.Disk(free, sync_s, 0.0))) == status
-    found = storage.not_writable(tmp_path, OSError(30, "Read-only file system"))
-    assert is_sound(found) == "FAIL"
-    assert "Read-only file system" in found.text
 
 
 def downloaded(folder: Path, size: int) -> Path:

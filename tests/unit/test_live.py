@@ -85,13 +85,15 @@ def test_an_evaluation_fits_and_leaves_out_the_least_important_parts(width):
     assert "ETA" not in lines.evaluating_line(EvaluatingEvent(1200, "test", 0.0), None, width)
 
 
-def test_the_line_shows_the_progress_of_an_evaluation(monkeypatch):
+@pytest.mark.parametrize("notebook", [False, True])
+def test_one_line_shows_the_steps_and_the_progress_of_an_evaluation(monkeypatch, notebook):
+    """On a terminal, and by carriage returns alone, as a notebook understands them."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     stream = Terminal()
-    live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=80))
-    log = a_log([live], steps=4)
-    log.start([])
+    terminal = rich.console.Console(file=stream, force_terminal=True, width=80)
+    log = a_log([console.for_stream(stream, 10, line_width=79) if notebook else console.Live(terminal)], steps=4)
+    log.start([("recipe", "r")])
     for step in range(4):
         now[0] += 1.0
         log.step(step, sums(), STATE, 0.1, torch.zeros(0))
@@ -111,36 +113,13 @@ def test_the_line_shows_the_progress_of_an_evaluation(monkeypatch):
     assert 10 < len(set(percents)) < 50  # fewer than the 101 events: one drawing every 0.1 s
     halfway = next(frame for frame in evaluating if " 48%" in frame)
     assert halfway.endswith("ETA 0:02")  # 48 % took 48 x 0.03 s, so the rest takes 1.56 s
-    assert (
-        [frame for frame in shown if "step" in frame.replace("steps", "")][-1]
-        .lstrip("━")
-        .startswith("  100%  step 4/4")
-    )
-
-
-def test_a_notebook_gets_one_line_that_a_carriage_return_redraws(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    stream = io.StringIO()
-    log = a_log([console.for_stream(stream, 10, line_width=60)], steps=4)
-    log.start([("recipe", "r")])
-    for step in range(4):
-        now[0] += 1.0
-        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-    with log.untimed():
-        for k in range(101):
-            log.evaluating(4, "test", k / 100)
-            now[0] += 0.03
-    log.evaluation(4, "test", {"raw": Evaluation(10, 9, 0.1)})
-    log.end([("accuracy", "90%")])
-    head, *drawn = stream.getvalue().split("\r")
-    assert head == "  recipe  r\n"
-    assert max(len(text) for text in drawn if "\n" not in text) <= 60
-    assert [re.search(r"step (\d/4)", text)[1] for text in drawn[:4]] == ["1/4", "2/4", "3/4", "4/4"]
-    assert 25 < len([text for text in drawn if "evaluating on test" in text]) < 40
-    assert drawn[-2].strip() == ""  # covers the line
-    assert [line.split()[-1] for line in drawn[-1].splitlines()] == ["90.00%", "90%"]
-    assert "\x1b" not in stream.getvalue()
+    assert [found[1] for frame in shown if (found := re.search(r"step (\d/4)", frame))] == ["1/4", "2/4", "3/4", "4/4"]
+    text = stream.getvalue()
+    assert text.startswith("  recipe  r")
+    assert ("\x1b" in text) != notebook
+    above, last = text.rsplit("\r", 1) if notebook else (text, text[text.rindex("\x1b[2K") + 4 :])
+    assert [row.split()[-1] for row in last.splitlines()] == ["90.00%", "90%"]
+    assert not notebook or above.rsplit("\r", 1)[1].strip() == ""  # spaces cover the line
 
 
 def test_an_evaluation_whose_first_event_is_not_its_start_has_no_estimate_yet(monkeypatch):
@@ -174,13 +153,7 @@ def test_every_process_reports_the_progress_of_an_evaluation(process):
     recipe, network, parameters, model = setting(10)
     shares = []
 
-    class Half(Local):
-        """Stand-in for a reduction of two processes, whose other process counts the same."""
-
-        def gather(self, table):
-            return torch.stack([table, table])
-
-    reduction = Half(4)
-    reduction.process, reduction.processes = process, 2
-    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), reduction, shares.append)
+    # Stand-in for two processes, of which the other one counts the same.
+    both = SimpleNamespace(process=process, processes=2, gather=lambda table: torch.stack([table, table]))
+    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), both, shares.append)
     assert shares == [0.0, 0.5, 1.0]

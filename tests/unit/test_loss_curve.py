@@ -15,8 +15,7 @@ def made(monkeypatch, tmp_path):
     def run(program):
         return lambda seed, *_: calls.append((program, seed)) or {"seed": seed, "losses": [1.0] * loss_curve.STEPS}
 
-    for module in (common, loss_curve):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
     for program in ("lockstep", "tensorflow"):
         monkeypatch.setattr(loss_curve, program, run(program))
     monkeypatch.setattr(loss_curve, "refuse_without", lambda python: None)
@@ -37,12 +36,3 @@ def test_a_call_makes_only_the_runs_that_the_record_lacks(monkeypatch, tmp_path,
     record = json.loads((tmp_path / "loss-mnist.json").read_text())
     assert [run["seed"] for run in record["runs"]["tensorflow float32"]] == [0, 1]
     assert record["command"] == "python -m benchmarks.peers.loss_curve --tensorflow PYTHON --seeds 2"
-
-
-def test_runs_of_another_recipe_are_not_added_to(monkeypatch, tmp_path, made):
-    call(monkeypatch, "--at-most", "1")
-    file = tmp_path / "loss-mnist.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "digest": "another"}))
-    with pytest.raises(SystemExit, match="of another recipe: move it away"):
-        call(monkeypatch)
-    assert len(made) == 1

@@ -124,11 +124,10 @@ def test_mnists_dropout_depends_on_tower_and_step():
     assert len({loss(0, 0), loss(1, 0), loss(0, 1)}) == 3
 
 
-@pytest.mark.parametrize("amx", [False, True])
 @pytest.mark.parametrize(
     ("name", "shape", "convolutions"), [("mnist", (1, 28, 28), 2), ("cifar10-tutorial", (3, 24, 24), 0)]
 )
-def test_which_convolutions_use_winograds_scheme(monkeypatch, name, shape, convolutions, amx):
+def test_which_convolutions_use_winograds_scheme(monkeypatch, name, shape, convolutions):
     """MNIST's conv2 and conv3, unless a CPU with AMX computes them in bfloat16; the tutorial's are 5x5, so none."""
     transformed = []
 
@@ -138,9 +137,10 @@ def test_which_convolutions_use_winograds_scheme(monkeypatch, name, shape, convo
             super().__init__(*args)
 
     monkeypatch.setattr(fused, "Winograd", Recorded)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
     for precision in ("float32", "bfloat16", "float16"):  # float16's convolutions compute in float32 on a CPU
         tower, _, _ = parts(make(get_recipe(name).model_dump(mode="json"), {"precision": precision}), shape)
-        transformed.clear()
-        tower._network(torch.rand(2, *shape))
-        assert len(transformed) == (0 if amx and precision == "bfloat16" else convolutions), precision
+        for amx in (False, True):
+            monkeypatch.setattr(torch.cpu, "get_capabilities", lambda amx=amx: {"amx_tile": amx})
+            transformed.clear()
+            tower._network(torch.rand(2, *shape))
+            assert len(transformed) == (0 if amx and precision == "bfloat16" else convolutions), (precision, amx)

@@ -55,7 +55,7 @@ def by_hand(readme):
 
 
 @pytest.mark.parametrize("page", [tables.DOCUMENT, tables.README, tables.RELIABILITY, originals.PAGE], ids=str)
-def test_a_page_is_rendered_from_the_records(page):
+def test_the_page_is_rendered_from_the_records(page):
     assert page.read_text() == tables.pages()[page], "run: python -m benchmarks.tables"
 
 
@@ -162,7 +162,7 @@ def test_a_figure_without_command_machine_n_or_record_is_found(old, new):
     assert incomplete(page.replace(old, new, 1))
 
 
-def test_the_page_states_whether_the_recipe_of_each_record_is_todays():
+def test_the_page_states_whether_the_recipe_of_a_record_is_todays():
     page = tables.document()
     for record in WITH_DIGEST:
         recipe = figures.recipe_of(figures.load(record)["command"])

@@ -127,7 +127,7 @@ def test_summaries_change_no_bit_and_add_no_pass(tmp_path, trained, monkeypatch)
     assert not (tmp_path / "without/tb").exists()
 
 
-@pytest.mark.parametrize("last", [0, 4, 8])
+@pytest.mark.parametrize("last", [0, 8])
 def test_resume_drops_events_after_the_checkpoint(tmp_path, last):
     """As after kill -9: events go on to where the run was, and the checkpoints after `last` are lost."""
     path = tmp_path / "run"
@@ -148,8 +148,7 @@ def test_resume_drops_events_after_the_checkpoint(tmp_path, last):
 
 
 def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, trained):
-    path = tmp_path / "run"
-    shutil.copytree(trained[1], path)
+    path = shutil.copytree(trained[1], tmp_path / "run")
     for file in ("result.json", "model.safetensors"):
         (path / file).unlink()
     shutil.rmtree(path / "checkpoints/step-000000012")
@@ -206,9 +205,8 @@ def test_a_histogram_counts_every_value(values):
     assert histo.max <= histo.bucket_limit[-1] + 1e-6
     if values.numel() == 1000:
         expected, _ = np.histogram(values.numpy(), bins=64)
-        assert (
-            np.abs(np.asarray(histo.bucket) - expected).sum() <= 4
-        )  # the edges of bins are float32 here and float64 in numpy
+        # The edges of bins are float32 here and float64 in numpy.
+        assert np.abs(np.asarray(histo.bucket) - expected).sum() <= 4
 
 
 def test_a_histogram_leaves_out_values_that_are_not_finite():
@@ -227,29 +225,24 @@ def test_an_image_is_scaled_like_tf_summary_image():
     assert pixels(torch.rand(3, 5, 4)).shape == (5, 4)
 
 
-def test_of_a_compiled_network_only_inputs_and_logits_are_recorded():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_recorder_records_one_pass_and_counts_zeros(compiled):
+    """Of a compiled network only inputs and logits: a hook inside it would become part of what is compiled."""
     module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
-    recorder = ActivationRecorder(module, compiled=True)
-    recorder.start()
-    assert not any(part._forward_hooks for part in module)
-    module(torch.ones(1, 1, 2, 2))
-    tags = {value.tag for part in recorder.take() for value in part.value}
-    assert tags == {"images/0", "activations/logits", "sparsity/logits"}
-
-
-def test_the_recorder_records_one_pass_and_counts_zeros():
-    module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
-    recorder = ActivationRecorder(module)
+    recorder = ActivationRecorder(module, compiled=compiled)
     x = torch.tensor([[[[-1.0, 2.0], [0.0, -3.0]]]])
     module(x)
     assert recorder.take() == []
     recorder.start()
+    assert any(part._forward_hooks for part in module) != compiled
     module(x)
-    module(torch.ones(1, 1, 2, 2))  # the pass of the next tower
+    module(x)
     values = {value.tag: value for part in recorder.take() for value in part.value}
-    assert values.keys() == {"images/0", "activations/0", "sparsity/0", "activations/logits", "sparsity/logits"}
-    assert values["sparsity/0"].simple_value == 0.75
-    assert values["activations/0"].histo.num == 4
+    inner = set() if compiled else {"activations/0", "sparsity/0"}
+    assert values.keys() == {"images/0", "activations/logits", "sparsity/logits"} | inner
+    if not compiled:
+        assert values["sparsity/0"].simple_value == 0.75
+        assert values["activations/0"].histo.num == 4
 
 
 @pytest.mark.parametrize("name", MODELS)
