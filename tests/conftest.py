@@ -111,15 +111,21 @@ def program(tmp_path):
     return partial(run_program, cwd=tmp_path)
 
 
-# The commands that compute, and the options with which they do so in the process that calls main().
-COMPUTING, INLINE = {"train", "eval", "verify", "bench"}, ("--processes", "1")
+# The options with which a command that computes does so in the process that calls main().
+INLINE = dict.fromkeys(("train", "eval", "verify", "bench"), ("--processes", "1"))
+
+
+def _is_alone(words: list[str]) -> bool:
+    """Return whether a command asks for one process, or leaves the number to the program."""
+    return "--processes" not in words or words[words.index("--processes") + 1] == "1"
 
 
 def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
     """Run the command line's main() in `cwd`, in this process, which has torch already, and undo what it changed."""
     from lockstep.cli import main
 
-    command = ["lockstep", *map(str, args), *(INLINE if args[0] in COMPUTING and "--processes" not in args else ())]
+    words = [*map(str, args)]
+    command = ["lockstep", *words, *(INLINE.get(words[0], ()) if _is_alone(words) else ())]
     variables = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(cwd / "cache"), **environment}
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     logger = logging.getLogger("lockstep")
@@ -180,10 +186,9 @@ def trained_once(tmp_path_factory):
             if not record.exists():
                 shutil.rmtree(place, ignore_errors=True)  # of one that failed
                 place.mkdir()
-                alone = " ".join(INLINE) in " ".join(map(str, options))
-                done = (in_this_process if alone else run_program)(
-                    "train", *options, "--name", "a", "--json", cwd=place
-                )
+                words = [*map(str, options)]
+                train = in_this_process if _is_alone(words) else run_program
+                done = train("train", *words, "--name", "a", "--json", cwd=place)
                 assert done.returncode == 0, done.stderr
                 record.write_text(done.stdout.splitlines()[-1])
         return place / "runs/a", json.loads(record.read_text())
