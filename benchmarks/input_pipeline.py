@@ -34,7 +34,7 @@ def main() -> None:
     from lockstep.config.overrides import make
     from lockstep.config.placement import Placement
     from lockstep.core.tower import Tower
-    from lockstep.data.plan import Plan
+    from lockstep.data.plan import Pipeline, Plan
     from lockstep.jobs.session import Session
     from lockstep.recipes import get_recipe
 
@@ -47,9 +47,8 @@ def main() -> None:
     tower = Tower(recipe.bind(len(dataset)), session.network)
 
     def plan(step: int) -> Plan:
-        return Plan.at(
-            seed=0, step=step, batch=recipe.batch, towers=1, examples=len(dataset), augmentation=recipe.augmentation
-        )
+        pipeline = Pipeline(recipe.augmentation)
+        return Plan.at(seed=0, step=step, batch=recipe.batch, towers=1, examples=len(dataset), pipeline=pipeline)
 
     def make_input(step: int) -> None:
         dataset.shard(plan(step), 0)

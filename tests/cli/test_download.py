@@ -1,4 +1,4 @@
-"""lockstep data, and downloads on first use, through the real program; the addresses are a server of the test's."""
+"""lockstep data, and downloads on first use; the addresses are a server of the test's."""
 
 import json
 import signal
@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.conftest import _outside
+from tests.conftest import OFFLINE, _outside
 from tests.serving import Server, archive, blank_mnist
 
+from lockstep.cli import main
 from lockstep.data.catalog import SOURCES, Source
+from lockstep.words import size
 
 DATA = 3
 # The program, but for the sums of what it downloads: those of files that a test can make.
@@ -38,29 +40,24 @@ def server(bodies):
 
 
 @pytest.fixture
-def lockstep(tmp_path, server, bodies):
-    """Start the program, with the test's MNIST instead of the real one: lockstep(*args) -> Popen."""
+def source(bodies):
+    """The test's MNIST in place of the real one, at an address where no server listens."""
     real = SOURCES["mnist"]
     archives = tuple(archive(name, body, "http://127.0.0.1:9/nowhere/") for name, body in bodies.items())
-    source = Source("mnist", 70_000, 28, real.files, real.subfolders, archives)
+    return Source("mnist", 70_000, 28, real.files, real.subfolders, archives)
+
+
+@pytest.fixture
+def lockstep(tmp_path, server, source):
+    """Start the program: lockstep(*args) -> Popen."""
     started = []
 
-    def start(*args, **environment):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, repr(source), *map(str, args)],
-            cwd=tmp_path,
-            env={
-                **_outside(),
-                "XDG_CACHE_HOME": str(tmp_path / "cache"),
-                "LOCKSTEP_MIRROR": server.url,
-                **environment,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+    def start(*args):
+        environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}
+        command = [sys.executable, "-c", PROGRAM, repr(source), *map(str, args)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=_outside() | environment, **pipes))
+        return started[-1]
 
     yield start
     for process in started:
@@ -69,11 +66,23 @@ def lockstep(tmp_path, server, bodies):
 
 
 @pytest.fixture
-def done(lockstep):
+def done(tmp_path, server, source, monkeypatch, capfd):
+    """Run the program in this process: done(*args) -> CompletedProcess."""
+    monkeypatch.setitem(SOURCES, "mnist", source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
+    for name, value in {**OFFLINE, "XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}.items():
+        monkeypatch.setenv(name, value)
+
     def run(*args, **environment):
-        process = lockstep(*args, **environment)
-        out, err = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(args, process.returncode, out, err)
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["lockstep", *map(str, args)])
+            capfd.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return subprocess.CompletedProcess(args, ended.value.code or 0, *capfd.readouterr())
 
     return run
 
@@ -84,23 +93,23 @@ def left(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_downloads_on_first_use(done, server, tmp_path, bodies):
+def test_training_downloads_on_first_use(lockstep, server, tmp_path, bodies):
     (tmp_path / "small.py").write_text(
         "from torch import nn\n"
         "def build(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, classes))\n"
     )
-    first = done(
-        "train", "mnist", "--model", "small:build", "--set", "weight_decay={}", "--steps", 1, "--batch", 8,
-        "--towers", 1, "--json", "--name", "small",
-    )  # fmt: skip
-    assert first.returncode == 0, first.stderr
-    assert json.loads(first.stdout)["steps"] == 1
-    assert f"fetching train-images-idx3-ubyte.gz (0.2 MB) from {server.url}train-images" in first.stderr
+    options = ("--model", "small:build", "--set", "weight_decay={}", "--steps", 1, "--batch", 8, "--towers", 1)
+    first = lockstep("train", "mnist", *options, "--json", "--name", "small")
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+    assert json.loads(out)["steps"] == 1
+    assert f"fetching train-images-idx3-ubyte.gz ({size(len(bodies['train-images-idx3-ubyte.gz']))}) from" in err
     assert sorted(server.requests) == sorted(bodies)
     assert left(tmp_path) == sorted([*bodies, "lockstep-manifest.json"])
-    second = done("eval", "runs/small", "--model", "small:build")
-    assert (second.returncode, second.stderr) == (0, "")
+    second = lockstep("eval", "runs/small", "--model", "small:build")
+    assert second.communicate(timeout=120)[1] == ""
+    assert second.returncode == 0
     assert len(server.requests) == 4
 
 
@@ -113,7 +122,7 @@ def test_fetch_list_and_check(done, server, tmp_path, bodies):
     assert json.loads(fetched.stdout) == {"dataset": "mnist", "folder": str(place), "downloaded": True}
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["mnist"]
     again = done("data", "fetch", "mnist", LOCKSTEP_DATA=str(tmp_path / "here"))
-    assert (again.stdout, again.stderr) == (f"mnist is already in {place}\n", "")
+    assert again.stdout == f"mnist is already in {place}\n"
     assert len(server.requests) == 4
     listed = json.loads(done("data", "list", "--json", LOCKSTEP_DATA=str(tmp_path / "here")).stdout)
     assert listed["mnist"]["folder"] == str(place)
@@ -135,48 +144,42 @@ def test_fetch_list_and_check(done, server, tmp_path, bodies):
     assert "placed by hand, so only their structure was checked" in by_hand.stdout, by_hand.stderr
 
 
-def test_digits_need_nothing(program):
-    assert "nothing to download" in program("data", "fetch", "digits").stdout
-    assert program("data", "check", "digits", "--json").stdout.startswith('{"dataset": "digits"')
+def test_digits_need_nothing(done):
+    assert "nothing to download" in done("data", "fetch", "digits").stdout
+    assert done("data", "check", "digits", "--json").stdout.startswith('{"dataset": "digits"')
 
 
-def test_an_unknown_data_set(program):
+def test_an_unknown_data_set(done):
     for command in ("fetch", "check"):
-        done = program("data", command, "mnits")
-        assert done.returncode == 2
-        assert "unknown dataset 'mnits': did you mean mnist" in done.stderr
+        unknown = done("data", command, "mnits")
+        assert unknown.returncode == 2
+        assert "unknown dataset 'mnits': did you mean mnist" in unknown.stderr
 
 
 def test_a_named_folder_is_not_filled(done, server, tmp_path):
     (tmp_path / "mine").mkdir()
-    refused = done("train", "mnist", "--data", "mine")
+    refused = done("train", "mnist", "--data", "mine", "--processes", 1)
     assert refused.returncode == DATA
     assert f"or download it: lockstep data fetch mnist --data {tmp_path}/mine" in refused.stderr
     assert server.requests == []
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist")], ids=" ".join)
+@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist", "--processes", 1)], ids=str)
 def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
     server.files = {}
     failed = done(*command)
-    assert failed.returncode == DATA
-    assert failed.stdout == ""
+    assert (failed.returncode, failed.stdout) == (DATA, "")
     message = failed.stderr.splitlines()[-1]
-    for word in (
-        "says 404",
-        "connection refused",
-        f"put the files into {tmp_path}/cache/lockstep/mnist",
-        "recipe 'digits'",
-    ):
-        assert word in message
-    assert "Traceback" not in failed.stderr
+    place = f"put the files into {tmp_path}/cache/lockstep/mnist"
+    assert all(word in message for word in ("says 404", "connection refused", place, "recipe 'digits'")), message
     assert left(tmp_path) == []
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("command", "number"), [(("data", "fetch", "mnist"), signal.SIGINT), (("train", "mnist"), signal.SIGTERM)]
+)
 def test_stopped_halfway(lockstep, server, bodies, tmp_path, command, number):
     name = "train-images-idx3-ubyte.gz"
     server.files[name] = server.half(bodies[name])

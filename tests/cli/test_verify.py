@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from tests.runs import change_checkpoint
 
-from lockstep.cli.diff import diff
-
 OPTIONS = ("digits", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
 
 

@@ -119,9 +119,8 @@ def train(monkeypatch, tmp_path, train_set):
     return run
 
 
-@pytest.mark.parametrize("changes", [{}, {"held_out": 60}])
-def test_a_run_has_the_same_bits(train, changes):
-    results = {kind: train(kind, **changes)[0] for kind in ("memory", *KINDS)}
+def test_a_run_has_the_same_bits(train):
+    results = {kind: train(kind, held_out=60, steps=4)[0] for kind in ("memory", *KINDS)}
     for name in ("weights_sha256", "accuracy", "loss"):
         assert results["mapped"][name] == results["decoded"][name] == results["memory"][name]
 
@@ -145,7 +144,7 @@ class Recording(Images):
         super().__init__(len(pixels), pixels.shape[1:])
         self.pixels, self.calls = pixels, []
 
-    def _expect(self, rows):
+    def _prefetch(self, rows):
         self.calls.append(("prefetch", rows.tolist()))
 
     def _gather(self, rows):

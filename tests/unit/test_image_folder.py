@@ -77,8 +77,12 @@ def test_a_folder_with_splits(photos, val):
 def test_without_a_test_folder_the_validation_images_are_the_test_images(photos):
     write(photos / "train", {"a": [1, 2], "b": [3, 4]})
     write(photos / "val", {"a": [5], "b": [6]})
+    write(photos / "val", {"a": [1]})
     found = sound(photos)
-    assert paths(found)["test"] == paths(found)["validation"] == ["val/a/5.png", "val/b/6.png"]
+    leak = " = ".join(["train/a/1.png", "val/a/1.png"])
+    assert f"1 image in several splits: the accuracy will be too high ({leak})" in found.notes
+    assert [[found.index.paths[row] for row in rows] for rows in found.leaks()] == [["train/a/1.png", "val/a/1.png"]]
+    assert paths(found)["test"] == paths(found)["validation"] == ["val/a/1.png", "val/a/5.png", "val/b/6.png"]
     assert any("validation images are the test images" in note for note in found.notes)
 
 
@@ -109,12 +113,9 @@ def test_wrong_layouts_are_named(photos, folders, words):
     refused(photos, *words)
 
 
-def test_a_class_may_be_called_train(photos):
-    write(photos, {"train": [1, 2, 3], "plane": [4, 5, 6], "test": [7, 8, 9]})
-    assert sound(photos).classes == ("plane", "test", "train")
-
-
-def test_a_class_that_a_split_lacks_keeps_its_label(photos):
+def test_a_class_may_be_called_train_and_one_that_a_split_lacks_keeps_its_label(photos):
+    write(photos.with_name("flat"), {"train": [1, 2, 3], "plane": [4, 5, 6], "test": [7, 8, 9]})
+    assert sound(photos.with_name("flat")).classes == ("plane", "test", "train")
     write(photos / "train", {"a": [1, 2], "b": [3, 4], "c": [5, 6]})
     write(photos / "test", {"a": [7], "c": [8]})
     found = sound(photos)
@@ -300,7 +301,7 @@ def below(number, share):
     share=st.sampled_from([0.1, 0.2, 0.5]),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_no_image_changes_sides_when_others_come_or_names_change(tmp_path_factory, numbers, added, share, order):
     root = tmp_path_factory.mktemp("split")
     half = len(numbers) // 2
@@ -335,11 +336,7 @@ def test_the_split_follows_the_documented_rule(photos):
     expected = sorted(f"{'a' if n < 100 else 'b'}/{n}.png" for n in range(200) if below(n, 0.3))
     assert paths(found)["test"] == expected
     assert 40 <= len(expected) <= 80
-
-
-def test_a_larger_share_keeps_the_test_images(photos):
-    write(photos, {"a": range(100), "b": range(100, 200)})
-    assert set(paths(sound(photos, 0.1))["test"]) < set(paths(sound(photos, 0.4))["test"])
+    assert set(paths(sound(photos, 0.1))["test"]) < set(expected)  # A larger share keeps the test images.
 
 
 @pytest.mark.parametrize("share", [1e-9, 1 - 1e-9])
@@ -370,14 +367,6 @@ def test_equal_files_are_on_one_side(photos):
 def test_classes_that_share_all_images_cannot_be_divided(photos):
     write(photos, {"a": [1, 2], "b": [2, 3], "c": [1, 3]})
     refused(photos, "too few images that are in one class only")
-
-
-def test_leaks_between_given_splits_are_noted(photos):
-    write(photos / "train", {"a": [1, 2], "b": [3, 4]})
-    write(photos / "test", {"a": [1], "b": [6]})
-    found = sound(photos)
-    assert [found.index.paths[row] for row in found.leaks()[0]] == ["test/a/1.png", "train/a/1.png"]
-    assert found.notes == ["1 image in several splits: the accuracy will be too high (test/a/1.png = train/a/1.png)"]
 
 
 # the dataset
@@ -425,18 +414,6 @@ def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(photos, tm
     assert sha256(base) == digests[0]
 
 
-def test_a_file_that_changes_after_it_was_indexed_is_refused(photos, monkeypatch):
-    write(photos, {"a": range(8), "b": range(8, 16)})
-    found = sound(photos)
-    with monkeypatch.context() as patch:
-        patch.setattr("lockstep.data.folder.reader.survey", lambda *args: found)
-        (photos / "a/3.png").write_bytes(encoded(300))
-        with pytest.raises(LockstepError, match=r"a/3.png has changed") as caught:
-            load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
-    assert caught.value.code == DATA
-    load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
-
-
 def test_a_change_that_no_stamp_shows_is_an_error_once(photos, monkeypatch):
     """The error names the file, and the next start reads that file again, and no other."""
     write(photos, {"a": range(8), "b": range(8, 16)})
@@ -444,23 +421,14 @@ def test_a_change_that_no_stamp_shows_is_an_error_once(photos, monkeypatch):
     monkeypatch.setattr("time.time_ns", lambda: later)
     sound(photos)
     stamps = {path: path.stat() for path in photos.rglob("*.png")}
-    size = len(encoded(3))
-    other = next(n for n in range(300, 400) if n % 3 == 0 and len(encoded(n)) == size)
-    (photos / "a/3.png").write_bytes(encoded(other))
-    real = scan(photos)
-    for group in real.groups:
-        before = [
-            (
-                name,
-                *(
-                    getattr(stamps[photos / name], key)
-                    for key in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_dev", "st_ino")
-                ),
-            )
-            for name, *_ in group.files
-        ]
-        group.files[:] = [facts[: len(group.files[0])] for facts in before]  # fmt: skip
-    monkeypatch.setattr("lockstep.data.folder.survey.scan", lambda root: real)
+    (photos / "a/3.png").write_bytes(encoded(300))
+    stale = scan(photos)
+    for group in stale.groups:
+        for row, (name, *_) in enumerate(group.files):
+            facts = stamps[photos / name]
+            times = facts.st_mtime_ns, facts.st_ctime_ns
+            group.files[row] = (name, facts.st_size, *times, facts.st_dev, facts.st_ino)
+    monkeypatch.setattr("lockstep.data.folder.survey.scan", lambda root: stale)
     with pytest.raises(LockstepError, match=r"a/3\.png has changed since it was indexed: start again"):
         load(photos, image_px=32, test_share=0.2, skip_unreadable=False)
     splits = load(photos, image_px=32, test_share=0.2, skip_unreadable=False)

@@ -102,16 +102,15 @@ def test_a_selection_is_numbered_from_0_and_copies_nothing(files, kind):
     assert torch.equal(part[rows(3, 0)], tensor[[41, 7]])
     assert torch.equal(part.select(np.array([2, 1]))[:], tensor[[40, 3]])
     assert torch.equal(part.to(torch.device("cpu"))[1:], tensor[[3, 40, 41]])
+    assert (
+        images.to(torch.device("meta"))[rows(1, 2)].device.type
+        == part.to(torch.device("meta"))[:].device.type
+        == "meta"
+    )
     part.prefetch(rows(2))
     assert part.held_bytes == images.held_bytes == (0 if kind == "mapped" else np.prod(SHAPE))
     with pytest.raises(IndexError):
         part[rows(4)]
-
-
-def test_images_on_another_device_are_moved_after_they_are_read(files):
-    images = open_images(files, "key").to(torch.device("meta"))
-    assert images[rows(1, 2)].device.type == "meta"
-    assert images.select(np.array([1]))[:].device.type == "meta"
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -133,7 +132,7 @@ def test_pixels_do_not_depend_on_hints_threads_or_order(files, calls, threads, a
 # ---- the cache
 
 
-def test_the_cache_is_made_once_and_read_by_later_programs(files, cache):
+def test_the_cache_is_made_once_and_read_by_later_programs(files, cache, tmp_path):
     open_images(files, "key")
     assert sorted(files.decoded) == list(range(50))
     again = open_images(files, "key")
@@ -145,10 +144,6 @@ def test_the_cache_is_made_once_and_read_by_later_programs(files, cache):
     assert (manifest["count"], manifest["shape"], manifest["key"]) == (50, list(SHAPE), "key")
     assert {"pillow", "numpy", "lockstep", "python"} <= manifest["versions"].keys()
     assert (folder / "pixels").read_bytes() == files.pixels.tobytes()
-
-
-def test_another_key_or_size_is_another_cache(files, cache, tmp_path):
-    open_images(files, "key")
     open_images(files, "other key")
     open_images(Files(tmp_path / "fewer", 49), "key")
     assert len(listing(cache)) == 3
@@ -171,9 +166,11 @@ def test_several_threads_make_the_cache(files, monkeypatch):
 
 
 def test_a_damaged_image_is_an_error_that_names_the_folder_to_delete(files, cache):
-    open_images(files, "key")
+    early = open_images(files, "key")
+    early[rows(7)]
     (folder,) = cache.iterdir()
     damage(folder / "pixels", 7 * int(np.prod(SHAPE)) + 5)
+    early[rows(7)]  # An image is verified only when it is read first.
     images = open_images(files, "key")
     assert torch.equal(images[rows(6, 8)], torch.from_numpy(files.pixels[[6, 8]]))
     for _ in range(2):  # it is not forgotten
@@ -197,18 +194,6 @@ def test_an_incomplete_cache_is_an_error(files, cache, name, how):
         path.write_bytes(data[: -len(data) // 2] if how == "shorter" else b"")
     with pytest.raises(LockstepError, match=f"is damaged.* Delete the folder {folder}"):
         open_images(files, "key")
-
-
-def test_an_image_is_verified_only_when_it_is_read_first(files, cache):
-    open_images(files, "key")
-    (folder,) = cache.iterdir()
-    images = open_images(files, "key")
-    images[rows(7)]
-    damage(folder / "pixels", 7 * int(np.prod(SHAPE)))
-    fresh = open_images(files, "key")
-    with pytest.raises(LockstepError):
-        fresh[rows(7)]
-    images[rows(7)]
 
 
 def test_an_unreadable_file_is_named_and_leaves_no_cache(files, cache):

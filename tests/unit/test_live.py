@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import rich.console
 import torch
-from lockstep.core.local import Local
 from tests.unit.test_evaluate import data, setting
 from tests.unit.test_report import STATE, a_log, sums
 

@@ -9,7 +9,7 @@ from lockstep.config.overrides import make
 from lockstep.core.network import build_model
 from lockstep.data import Distort
 from lockstep.data.dataset import Dataset
-from lockstep.data.plan import Plan
+from lockstep.data.plan import Pipeline, Plan
 from lockstep.kernels import fused
 from lockstep.recipes import get_recipe
 
@@ -27,7 +27,7 @@ def distorted() -> torch.Tensor:
     dataset = Dataset.of(np.broadcast_to(image, (COUNT, 32, 32, 3)), np.zeros(COUNT), ("any",))
     recipe = get_recipe("cifar10-tutorial")
     all_at_once = Plan.at(
-        seed=recipe.seed, step=0, batch=COUNT, towers=1, examples=COUNT, augmentation=recipe.augmentation
+        seed=recipe.seed, step=0, batch=COUNT, towers=1, examples=COUNT, pipeline=Pipeline(recipe.augmentation)
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lockstep.data.transforms.standardise", lambda values: values.permute(0, 3, 1, 2))

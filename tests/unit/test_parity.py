@@ -108,7 +108,7 @@ def test_two_epochs_of_cifar10_are_two_full_shuffles():
     """The original draws from a buffer of 20 000, so an example comes at most that much earlier than in the files."""
     stream = np.concatenate(
         [
-            Plan.at(seed=0, step=s, batch=128, towers=1, examples=50_000, augmentation=None).examples.ravel()
+            Plan.at(seed=0, step=s, batch=128, towers=1, examples=50_000, pipeline=None).examples.ravel()
             for s in range(782)  # the last batch straddles into a third epoch
         ]
     )

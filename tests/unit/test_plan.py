@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from lockstep.data import Plain
-from lockstep.data.plan import Plan
+from lockstep.data.plan import Pipeline, Plan
 
 
 def plan(step: int, *, batch: int = 12, towers: int = 3, examples: int = 50, seed: int = 0) -> Plan:
-    return Plan.at(seed=seed, step=step, batch=batch, towers=towers, examples=examples, augmentation=Plain())
+    return Plan.at(seed=seed, step=step, batch=batch, towers=towers, examples=examples, pipeline=Pipeline(Plain()))
 
 
 def test_each_example_is_seen_once_an_epoch():

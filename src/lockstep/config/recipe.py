@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -23,7 +24,7 @@ from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose, dotted
 
 if TYPE_CHECKING:
-    from lockstep.data.plan import Plan
+    from lockstep.data.plan import Pipeline, Plan
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
@@ -314,24 +315,25 @@ class Course:
         return tuple(name for name, share in self.recipe.freeze.items() if step >= round(share * self.steps))
 
     def plan(self, step: int) -> "Plan":
-        """Return which examples each tower sees at `step`, and how they are augmented."""
-        # These import torch, which must not happen before numerics.prepare.
-        from lockstep.data.mixing import Mixing
+        """Return which examples each tower sees at `step`, and what happens to them."""
         from lockstep.data.plan import Plan
 
         recipe = self.recipe
         return Plan.at(
-            seed=recipe.seed,
-            step=step,
-            batch=recipe.batch,
-            towers=recipe.towers,
-            examples=self.examples,
-            augmentation=recipe.augmentation,
-            size_px=self.size_px(step),
-            policy=recipe.policy,
-            erasing=recipe.erasing,
-            mixing=Mixing(recipe.mixup, recipe.cutmix),
-            balanced=recipe.class_weights == "balanced",
+            seed=recipe.seed, step=step, batch=recipe.batch, towers=recipe.towers, examples=self.examples,
+            pipeline=self._pipeline, size_px=self.size_px(step),
+        )  # fmt: skip
+
+    @cached_property
+    def _pipeline(self) -> "Pipeline":
+        # These import torch, which must not happen before numerics.prepare.
+        from lockstep.data.mixing import Mixing
+        from lockstep.data.plan import Pipeline
+
+        recipe = self.recipe
+        mixing = Mixing(recipe.mixup, recipe.cutmix)
+        return Pipeline(
+            recipe.augmentation, recipe.policy, recipe.erasing, mixing, balanced=recipe.class_weights == "balanced"
         )
 
 

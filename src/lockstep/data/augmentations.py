@@ -1,11 +1,10 @@
 """Augmentations: from images to the network's input. One settings class each; `transforms.py` has the computation.
 
-Each class has three methods: `train` (augmented), `test` (not augmented), and `shape`, the shape that both return.
 Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channels last in memory. An augmented image
 depends only on (seed, epoch, example), not on the rest of its batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -20,50 +19,44 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 
 
-class Plain(Settings):
-    """Pixels / 255, so values in [0, 1]; no augmentation."""
-
-    kind: Literal["plain"] = "plain"
+class _Augmentation(Settings):
+    """The base of the augmentations: by itself, pixels / 255 in training and testing."""
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
-        """Return the shape [C, h, w] of the result for images of this size."""
+        """Return the shape [C, h, w] of the result for images of this size. Raises: ValueError if they do not fit."""
         return channels, height, width
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
-        """Return the images as floats; `keys` is not used."""
+        """Return the images for a training step, each augmented by its own random values."""
         return self.test(images)
 
     def test(self, images: "Tensor") -> "Tensor":
-        """Return the images as floats."""
+        """Return the images for evaluation and prediction, not augmented."""
         from lockstep.data import transforms
 
         return transforms.unit(images)
 
 
-class Shift(Settings):
+class Plain(_Augmentation):
+    """Pixels / 255, so values in [0, 1]; no augmentation."""
+
+    kind: Literal["plain"] = "plain"
+
+
+class Shift(_Augmentation):
     """Pixels / 255; in training, each image is moved by up to `pixels` in each direction, with black at the edges."""
 
     kind: Literal["shift"] = "shift"
     pixels: int = Field(1, ge=0)
 
-    def shape(self, height: int, width: int, channels: int) -> Shape:
-        """Return the shape [C, h, w] of the result for images of this size."""
-        return channels, height, width
-
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
         """Return the images, each moved by its own offsets."""
         from lockstep.data import transforms
 
-        return transforms.unit(transforms.shift(images, keys, self.pixels))
-
-    def test(self, images: "Tensor") -> "Tensor":
-        """Return the images as floats, not moved."""
-        from lockstep.data import transforms
-
-        return transforms.unit(images)
+        return self.test(transforms.shift(images, keys, self.pixels))
 
 
-class Distort(Settings):
+class Distort(_Augmentation):
     """The CIFAR-10 tutorial's distortions: random crop, flip, brightness and contrast, then standardisation.
 
     In training, an image goes through these operations in this order:
@@ -109,7 +102,7 @@ class Distort(Settings):
         return transforms.standardise(transforms.central_crop(images, self.crop_px).float())
 
 
-class FlipTranslate(Settings):
+class FlipTranslate(_Augmentation):
     """Flips that alternate between epochs, and translations by up to `pixels` in each direction.
 
     A moved image is continued by its reflection at the edge. `cutout_px` is the side of a square at a random position
@@ -125,33 +118,14 @@ class FlipTranslate(Settings):
     mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_jitter(cls, fields: object) -> object:
-        """Accept the removed settings `brightness` and `contrast` at 0.
-
-        Earlier versions had them and wrote them into every recipe.json, so older runs stay readable.
-        """
-        if not isinstance(fields, Mapping):
-            return fields
-        removed = {name: fields[name] for name in ("brightness", "contrast") if name in fields}
-        for name, value in removed.items():
-            if value != 0 or isinstance(value, bool):
-                raise ValueError(f"setting {name} of flip-translate was removed, got {value!r}: leave it out")
-        return {name: value for name, value in fields.items() if name not in removed}
-
     @model_validator(mode="after")
     def _paired(self) -> "FlipTranslate":
-        if len(self.mean) != len(self.std):
-            raise ValueError(
-                f"{len(self.mean)} values of mean and {len(self.std)} of std: give one of each for every channel"
-            )
+        _require_pairs(self.mean, self.std)
         return self
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
-        if channels != len(self.mean):
-            raise ValueError(f"augmentation.means are for {len(self.mean)} channels, the images have {channels}")
+        _require_channels(self.mean, channels)
         if self.pixels >= min(height, width):
             raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
         if self.cutout_px > min(height, width):
@@ -174,7 +148,7 @@ class FlipTranslate(Settings):
         return transforms.normalise(images, self.mean, self.std)
 
 
-class Crop(Settings):
+class Crop(_Augmentation):
     """Random crops, resized to the images' size, and random flips: the usual augmentation of photos.
 
     In training, a crop has a share of the image's area uniform in `scale`, and a ratio of width to height uniform in
@@ -195,16 +169,12 @@ class Crop(Settings):
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
                 raise ValueError(f"{name} is [low, high], got {[low, high]}")
-        if len(self.mean) != len(self.std):
-            raise ValueError(
-                f"{len(self.mean)} values of mean and {len(self.std)} of std: give one of each for every channel"
-            )
+        _require_pairs(self.mean, self.std)
         return self
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
-        if channels != len(self.mean):
-            raise ValueError(f"augmentation.means are for {len(self.mean)} channels, the images have {channels}")
+        _require_channels(self.mean, channels)
         return channels, height, width
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
@@ -219,3 +189,13 @@ class Crop(Settings):
         from lockstep.data import transforms
 
         return transforms.normalise(images, self.mean, self.std)
+
+
+def _require_pairs(mean: Sequence[float], std: Sequence[float]) -> None:
+    if len(mean) != len(std):
+        raise ValueError(f"{len(mean)} values of mean and {len(std)} of std: give one of each for every channel")
+
+
+def _require_channels(mean: Sequence[float], channels: int) -> None:
+    if channels != len(mean):
+        raise ValueError(f"augmentation.mean is for {len(mean)} channels, the images have {channels}")

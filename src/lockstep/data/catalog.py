@@ -71,7 +71,8 @@ _FASHION = (
 )
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX_FILES = tuple((f"{name}.gz", name) for name in _IDX)
-_CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+_CIFAR10_FILES = (*((f"data_batch_{i}.bin",) for i in range(1, 6)), ("test_batch.bin",))
+_CIFAR100_FILES = (("train.bin",), ("test.bin",), ("fine_label_names.txt",))
 
 
 def _idx_archives(bases: tuple[str, ...], *sizes_and_sha256: tuple[int, str]) -> tuple[Archive, ...]:
@@ -79,66 +80,36 @@ def _idx_archives(bases: tuple[str, ...], *sizes_and_sha256: tuple[int, str]) ->
 
 
 # Sizes and SHA-256 of the official files, as pinned by other public projects.
+_CIFAR10 = Archive(
+    "cifar-10-binary.tar.gz", (_TORONTO, _SWIFT), 170_052_171,
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)  # fmt: skip
+_CIFAR100 = Archive(
+    "cifar-100-binary.tar.gz", (_TORONTO,), 168_513_733,
+    "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+)  # fmt: skip
+_MNIST_ARCHIVES = _idx_archives(
+    _MNIST,
+    (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+)
+_FASHION_ARCHIVES = _idx_archives(
+    _FASHION,
+    (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    (29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+)
 _ALL = (
     Source("digits", 1_797, 8),
+    Source("cifar10", 60_000, 32, _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
+    Source("cifar100", 60_000, 32, _CIFAR100_FILES, ("cifar-100-binary",), (_CIFAR100,)),
+    Source("mnist", 70_000, 28, _IDX_FILES, ("mnist", "MNIST/raw"), _MNIST_ARCHIVES),
     Source(
-        "cifar10",
-        60_000,
-        32,
-        files=tuple((name,) for name in _CIFAR10_FILES),
-        subfolders=("cifar-10-batches-bin",),
-        archives=(
-            Archive(
-                "cifar-10-binary.tar.gz",
-                (_TORONTO, _SWIFT),
-                170_052_171,
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-        ),
-    ),
-    Source(
-        "cifar100",
-        60_000,
-        32,
-        files=(("train.bin",), ("test.bin",), ("fine_label_names.txt",)),
-        subfolders=("cifar-100-binary",),
-        archives=(
-            Archive(
-                "cifar-100-binary.tar.gz",
-                (_TORONTO,),
-                168_513_733,
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
-    ),
-    Source(
-        "mnist",
-        70_000,
-        28,
-        files=_IDX_FILES,
-        subfolders=("mnist", "MNIST/raw"),
-        archives=_idx_archives(
-            _MNIST,
-            (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-            (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-            (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-            (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-        ),
-    ),
-    Source(
-        "fashion-mnist",
-        70_000,
-        28,
-        files=_IDX_FILES,
-        subfolders=("fashion-mnist", "FashionMNIST/raw"),
-        archives=_idx_archives(
-            _FASHION,
-            (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-            (29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-            (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-            (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
-        ),
+        "fashion-mnist", 70_000, 28, _IDX_FILES, ("fashion-mnist", "FashionMNIST/raw"), _FASHION_ARCHIVES,
         shares_file_names=True,
     ),
-)
+)  # fmt: skip
 SOURCES = {source.name: source for source in _ALL}

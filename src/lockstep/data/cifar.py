@@ -8,7 +8,6 @@ Source: https://www.cs.toronto.edu/~kriz/cifar.html
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.data import locate
 from lockstep.data.catalog import SOURCES
@@ -50,14 +49,26 @@ def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[st
 
     Raises: LockstepError that names the file if its size is wrong or a label is out of range.
     """
+    try:
+        return _read(paths, records, label_bytes, classes)
+    except (OSError, ValueError) as error:  # An OSError names the file.
+        raise LockstepError(f"CIFAR cannot be read: {error}", DATA) from None
+
+
+def _read(paths: list[Path], records: int, label_bytes: int, classes: tuple[str, ...]) -> Dataset:
     size = label_bytes + _PIXEL_BYTES
     for path in paths:  # check all sizes first, so that a truncated file is reported before any file is read
-        _require_size(path, records, size)
+        if (got := path.stat().st_size) != records * size:
+            raise LockstepError(
+                f"{path}: {got} bytes, expected {records * size} ({records} records of {size} bytes): "
+                f"the file is truncated or not in CIFAR binary format",
+                DATA,
+            )
     images = np.empty((records * len(paths), 32, 32, 3), np.uint8)
     labels = np.empty(records * len(paths), np.int64)
     for i, path in enumerate(paths):
         part = slice(i * records, (i + 1) * records)
-        data = _records(path, records, size)
+        data = np.fromfile(path, np.uint8, records * size).reshape(records, size)
         labels[part] = data[:, label_bytes - 1]
         if (largest := labels[part].max()) >= len(classes):
             record = int(labels[part].argmax())
@@ -66,24 +77,3 @@ def read(paths: list[Path], *, records: int, label_bytes: int, classes: tuple[st
         for channel in range(3):  # copying one channel at a time takes half as long as transposing all three
             images[part, :, :, channel] = planes[:, channel]
     return Dataset.of(images, labels, classes)
-
-
-def _require_size(path: Path, records: int, size: int) -> None:
-    try:
-        got = path.stat().st_size
-    except OSError as error:
-        raise LockstepError(f"{path}: cannot be read: {error.strerror or error}", DATA) from None
-    if got != records * size:
-        raise LockstepError(
-            f"{path}: {got} bytes, expected {records * size} ({records} records of {size} bytes): "
-            f"the file is truncated or not in CIFAR binary format",
-            DATA,
-        )
-
-
-def _records(path: Path, records: int, size: int) -> NDArray[np.uint8]:
-    """Return the records of a file, uint8 [records, size]. Raises: LockstepError."""
-    try:
-        return np.fromfile(path, np.uint8, records * size).reshape(records, size)
-    except (OSError, ValueError) as error:
-        raise LockstepError(f"{path}: cannot be read: {error}", DATA) from None

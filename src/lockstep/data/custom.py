@@ -26,7 +26,7 @@ _LABELS = "labels"  # the file of a cache with the labels of all splits, little-
 
 
 def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[str, Dataset]:
-    """Return the splits that the function `path` (package.module:function) returns; see `given.py`.
+    """Return the splits that the function `path` (package.module:function) returns; see `user_data.py`.
 
     The function takes no argument, or the data folder, which is None if the user gave none.
     Raises: LockstepError if it cannot be called so, or returns something else.
@@ -52,7 +52,7 @@ def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[
 def store_in_memory(data: object, image_px: int | None) -> tuple[Path, str]:
     """Write a dataset that a Python program gives to a cache. Return its folder and the SHA-256 of its contents.
 
-    `data` is as in `given.py`. Images of other sizes than `image_px`, if it is given, are brought to that size. An
+    `data` is as in `user_data.py`. Images of other sizes than `image_px`, if it is given, are brought to that size. An
     equal dataset has an equal SHA-256, and is not written again.
     Raises: LockstepError.
     """

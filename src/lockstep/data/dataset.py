@@ -119,21 +119,21 @@ class Dataset:
         The result depends only on (plan, tower), so every process gets the same bits.
         Raises: IndexError if the plan has no such tower.
         """
-        keys = plan.keys(tower)
+        keys, pipeline = plan.keys(tower), plan.pipeline
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
         images = self.images.index_select(0, rows) if isinstance(self.images, Tensor) else self.images[rows]
-        if plan.policy:
-            images = plan.policy.apply(images, keys)
-        images = plan.augmentation.train(images, keys)
+        if pipeline.policy:
+            images = pipeline.policy.apply(images, keys)
+        images = pipeline.augmentation.train(images, keys)
         if plan.size_px:
             images = resize(images, plan.size_px)
-        if plan.erasing:
-            images = erase(images, keys, plan.erasing)
+        if pipeline.erasing:
+            images = erase(images, keys, pipeline.erasing)
         labels = self.labels[rows]
-        weights = self.balanced_weights[labels] if plan.balanced else None
-        if not any(plan.mixing):
+        weights = self.balanced_weights[labels] if pipeline.balanced else None
+        if not any(pipeline.mixing):
             return Shard(tower, images, labels, weights)
-        images, shares = mix(images, keys, plan.mixing)
+        images, shares = mix(images, keys, pipeline.mixing)
         weights = torch.ones_like(shares) if weights is None else weights
         own, other = (labels, weights * shares), (partners(labels), partners(weights) * (1.0 - shares))
         smaller = shares < 0.5

@@ -33,6 +33,10 @@ RULES = 2  # the version of the rules in `decode_image`; another version may giv
 
 _GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
 _ORIENTATION = 0x0112  # the EXIF tag
+_TURNS: dict[object, str] = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
 _WHITE = (255, 255, 255, 255)
 _SIXTEEN_BIT = re.compile(r"I;16[BLN]?")
 # mode -> the mode that the image is resized in. Images of other modes are resized as they are.
@@ -281,21 +285,13 @@ def _eight_bit(image: "Image") -> "Image":
 
 def _orientation(image: "Image") -> "Transpose | None":
     """Return what turns the image upright, or None."""
-    try:
-        return _turns().get(image.getexif().get(_ORIENTATION))
-    except Exception:  # unreadable EXIF data counts as none
-        return None
-
-
-@cache
-def _turns() -> "dict[object, Transpose]":
-    """Return EXIF orientation -> what turns the image upright."""
     from PIL.Image import Transpose
 
-    return {
-        2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
-    }  # fmt: skip
+    try:
+        name = _TURNS.get(image.getexif().get(_ORIENTATION))
+    except Exception:  # unreadable EXIF data counts as none
+        return None
+    return Transpose[name] if name else None
 
 
 def _from_array(array: NDArray[np.uint8]) -> "Image":

@@ -1,7 +1,7 @@
 """Find the files of a dataset: in the folder that the user names, or in the user's cache."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,40 +75,34 @@ def _search(source: Source, folders: Iterable[Path]) -> tuple[list[Path] | None,
 
 def candidates(source: Source, folder: Path | None) -> list[Path]:
     """Return all folders in which `find` searches, in order."""
-    return list(dict.fromkeys(_candidates(source, folder)))
-
-
-def _candidates(source: Source, folder: Path | None) -> Iterator[Path]:
-    variable = os.environ.get("LOCKSTEP_DATA")
-    data = folder if folder is not None else Path(variable) if variable else None
-    if data is not None:
-        direct = [data / sub for sub in source.subfolders]
-        if not source.shares_file_names:
-            direct.insert(0, data)
-        elif folder is not None:
+    found = []
+    if data := folder or _from_environment():
+        found = _with_subfolders(source, data)
+        if source.shares_file_names:
             # Files directly in --data may belong to the other dataset, so this dataset's subfolders come first.
-            direct.append(data)
-        yield from direct
-        yield from _with_subfolders(source, data / source.name)
-    if folder is None:
-        yield from _with_subfolders(source, _cache(source))
+            found = found[1:] + (found[:1] if folder else [])
+        found += _with_subfolders(source, data / source.name)
+    return list(dict.fromkeys(found + ([] if folder else _with_subfolders(source, _cache(source)))))
 
 
-def _with_subfolders(source: Source, folder: Path) -> Iterator[Path]:
-    yield folder
-    yield from (folder / sub for sub in source.subfolders)
+def _with_subfolders(source: Source, folder: Path) -> list[Path]:
+    return [folder, *(folder / sub for sub in source.subfolders)]
+
+
+def _from_environment() -> Path | None:
+    data = os.environ.get("LOCKSTEP_DATA")
+    return Path(data) if data else None
 
 
 def default_folders(source: Source) -> list[Path]:
     """Return the folders that are searched without --data: LOCKSTEP_DATA if it is set, then the user's cache."""
-    variable = os.environ.get("LOCKSTEP_DATA")
-    return ([Path(variable)] if variable else []) + [_cache(source)]
+    return [*filter(None, [_from_environment()]), _cache(source)]
 
 
 def destination(source: Source, folder: Path | None) -> Path:
     """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else in the cache."""
-    data = folder or os.environ.get("LOCKSTEP_DATA")
-    path = Path(data) / source.name if data else _cache(source)
+    data = folder or _from_environment()
+    path = data / source.name if data else _cache(source)
     return Path(os.path.realpath(path))  # a download replaces the folder that a link points to, not the link
 
 

@@ -1,8 +1,8 @@
-"""Plan: the examples of each tower in one step, and the keys of their augmentation."""
+"""Plan: the examples of each tower in one step, and what happens to them."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from lockstep.data import Augmentation, Policy
 
 
+class Pipeline(NamedTuple):
+    """What happens to the examples of a batch before the network sees them; see the settings of `Recipe`.
+
+    `balanced` stands for `class_weights` "balanced", and `mixing` for `mixup` and `cutmix`.
+    """
+
+    augmentation: "Augmentation"
+    policy: "Policy | None" = None
+    erasing: float = 0.0
+    mixing: Mixing = Mixing()
+    balanced: bool = False
+
+
 @dataclass(frozen=True)
 class Plan:
     """The examples of one step: a pure function of (seed, step).
@@ -25,35 +38,19 @@ class Plan:
 
     Attributes:
         epochs, examples: int64 [towers, b].
-        augmentation, policy, erasing, mixing, balanced: what happens to the examples; see `Recipe`, whose
-            `class_weights` are "balanced" if `balanced` is true.
+        pipeline: what happens to the examples.
         size_px: the side to which images are resized; None keeps their size.
     """
 
     seed: int
     epochs: NDArray[np.int64]
     examples: NDArray[np.int64]
-    augmentation: "Augmentation"
+    pipeline: Pipeline
     size_px: int | None = None
-    policy: "Policy | None" = None
-    erasing: float = 0.0
-    mixing: Mixing = Mixing()  # noqa: RUF009  an immutable value
-    balanced: bool = False
 
     @staticmethod
     def at(
-        *,
-        seed: int,
-        step: int,
-        batch: int,
-        towers: int,
-        examples: int,
-        augmentation: "Augmentation",
-        size_px: int | None = None,
-        policy: "Policy | None" = None,
-        erasing: float = 0.0,
-        mixing: Mixing = Mixing(),  # noqa: B008  an immutable value
-        balanced: bool = False,
+        *, seed: int, step: int, batch: int, towers: int, examples: int, pipeline: Pipeline, size_px: int | None = None
     ) -> "Plan":
         """Return the plan of `step` for a dataset of `examples` examples."""
         position = np.arange(step * batch, (step + 1) * batch)
@@ -62,8 +59,7 @@ class Plan:
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             inside = epochs == epoch
             chosen[inside] = _order(seed, epoch, examples)[offsets[inside]]
-        by_tower = epochs.reshape(towers, -1), chosen.reshape(towers, -1)
-        return Plan(seed, *by_tower, augmentation, size_px, policy, erasing, mixing, balanced)
+        return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), pipeline, size_px)
 
     def first(self, count: int) -> "Plan":
         """Return a plan of one tower with the first `count` examples of this plan's first tower (all, if fewer)."""

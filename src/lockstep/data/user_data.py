@@ -61,34 +61,29 @@ class Given:
                 yield images[first : first + _CHUNK_IMAGES], labels[first : first + _CHUNK_IMAGES]
             return
         held: list[tuple[Bytes, int]] = []
-        i = -1
         for i, example in enumerate(self._iterated()):
-            image, label = _pair(f"{self.name}, example {i}", example, self.image_px)
-            if held:
-                require_shape(f"{self.name}, example {i}", image.shape, held[0][0].shape)
-            if len(held) == _CHUNK_IMAGES:
-                yield _stacked(held)
-                held = []
-            held.append((image, label))
-        if i < 0:
+            held.append(_pair(f"{self.name}, example {i}", example, self.image_px))
+            require_shape(f"{self.name}, example {i}", held[-1][0].shape, held[0][0].shape)
+            if len(held) > _CHUNK_IMAGES:  # The last one stays, so that the next chunk is compared with it.
+                yield _stacked(held[:-1])
+                del held[:-1]
+        if not held:
             _refuse(self.name, "is empty: give at least one example")
         yield _stacked(held)
 
     def _iterated(self) -> Iterator[object]:
         """Yield each example as the user gave it."""
         examples = self.examples
-        if isinstance(examples, Mapping | str | bytes) or not (
-            _is_sequence(examples) or isinstance(examples, Iterable)
-        ):
+        sequence = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+        if isinstance(examples, Mapping | str | bytes) or not (sequence or isinstance(examples, Iterable)):
             _refuse(
                 self.name,
                 f"got a {_kind(examples)}, expected (images, labels) as two arrays, or a sequence of pairs "
                 f"(image, label)",
             )
-        # By index where it is possible, because some datasets do not end an iteration.
-        values = (examples[i] for i in range(len(examples))) if _is_sequence(examples) else iter(examples)
         try:
-            yield from values
+            # By index where it is possible, because some datasets do not end an iteration.
+            yield from (examples[i] for i in range(len(examples))) if sequence else examples
         except OSError as error:
             _refuse(self.name, f"an example cannot be read: {error}")
 
@@ -115,7 +110,17 @@ def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[s
     `labels` are those of every split. Raises: LockstepError if a label has no class, or a split states other classes
     than the training dataset.
     """
-    _require_same_classes(data)
+    stated = {split: names for split in labels if _is_names(names := _stated_classes(data[split]))}
+    for split, own in stated.items():
+        # A dataset of folders numbers the classes that it has itself. So a label has another meaning in a split that
+        # lacks a class, and no label shows it.
+        if "train" in stated and (other := first_other_class(own, stated["train"])):
+            _refuse(
+                split,
+                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split the "
+                f"{len(stated['train'])} classes of train in the same order, or pairs (image, label) with the labels "
+                f"of train",
+            )
     names = data.get(CLASSES)
     if names is None:
         names = _stated_classes(data["train"])
@@ -141,25 +146,6 @@ def classes_of(data: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[s
     return tuple(names)
 
 
-def _require_same_classes(data: Mapping[str, Any]) -> None:
-    """Raise a LockstepError unless every split that states its classes states those of the training dataset.
-
-    A dataset of folders numbers the classes that it has itself. So a label has another meaning in a split that lacks
-    a class, and no label shows it.
-    """
-    expected = _stated_classes(data["train"])
-    if expected is None or not _is_names(expected):
-        return
-    for split, examples in data.items():
-        own = _stated_classes(examples) if split not in (CLASSES, "train") else None
-        if own is not None and _is_names(own) and (other := first_other_class(own, expected)):
-            _refuse(
-                split,
-                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split the {len(expected)} "
-                f"classes of train in the same order, or pairs (image, label) with the labels of train",
-            )
-
-
 def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int, str, str] | None:
     """Return the first label whose name is not the same in both, and both names. None: all are equal."""
     pairs = enumerate(zip_longest(map(repr, names), map(repr, others), fillvalue="no class"))
@@ -168,8 +154,10 @@ def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int,
 
 def _stated_classes(examples: object) -> Any:
     """Return the names of the classes that a dataset of torchvision or Hugging Face states, or None."""
-    names = getattr(examples, "classes", None)
-    return _feature_names(getattr(examples, "features", None)) if names is None else names
+    names, features = getattr(examples, "classes", None), getattr(examples, "features", None)
+    if names is not None or not isinstance(features, Mapping):
+        return names
+    return next((getattr(features[key], "names", None) for key in _LABEL_KEYS if key in features), None)
 
 
 def _is_names(value: object) -> bool:
@@ -279,9 +267,9 @@ def _require_bytes(where: str, array: NDArray[Any]) -> None:
         return
     hint = ""
     if np.issubdtype(array.dtype, np.floating):
-        small = array.size and array.max() <= 1
-        hint = ": convert them with (images * 255).round(), or leave out ToTensor" if small else ""
-        hint = hint or ": leave out the normalisation, which belongs to the recipe's augmentation"
+        hint = ": leave out the normalisation, which belongs to the recipe's augmentation"
+        if array.size and array.max() <= 1:
+            hint = ": convert them with (images * 255).round(), or leave out ToTensor"
     _refuse(where, f"got {array.dtype}, expected uint8, 0 to 255{hint}")
 
 
@@ -289,26 +277,14 @@ def _require_channels(where: str, shape: tuple[int, ...], image_px: int | None, 
     allowed = (1, 3) if image_px is None else (1, 3, 4)
     if shape[-1] in allowed and min(shape) > 0:
         return
-    first = shape[-3] in allowed
-    advice = (
-        f"the channels come first: give {order}" if first else f"expected {' or '.join(map(str, allowed))} channels"
-    )
+    advice = f"expected {' or '.join(map(str, allowed))} channels"
+    if shape[-3] in allowed:
+        advice = f"the channels come first: give {order}"
     _refuse(where, f"{_text(shape)}: {advice}")
-
-
-def _feature_names(features: object) -> object:
-    """Return the names of the classes in the features of a Hugging Face dataset, or None."""
-    if not isinstance(features, Mapping):
-        return None
-    return next((getattr(features[key], "names", None) for key in _LABEL_KEYS if key in features), None)
 
 
 def _stacked(held: list[tuple[Bytes, int]]) -> tuple[Bytes, Labels]:
     return np.stack([image for image, _ in held]), np.array([label for _, label in held], np.int64)
-
-
-def _is_sequence(value: object) -> bool:
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _is_array(value: object) -> bool:

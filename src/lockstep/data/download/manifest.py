@@ -43,8 +43,8 @@ def download_folder(paths: Sequence[Path], dataset: str) -> Path | None:
 
 def files(folder: Path) -> dict[str, dict[str, str | int]]:
     """Return file -> {"bytes", "sha256"}. Raises: one of _DAMAGED if the manifest is damaged."""
-    listed: dict[str, dict[str, str | int]] = read_json(folder / NAME)["files"]
-    return {name: {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in listed.items()}
+    listed = read_json(folder / NAME)["files"].items()
+    return {name: {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in listed}
 
 
 def problem(folder: Path) -> str | None:

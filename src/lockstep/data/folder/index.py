@@ -14,21 +14,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
 from lockstep import files, hardware
-from lockstep.data.decode import (
-    FORMATS,
-    RULES,
-    UnreadableImageError,
-    decoder_versions,
-    inspect_image,
-    no_memory,
-    read_image,
-)
+from lockstep.data import decode
+from lockstep.data.decode import FORMATS, RULES, UnreadableImageError, decoder_versions
 from lockstep.data.folder.scan import Scan
 from lockstep.data.progress import progress
 from lockstep.messages import logger
@@ -36,6 +30,7 @@ from lockstep.messages import logger
 _LAYOUT = 3  # the version of the cache file
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
+_LOW_63_BITS = 2**63 - 1
 _AT_A_TIME = 32  # files that a thread reads before it takes more
 
 
@@ -60,30 +55,14 @@ class Index:
     causes: dict[int, str]
     momentary: set[int] = field(default_factory=set)
 
-    @staticmethod
-    def empty(paths: list[str]) -> "Index":
-        """Return an index that knows nothing yet of the files at `paths`."""
-        n = len(paths)
-        return Index(paths, np.zeros((n, 32), np.uint8), np.zeros(n, np.uint8), np.zeros((n, 2), np.int32), {})
-
     def rows(self, rows: Sequence[int]) -> "Index":
         """Return the index of the files in `rows`."""
         causes = {new: self.causes[old] for new, old in enumerate(rows) if old in self.causes}
         paths = [self.paths[row] for row in rows]
         return Index(paths, self.sha256[rows], self.formats[rows], self.sizes_px[rows], causes)
 
-    def put(self, row: int, facts: "_Facts") -> None:
-        """Set what is known of the file in `row`."""
-        self.sha256[row] = np.frombuffer(facts.sha256, np.uint8)
-        self.formats[row], self.sizes_px[row] = facts.format, facts.size_px
-        if facts.cause:
-            self.causes[row] = facts.cause
-        if facts.momentary:
-            self.momentary.add(row)
 
-
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     """What reading a file tells. `cause` is "" if the image can be decoded; see `Index` for `momentary`."""
 
     sha256: bytes
@@ -100,9 +79,10 @@ def index_of(scan: Scan) -> Index:
     written with another decoder is ignored. A file that the system cannot read now is read again at the next start.
     """
     path = cache_file(scan.root)
-    files_by_group = [file for group in scan.groups for file in group.files]
-    paths = [file[0] for file in files_by_group]
-    stamps = np.array([file[1:] for file in files_by_group], np.int64).reshape(-1, 5)
+    every = [file for group in scan.groups for file in group.files]
+    paths = [file[0] for file in every]
+    # Some file systems have inodes and times of 64 bits. Their low 63 bits differ enough.
+    stamps = np.array([[value & _LOW_63_BITS for value in file[1:]] for file in every], np.int64).reshape(-1, 5)
     index, unknown = _known(path, paths, stamps)
     if not unknown:
         return index
@@ -149,8 +129,11 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
         facts = [_examine(os.path.join(root, index.paths[row])) for row in rows]
         with lock:
             for row, fact in zip(rows, facts, strict=True):
-                index.put(row, fact)
-            done.update(row for row, fact in zip(rows, facts, strict=True) if not fact.momentary)
+                index.sha256[row] = np.frombuffer(fact.sha256, np.uint8)
+                index.formats[row], index.sizes_px[row] = fact.format, fact.size_px
+                if fact.cause:
+                    index.causes[row] = fact.cause
+                (index.momentary if fact.momentary else done).add(row)
             advance(len(rows))
 
     with progress(f"reading the images in {root}", len(unknown)) as advance:
@@ -164,16 +147,16 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
 
 def _examine(path: str) -> _Facts:
     try:
-        data = read_image(Path(path))
+        data = decode.read_image(Path(path))
     except UnreadableImageError as error:
         return _Facts(bytes(32), cause=str(error))
     except OSError as error:
         return _Facts(bytes(32), cause=(error.strerror or str(error)).lower(), momentary=True)
     except MemoryError:
-        raise no_memory() from None
+        raise decode.no_memory() from None
     sha256 = hashlib.sha256(data).digest()
     try:
-        facts = inspect_image(data)
+        facts = decode.inspect_image(data)
     except UnreadableImageError as error:
         return _Facts(sha256, cause=str(error), momentary=error.momentary)
     return _Facts(sha256, FORMATS.index(facts.format), (facts.width, facts.height))
@@ -184,28 +167,22 @@ def _known(path: Path, paths: list[str], stamps: NDArray[np.int64]) -> tuple[Ind
 
     `stamps` are size, st_mtime_ns, st_ctime_ns, st_dev and st_ino of each file, int64 [n, 5].
     """
-    index = Index.empty(paths)
-    cached = _load(path)
-    if cached is None:
-        return index, list(range(len(paths)))
+    n = len(paths)
+    index = Index(paths, np.zeros((n, 32), np.uint8), np.zeros(n, np.uint8), np.zeros((n, 2), np.int32), {})
+    if (cached := _load(path)) is None:
+        return index, list(range(n))
     known, known_stamps = cached
-    if known.paths == paths:
-        new = old = np.flatnonzero((known_stamps == stamps).all(axis=1))
-        if len(new) == len(paths):
-            return known, []
-    else:
-        rows = {name: row for row, name in enumerate(known.paths)}
-        both = [(new, rows[name]) for new, name in enumerate(paths) if name in rows]
-        new, old = np.array(both, np.int64).reshape(-1, 2).T
-        same = (known_stamps[old] == stamps[new]).all(axis=1)
-        new, old = new[same], old[same]
-    index.sha256[new], index.formats[new], index.sizes_px[new] = (
-        known.sha256[old], known.formats[old], known.sizes_px[old]
-    )  # fmt: skip
+    rows = {name: row for row, name in enumerate(known.paths)}
+    both = [(new, rows[name]) for new, name in enumerate(paths) if name in rows]
+    new, old = np.array(both, np.int64).reshape(-1, 2).T
+    same = (known_stamps[old] == stamps[new]).all(axis=1)
+    new, old = new[same], old[same]
+    for name in ("sha256", "formats", "sizes_px"):
+        getattr(index, name)[new] = getattr(known, name)[old]
     for row, before in zip(new.tolist(), old.tolist(), strict=True):
         if before in known.causes:
             index.causes[row] = known.causes[before]
-    return index, np.setdiff1d(np.arange(len(paths)), new).tolist()
+    return index, np.setdiff1d(np.arange(n), new).tolist()
 
 
 def _header() -> bytes:
@@ -222,7 +199,7 @@ def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int)
         header=np.frombuffer(_header(), np.uint8),
         paths=np.frombuffer(os.fsencode("\0".join(index.paths)), np.uint8),
         causes=np.frombuffer(causes, np.uint8),
-        stamps=np.where(young, -1, stamps),  # equal to those of no file
+        stamps=np.where(young, -1, stamps),  # -1 equals those of no file
         sha256=index.sha256,
         formats=index.formats,
         sizes_px=index.sizes_px,

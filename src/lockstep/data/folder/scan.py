@@ -156,7 +156,7 @@ def _scan_classes(result: Scan, split: str, folder: Path) -> None:
         return
     for name in folders:
         class_name = unicodedata.normalize("NFC", name)
-        if not _is_unicode(name):
+        if any("\ud800" <= c <= "\udfff" for c in name):  # as Python decodes other bytes
             result.problems.append(f"the name of the folder {prefix}{name!a} is not UTF-8: rename it")
         elif class_name in names:
             result.problems.append(f"{prefix}{name} and {prefix}{names[class_name]!a} are the same name: rename one")
@@ -256,14 +256,6 @@ def _has_folders(folder: Path) -> bool:
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2].lower()
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _listed(names: list[str], most: int = 5) -> str:

@@ -68,6 +68,10 @@ class Survey:
         """Return the duplicates that are in several classes."""
         return self._differing(lambda group: group.class_name)
 
+    def named(self, groups: list[list[int]]) -> list[str]:
+        """Return groups of rows as text: the paths of each group."""
+        return [" = ".join(self.index.paths[row] for row in rows) for rows in groups]
+
     def _differing(self, key: Callable[[Group], str]) -> list[list[int]]:
         names = [key(group) for group in self.scan.groups]
         return [rows for rows in self.duplicates() if len({names[self.groups[row]] for row in rows}) > 1]
@@ -100,7 +104,10 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
         problems += _class_problems(
             scanned, training, classes, np.bincount(groups[readable], minlength=len(scanned.groups))
         )
-    splits = _rows_by_split(scanned, groups, labels, contents, readable)
+    order = np.lexsort((contents, labels))
+    order = order[readable[order] & (labels[order] >= 0)]
+    names = np.array([group.split for group in scanned.groups], np.str_)[groups[order]]
+    splits = {split or "train": order[names == split] for split in scanned.splits}
     if not problems and "test" not in splits:
         if "validation" in splits:
             splits["test"] = splits["validation"]
@@ -170,14 +177,11 @@ def _unreadable(index: Index, skip: bool, notes: list[str]) -> list[str]:
     Files that only this host cannot read now are never skipped: on another host, or at a later start, they would be
     in the dataset.
     """
-    skipped = {row: cause for row, cause in index.causes.items() if skip and row not in index.momentary}
-    if skipped:
-        listed = [f"{index.paths[row]}: {skipped[row]}" for row in sorted(skipped)]
-        notes.append(
-            f"{plural(len(listed), 'image')} cannot be read and {'is' if len(listed) == 1 else 'are'} skipped "
-            f"({listed[0]}{_more(listed)})"
-        )
-    listed = [f"{index.paths[row]}: {index.causes[row]}" for row in sorted(index.causes.keys() - skipped.keys())]
+    skipped = {row for row in index.causes if skip and row not in index.momentary}
+    lines = {row: f"{index.paths[row]}: {index.causes[row]}" for row in sorted(index.causes)}
+    verb = "is" if len(skipped) == 1 else "are"
+    notes += _noted([lines[row] for row in lines if row in skipped], "image", f"cannot be read and {verb} skipped")
+    listed = [lines[row] for row in lines if row not in skipped]
     if not listed:
         return []
     rest = [f"and {len(listed) - _LISTED} others: lockstep data check lists them"] if len(listed) > _LISTED else []
@@ -191,20 +195,6 @@ def _unreadable(index: Index, skip: bool, notes: list[str]) -> list[str]:
         f"{plural(len(listed), 'image')} cannot be read{advice}"
         + "".join(f"\n  {line}" for line in [*listed[:_LISTED], *rest])
     ]
-
-
-def _rows_by_split(
-    scanned: Scan,
-    groups: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    contents: NDArray[np.int64],
-    readable: NDArray[np.bool_],
-) -> dict[str, NDArray[np.int64]]:
-    """Return split -> rows of the images that can be used, sorted by (label, SHA-256). The split "" becomes "train"."""
-    order = np.lexsort((contents, labels))
-    order = order[readable[order] & (labels[order] >= 0)]
-    names = np.array([group.split for group in scanned.groups], np.str_)[groups[order]]
-    return {split or "train": order[names == split] for split in scanned.splits}
 
 
 def _divide(
@@ -243,28 +233,16 @@ def _divide(
 
 def _notes(found: Survey) -> list[str]:
     """Return what a user should know of the folder, besides its problems."""
-    scanned, notes = found.scan, []
-    if scanned.loose:
-        notes.append(
-            f"{plural(len(scanned.loose), 'image')} in no class and not used: {scanned.loose[0]}{_more(scanned.loose)}"
-        )
-    if scanned.unsupported:
-        kinds = ", ".join(f"{number} {suffix}" for suffix, number in sorted(scanned.unsupported.items()))
-        count = plural(sum(scanned.unsupported.values()), "image")
-        notes.append(f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG to use them")
-    if scanned.loops:
-        links = plural(len(scanned.loops), "link")
-        notes.append(
-            f"{links} not followed, to a folder above or one that the class has already: {scanned.loops[0]}"
-            f"{_more(scanned.loops)}"
-        )
-    for groups, what in (
-        (found.conflicts(), "in several classes: the labels contradict each other"),
-        (found.leaks(), "in several splits: the accuracy will be too high"),
-    ):
-        if groups:
-            first = " = ".join(found.index.paths[row] for row in groups[0])
-            notes.append(f"{plural(len(groups), 'image')} {what} ({first}{_more(groups)})")
+    scanned = found.scan
+    kinds = [f"{number} {suffix}" for suffix, number in sorted(scanned.unsupported.items())]
+    count = plural(sum(scanned.unsupported.values()), "image")
+    notes = [
+        *_noted(scanned.loose, "image", "in no class and not used"),
+        *([f"{count} of formats that are not read ({', '.join(kinds)}): convert to JPEG or PNG"] if kinds else []),
+        *_noted(scanned.loops, "link", "not followed, to a folder above or one that the class has already"),
+        *_noted(found.named(found.conflicts()), "image", "in several classes: the labels contradict each other"),
+        *_noted(found.named(found.leaks()), "image", "in several splits: the accuracy will be too high"),
+    ]
     for split, rows in found.splits.items():
         present = set(found.labels[rows].tolist())
         missing = [name for label, name in enumerate(found.classes) if label not in present]
@@ -273,5 +251,7 @@ def _notes(found: Survey) -> list[str]:
     return notes
 
 
-def _more(items: Sequence[object]) -> str:
-    return f" and {len(items) - 1} more" if len(items) > 1 else ""
+def _noted(items: Sequence[str], word: str, what: str) -> list[str]:
+    """Return one note of `items`, which names the first; none if there are no items."""
+    more = f" and {len(items) - 1} more" if len(items) > 1 else ""
+    return [f"{plural(len(items), word)} {what} ({items[0]}{more})"] if items else []

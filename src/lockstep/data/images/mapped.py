@@ -15,7 +15,7 @@ import platform
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -192,27 +192,20 @@ def new_cache(folder: Path) -> Iterator[CacheWriter]:
 
 
 def remove_abandoned(own: Path) -> None:
-    """Remove the partial folders of killed programs. The caller holds the lock of the cache `own`. Raises: OSError."""
+    """Remove the partial folders of killed programs. The caller holds the lock of the cache `own`. Raises: OSError.
+
+    A partial folder that a program is writing stays: that program holds the lock of its cache.
+    """
     for partial in own.parent.glob(".*-partial"):
-        _remove_abandoned(partial, own)
-
-
-def _remove_abandoned(partial: Path, own: Path) -> None:
-    """Remove a partial folder, unless a program is writing it: that one holds the lock of its cache."""
-    folder = partial.with_name(partial.name.removeprefix(".").removesuffix("-partial"))
-    if folder == own:
-        shutil.rmtree(partial, ignore_errors=True)
-        return
-    with suppress(_HeldError), locked(_lock(folder), _give_up):
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-class _HeldError(Exception):
-    """Another program holds the lock."""
+        folder = partial.with_name(partial.name.removeprefix(".").removesuffix("-partial"))
+        with suppress(BlockingIOError), ExitStack() as held:
+            if folder != own:
+                held.enter_context(locked(_lock(folder), _give_up))
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _give_up() -> None:
-    raise _HeldError
+    raise BlockingIOError
 
 
 def _partial(folder: Path) -> Path:
