@@ -61,7 +61,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
         ("optim", "SGD, Adam(W), Muon, EMA"),
     ),
     (("kernels", "fused convolutions, Winograd, pooling: plain functions"),),
-    (("top-level modules", "errors, files, hardware, numerics, rng, settings, words"),),
+    (("top-level modules", "errors, files, hardware, messages, numerics, rng, settings, words"),),
 )
 
 STYLE = """<style>

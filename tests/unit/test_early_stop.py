@@ -162,7 +162,7 @@ def test_a_run_that_reaches_its_last_step_ends_with_its_best_weights(whole, tmp_
 def test_counts_decide_and_the_first_of_equals_is_the_best():
     course = recipe(patience=2, steps=20).bind(1242)
     stop = Due(Placement(), course)
-    assert [step for step in range(21) if stop.counts(step)] == [8, 16, 20]
+    assert [step for step in range(21) if stop.evaluates(step)] == [8, 16, 20]
     for step, correct in enumerate([0, 150, 160, 9, 140, 160, 9, 9, 160, 161]):
         stop.record(step, correct)  # only 8 counts
         assert not stop.ended
