@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lockstep.data.download.unpack import unpack
 from PIL import Image
 from tests.runs import fit_here
 
@@ -24,7 +25,6 @@ from lockstep.core.state import State
 from lockstep.data import cifar, mnist
 from lockstep.data.decode import decode_image, inspect_image
 from lockstep.data.download import manifest as downloads
-from lockstep.data.download.unpack import unpack
 from lockstep.data.folder import index
 from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
