@@ -232,22 +232,21 @@ def test_a_crop_of_the_whole_image_is_the_image():
 
 def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
     # Each pixel of the image states its own row and column, so a crop states where it was taken.
-    count, side = 4000, 64
+    count, side = 4000, 32
     place = torch.arange(side, dtype=torch.uint8)
     image = torch.stack((place[:, None].expand(side, side), place.expand(side, side), place.expand(side, side)), -1)
     crop = Crop(scale=(0.2, 0.6), ratio=(0.5, 2.0), flip=False, **PLAIN_CROP)
     out = crop.train(image.expand(count, -1, -1, -1), keys(count))
     rows, columns = out[:, 0, :, side // 2].double() * 255, out[:, 1, side // 2].double() * 255
     # Between two samples in the middle no position is cut to the image.
-    high, wide = (values[:, 40] - values[:, 24] for values in (rows, columns))
-    high, wide = high * side / 16, wide * side / 16
+    high, wide = ((values[:, 20] - values[:, 12]) * side / 8 for values in (rows, columns))
     area, ratio = high * wide / side**2, wide / high
     for values, low, upper in ((area, 0.2, 0.6), (ratio.log(), np.log(0.5), np.log(2.0))):
         assert low - 0.01 < values.min() < low + 0.02
         assert upper - 0.02 < values.max() < upper + 0.01
         assert abs(values.mean() - (low + upper) / 2) < 0.02
     for values, extent in ((rows, high), (columns, wide)):
-        start = values[:, 32] - extent * 32.5 / side + 0.5
+        start = values[:, 16] - extent * 16.5 / side + 0.5
         share = start / (side - extent)
         assert -0.02 < share.min() < 0.02
         assert 0.98 < share.max() < 1.02

@@ -43,8 +43,7 @@ def pictures(count, height, width, channels):
     return images
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 3), (24, 40, 3), (17, 8, 1)])
-@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize(("shape", "wide"), [((24, 40, 3), True), ((17, 8, 1), False), ((32, 32, 3), False)])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 def test_every_strength_of_every_operation_has_the_pixels_of_pillows(operation, wide, shape):
     number = OPERATIONS.index(operation)
@@ -99,15 +98,15 @@ def spied(monkeypatch, policy, count, **changes):
 
 
 def test_trivial_augment_draws_operation_strength_and_direction_uniformly(monkeypatch):
-    ((chosen, values),) = spied(monkeypatch, TrivialAugment(), 14 * 31 * 200)
+    ((chosen, values),) = spied(monkeypatch, TrivialAugment(), 14 * 31 * 100)
     counts = np.bincount(chosen, minlength=14)
-    expected = 31 * 200
+    expected = 31 * 100
     assert ((counts - expected) ** 2 / expected).sum() < 40  # chi squared, 13 degrees: p < 0.0002
     rotations = values[chosen == 5]
     levels = np.bincount(np.rint(np.abs(rotations) / 4.5).astype(int), minlength=LEVELS)
     assert len(levels) == LEVELS
     assert ((levels - len(rotations) / 31) ** 2 / (len(rotations) / 31)).sum() < 65  # 30 degrees: p < 0.0003
-    assert 0.47 < (rotations[rotations != 0] < 0).mean() < 0.53
+    assert 0.46 < (rotations[rotations != 0] < 0).mean() < 0.54
 
 
 def test_rand_augment_draws_each_operation_anew_at_one_strength(monkeypatch):

@@ -183,20 +183,20 @@ def _require_default_switches() -> None:
     """
     from PIL import BmpImagePlugin, GifImagePlugin, ImageFile, TiffImagePlugin
 
-    always = GifImagePlugin.LoadingStrategy.RGB_ALWAYS
-    for module, name, default, is_set in (
-        ("ImageFile", "LOAD_TRUNCATED_IMAGES", False, bool(ImageFile.LOAD_TRUNCATED_IMAGES)),
-        ("TiffImagePlugin", "READ_LIBTIFF", False, bool(TiffImagePlugin.READ_LIBTIFF)),
-        ("BmpImagePlugin", "USE_RAW_ALPHA", False, bool(getattr(BmpImagePlugin, "USE_RAW_ALPHA", False))),
-        ("GifImagePlugin", "LOADING_STRATEGY", "RGB_AFTER_FIRST", always == GifImagePlugin.LOADING_STRATEGY),
-    ):
-        if is_set:
-            raise _switch(f"{module}.{name}", "set", default)
+    for module, name, changed in (
+        (ImageFile, "LOAD_TRUNCATED_IMAGES", True), (TiffImagePlugin, "READ_LIBTIFF", True),
+        (BmpImagePlugin, "USE_RAW_ALPHA", True),
+        (GifImagePlugin, "LOADING_STRATEGY", GifImagePlugin.LoadingStrategy.RGB_ALWAYS),
+    ):  # fmt: skip
+        value = getattr(module, name, None)
+        if (bool(value) if changed is True else value) == changed:
+            raise _switch(f"{module.__name__.removeprefix('PIL.')}.{name}", value)
 
 
-def _switch(name: str, value: object, default: object) -> LockstepError:
+def _switch(name: str, value: object) -> LockstepError:
     return LockstepError(
-        f"Pillow's {name} is {value} in this program, which changes what is read from images: set it back to {default}",
+        f"Pillow's {name} is {value} in this program, which changes what is read from images: set it back to its "
+        f"default",
         ENVIRONMENT,
     )
 
@@ -226,7 +226,7 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
     except Image.DecompressionBombError:
         # Pillow refuses more than twice its limit. At its default, that is above ours.
         if Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS < PIXEL_LIMIT:
-            raise _switch("Image.MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS, 89_478_485) from None
+            raise _switch("Image.MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS) from None
         raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
     except MemoryError:
         raise no_memory() from None

@@ -247,7 +247,7 @@ def require_shape(where: str, shape: Sequence[int], expected: Sequence[int]) -> 
 
 
 def _labels(name: str, labels: object) -> Labels:
-    array = _array(labels) if _is_array(labels) else np.array(labels)
+    array = _array(labels)
     if array.ndim == 1 and array.dtype in (np.uint64, np.object_):  # the types that hold numbers above int64
         for i, label in enumerate(array.tolist()):
             if isinstance(label, int):

@@ -3,11 +3,13 @@
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**, where val may be called valid or validation.
 """
 
+import heapq
 import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,7 +179,7 @@ def _walk(result: Scan, group: Group, folder: str, prefix: str, above: set[tuple
     """
     seen, folders, links = set(above), [(prefix, folder)], list[tuple[str, str]]()
     while folders or links:
-        prefix, folder = folders.pop() if folders else links.pop(links.index(min(links)))
+        prefix, folder = folders.pop() if folders else heapq.heappop(links)
         try:
             identity = _identity(folder)
             if identity in seen:
@@ -201,7 +203,8 @@ def _walk(result: Scan, group: Group, folder: str, prefix: str, above: set[tuple
                         times = facts.st_mtime_ns, facts.st_ctime_ns
                         group.files.append((prefix + name, facts.st_size, *times, facts.st_dev, facts.st_ino))
                     elif is_folder:
-                        (links if entry.is_symlink() else folders).append((f"{prefix}{name}/", entry.path))
+                        add = partial(heapq.heappush, links) if entry.is_symlink() else folders.append
+                        add((f"{prefix}{name}/", entry.path))
                     elif is_image and unknown:  # listed, so that its cause is shown
                         group.files.append((prefix + name, -1, 0, 0, 0, 0))
                     else:  # A pipe counts here too: reading it would wait for its writer.
