@@ -2,7 +2,7 @@
 
 Writes CIFAR-10 as JPEG files into a temporary folder, which also holds the caches, and measures
 
-1. images decoded per second of CPU time, beside Pillow alone with the same steps: open, convert, crop, resize;
+1. images decoded per second of CPU time, compared with Pillow alone in the same steps: open, convert, crop, resize;
 2. the share of a training step that waits for images, on two processes, with the cache and decoding on the fly;
 3. the seconds in which a later start reads a folder of 100 000 files;
 4. the peak memory of a process that trains on 200 000 files.
@@ -64,7 +64,7 @@ def write_files(folder: Path, data: Path | None, count: int, side: int | None = 
 
 
 def pillow_alone(path: Path) -> "NDArray[np.uint8]":
-    """Return the pixels as a short program of one's own would read them: the middle square, bicubic, as RGB."""
+    """Return the pixels as a short program would read them: the middle square, bicubic, as RGB."""
     from PIL import Image
 
     with Image.open(path) as file:

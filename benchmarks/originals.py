@@ -1,4 +1,4 @@
-"""What the originals state of their speed and accuracy, beside our records: a table of docs/coming-from-tensorflow.md.
+"""What the originals state of their speed and accuracy, next to our records: a table of docs/coming-from-tensorflow.md.
 
 `python -m benchmarks.tables` writes it between the two markers of that page. Every number comes from a record in
 benchmarks/results/; `stated.json` holds those of the originals, which were not measured here.

@@ -14,9 +14,9 @@ def rows(path: Path, kind: str) -> list[dict[str, Any]]:
     return [each for each in map(json.loads, path.read_text().splitlines()) if each["kind"] == kind]
 
 
-def smoothed(points: Points, most: int = 200) -> Points:
-    """Return at most `most` points, each the mean of equally many neighbours."""
-    size = max(1, -(-len(points) // most))
+def smoothed(points: Points, max_count: int = 200) -> Points:
+    """Return at most `max_count` points, each the mean of equally many neighbours."""
+    size = max(1, -(-len(points) // max_count))
     groups = [points[i : i + size] for i in range(0, len(points), size)]
     return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
 

@@ -150,7 +150,7 @@ def image_folders() -> str:
     figures = []
     for name, case in CASES.items():
         figures += of_run(f"`folder` on {case.what}", f"folder-{name}", "bfloat16")
-    beside = load("seeds-cifar10")["figures"]["accuracy"]["mean"]
+    special = load("seeds-cifar10")["figures"]["accuracy"]["mean"]
     own = load("folder-cifar10-jpeg")["result"]["accuracy"]
     return f"""## Folders of images
 
@@ -160,8 +160,8 @@ rest: its whitening was fitted to images of one class, and is now fitted to imag
 
 {tables(*figures)}
 
-`cifar10`, which is made for that dataset, reaches {PERCENT.of(beside)} (mean). The recipe `folder` reaches
-{Unit(".2f", 100, "points").of(beside - own["raw"])} less on its images as JPEG files.
+`cifar10`, which is made for that dataset, reaches {PERCENT.of(special)} (mean). The recipe `folder` reaches
+{Unit(".2f", 100, "points").of(special - own["raw"])} less on its images as JPEG files.
 """
 
 

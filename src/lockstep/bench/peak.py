@@ -1,4 +1,4 @@
-"""The ceiling that a network is compared with: the operations of a step, and this device's speed at matrix products."""
+"""The peak that a network is compared with: the operations of a step, and this device's speed at matrix products."""
 
 import statistics
 import time

@@ -112,7 +112,7 @@ class _Epilogue:
     def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
         """Write the result for the convolution's output `y` to `out`, which is `y` itself if `keeps_shape`.
 
-        Return what `backward` needs beside `out`.
+        Return what `backward` needs besides `out`.
         """
         return ()
 

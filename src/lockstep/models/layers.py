@@ -54,7 +54,9 @@ def conv_relu(x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int]
 
 
 def truncated_normal(layer: _Layer, std: float, bias: float) -> _Layer:
-    """Fill the weights from a normal distribution cut at two deviations (redrawn, not rescaled), the bias with `bias`.
+    """Fill the bias with `bias`, the weights from a normal distribution cut at two standard deviations.
+
+    Values outside are drawn again, not rescaled.
 
     Source: tf.truncated_normal_initializer.
     """

@@ -39,7 +39,7 @@ def cifar10_record() -> Recipe:
     It differs from airbench94 in two points. The bias after whitening keeps its initial values, and only the least
     sure quarter of the test images is also evaluated shifted.
 
-    Measured: not yet, for want of a GPU. `python -m benchmarks.record cifar10-record --runs 50`
+    Measured: not yet: no GPU was available. `python -m benchmarks.record cifar10-record --runs 50`
     """
     return cifar10().replace(
         name="cifar10-record",
@@ -59,7 +59,7 @@ def cifar10_record() -> Recipe:
 def cifar10_96() -> Recipe:
     """The network of `cifar10` five times as large, trained for 35 epochs with cutout. For a GPU.
 
-    Measured: not yet, for want of a GPU (two cores would take a day). The design is airbench96's (Jordan 2024).
+    Measured: not yet: no GPU was available (two cores would take a day). The design is airbench96's (Jordan 2024).
     """
     return cifar10().replace(
         name="cifar10-96",

@@ -74,12 +74,12 @@ def row(panels: Sequence[Panel]) -> str:
     return document(*size, parts, 'font-family="sans-serif" font-size="12"')
 
 
-def ticks(high: float, most: int = 6) -> list[float]:
-    """Return at most `most` round numbers from 0 up, the last at or above `high`, which is greater than 0.
+def ticks(high: float, max_count: int = 6) -> list[float]:
+    """Return at most `max_count` round numbers from 0 up, the last at or above `high`, which is greater than 0.
 
     Round numbers are multiples of 1, 2 or 5 times a power of ten. Source: Heckbert's "nice numbers".
     """
-    rough = high / (most - 1)
+    rough = high / (max_count - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
     return [i * step for i in range(math.ceil(high / step - 1e-9) + 1)]
