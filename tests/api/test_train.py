@@ -17,7 +17,7 @@ from tests.images import bright_and_dark
 import lockstep
 from lockstep.data.digits import load
 from lockstep.errors import DATA, LockstepError
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 STEPS = 12
@@ -96,7 +96,7 @@ again = lockstep.train(run, resume=True, model="mynet:build")
     done = here("train", "digits", *options, cwd=tmp_path / "scripts")
     assert done.returncode == 0, done.stderr
     sha = json.loads(done.stdout)["weights_sha256"]
-    assert out.splitlines() == [f"mynet:build {sha}", "runs/digits-1 is complete: nothing to resume"]
+    assert out.splitlines() == [f"mynet:build {sha}", f"{tmp_path}/runs/digits-1 is complete: nothing to resume"]
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ print("sha", run.result()["weights_sha256"])
     out = "".join(printed)
     assert "returned False stopped None None" in out
     assert re.search(r"stopped +after \d+ steps, saved", out)
-    assert "lockstep.train('runs/long', resume=True)" in out
+    assert f"lockstep.train('{tmp_path}/runs/long', resume=True)" in out
     _, record = trained_once("--steps", LONG, "--processes", 1)
     assert f"sha {record['weights_sha256']}" in out
 
@@ -158,6 +158,7 @@ lockstep.train("digits", model="go:build", settings={{"weight_decay": {{}}}}, st
         ({"label_smoothing": 0.1}, r"give settings=\{'label_smoothing': ...\}"),
         ({"settings": {"optimiser.momentum": 1}}, "unknown recipe setting 'optimiser'"),
         ({"settings": {"lr": 0.1}, "lr": 0.2}, "lr is given twice"),
+        ({"settings": [1]}, r"settings: got \[1\]: give a mapping"),
         ({"device": "gpu"}, "give auto, cpu, cuda"),
         ({"processes": 9}, "9 processes for 4 towers"),
         ({"model": "__main__:build"}, "put it in a file, for example mynet.py, and give model='mynet:build'"),
@@ -177,18 +178,11 @@ def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_data_is_an_error_with_the_code_of_data(tmp_path, monkeypatch):
+def test_an_error_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LockstepError, match="mnist") as error:
-        lockstep.train("mnist", data=tmp_path / "nowhere", quiet=True)
+        lockstep.train("mnist", data=tmp_path / "nowhere", processes=1, quiet=True)
     assert error.value.code == DATA
-
-
-def test_a_failure_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(LockstepError, match="not finite") as error:
-        lockstep.train("digits", steps=4, lr=1e30, processes=1, quiet=True)
-    assert error.value.code == 1
     assert capfd.readouterr() == ("", "")
 
 
@@ -209,11 +203,11 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
     out, err = capsys.readouterr()
     assert err == ""
     assert out.count("step 0, loss") == 1
-    assert run.path == Path("runs/digits-1")
+    assert run.path == tmp_path / "runs/digits-1"
     assert run.recipe().optimizer.momentum == 0.5
     assert [row["kind"] for row in run.metrics()][-2:] == ["evaluation", "evaluation"]
     assert run.classes == tuple("0123456789")
-    assert repr(run) == f"<Run runs/digits-1: complete, accuracy {run.accuracy:.2%}>"
+    assert repr(run) == f"<Run {run.path}: complete, accuracy {run.accuracy:.2%}>"
     assert run.recipe().init_sha256
     images = load(None)["test"].images[:50].numpy()
     labels = [[p.label for p in lockstep.load(each).predict(images)] for each in (first, run)]
@@ -244,7 +238,7 @@ def test_a_folder_of_images_is_trained_on(tmp_path, monkeypatch):
         photos, model="digits", precision="float32", tower_batch=4, steps=1, processes=1, quiet=True, summary_every=0,
         settings={"image_px": 32, "eval_batch": 4, "test_views": "one"},
     )  # fmt: skip
-    assert run.path == Path("runs/photos-1")
+    assert run.path == tmp_path / "runs/photos-1"
     assert {p.label for p in lockstep.predict(run, photos)} <= {"bright", "dark"} == set(run.classes)
 
 
@@ -254,7 +248,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
         raise LockstepError(f"stored at {image_px}")
 
     monkeypatch.setattr("lockstep.data.custom.store_in_memory", stored)
-    run = Run.create(tmp_path / "photos", named("folder").replace(image_px=48))
+    run = Run.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
     run.unlock()
     run.model.write_bytes(b"weights")
     words = {
@@ -271,6 +265,7 @@ def test_evaluate_refuses_what_the_command_line_refuses(tmp_path, trained_once):
     for arguments, message in (
         ({"checkpoint": "newest"}, "give best, or the number of steps"),
         ({"checkpoint": True}, "give best"),
+        ({"weights": "zz"}, "weights: got 'zz': give 'ema', 'raw' or None"),
         ({"model": "mynet:build"}, "was trained with model digits"),
     ):
         with pytest.raises(LockstepError, match=message):
@@ -283,7 +278,7 @@ def test_importing_the_package_and_its_functions_is_quick():
     code = (
         "import sys, lockstep\nassert 'pydantic' not in sys.modules\n"
         "lockstep.train, lockstep.evaluate, lockstep.load, lockstep.predict, lockstep.Run, lockstep.Recipe\n"
-        "assert not {'torch', 'PIL', 'sklearn', 'tensorboard'} & sys.modules.keys()"
+        "assert not {'torch', 'PIL', 'tensorboard'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

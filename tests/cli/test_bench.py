@@ -6,16 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.cli.test_mistakes import DATA, ENVIRONMENT, USAGE, refused
+from tests.cli.test_mistakes import ENVIRONMENT, USAGE, refused
 
 from lockstep.config.placement import Placement
-from lockstep.core.local import Local
+from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.data import DATASETS, synthetic
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.bench import MODES, StepTimes, bench
-from lockstep.jobs.specs import BenchJob
-from lockstep.recipes import named
+from lockstep.jobs.context import Context
+from lockstep.jobs.specs import BenchSpec
+from lockstep.recipes import get_recipe
 from lockstep.settings import load_object
 
 QUICK = ("--steps", 4, "--warmup", 2)
@@ -82,7 +83,6 @@ def test_json_is_one_record_with_documented_keys(here, tmp_path):
         (("--plot", "speed.png"), USAGE, "only SVG is drawn"),
         (("--plot", "nowhere/speed.svg"), ENVIRONMENT, "there is no folder"),
         (("--link", 0), USAGE, "give GB/s above 0"),
-        (("--dataset", "mnist", "--data", "."), DATA, "train-images-idx3-ubyte.gz"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_measured(options, code, words, here):
@@ -95,10 +95,8 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     shard = Dataset.shard
     monkeypatch.setattr(Dataset, "shard", lambda self, plan, t: made.append(t) or shard(self, plan, t))
 
-    class Counted(Local):
-        def __call__(self, vectors):
-            exchanged.append(1)
-            return super().__call__(vectors)
+    reduce = Reduction.__call__
+    monkeypatch.setattr(Reduction, "__call__", lambda self, vectors: exchanged.append(1) or reduce(self, vectors))
 
     updated = []
     apply = State.apply
@@ -106,9 +104,9 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
 
     def counts(*modes):
         made.clear(), exchanged.clear(), updated.clear()
-        recipe = named("digits").replace(towers=2, batch=64)
-        job = BenchJob(recipe=recipe, placement=Placement(), record=Path("unused.json"), steps=3, warmup=1, modes=modes)
-        record = bench(job, Counted(2), torch.device("cpu"))
+        recipe = get_recipe("digits").replace(towers=2, batch=64)
+        job = BenchSpec(recipe=recipe, placement=Placement(), steps=3, warmup=1, modes=modes)
+        record = bench(job, Context())
         assert record["modes"] == list(modes)
         return len(made), len(exchanged), len(updated)
 
@@ -117,6 +115,12 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     assert counts("independent") == (9, 0, 4)
     assert counts("forward-only") == (9, 0, 0)
     assert counts("synthetic", "independent") == (2, 0, 4)
+
+
+def test_synthetic_images_replace_a_folder_of_images():
+    recipe = get_recipe("folder").replace(model="digits", precision="float32", image_px=32, towers=1, batch=4)
+    record = bench(BenchSpec(recipe=recipe, placement=Placement(), steps=1, modes=("synthetic",)), Context())
+    assert (record["recipe"], record["batch"]) == ("folder", 4)
 
 
 def test_every_mode_at_once_needs_no_files_and_writes_none(here, tmp_path):
