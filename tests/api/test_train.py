@@ -96,7 +96,7 @@ again = lockstep.train(run, resume=True, model="mynet:build")
     done = here("train", "digits", *options, cwd=tmp_path / "scripts")
     assert done.returncode == 0, done.stderr
     sha = json.loads(done.stdout)["weights_sha256"]
-    assert out.splitlines() == [f"mynet:build {sha}", "runs/digits-1 is complete: nothing to resume"]
+    assert out.splitlines() == [f"mynet:build {sha}", f"{tmp_path}/runs/digits-1 is complete: nothing to resume"]
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ print("sha", run.result()["weights_sha256"])
     out = "".join(printed)
     assert "returned False stopped None None" in out
     assert re.search(r"stopped +after \d+ steps, saved", out)
-    assert "lockstep.train('runs/long', resume=True)" in out
+    assert f"lockstep.train('{tmp_path}/runs/long', resume=True)" in out
     _, record = trained_once("--steps", LONG, "--processes", 1)
     assert f"sha {record['weights_sha256']}" in out
 
@@ -178,18 +178,11 @@ def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_data_is_an_error_with_the_code_of_data(tmp_path, monkeypatch):
+def test_an_error_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LockstepError, match="mnist") as error:
-        lockstep.train("mnist", data=tmp_path / "nowhere", quiet=True)
+        lockstep.train("mnist", data=tmp_path / "nowhere", processes=1, quiet=True)
     assert error.value.code == DATA
-
-
-def test_a_failure_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(LockstepError, match="not finite") as error:
-        lockstep.train("digits", steps=4, lr=1e30, processes=1, quiet=True)
-    assert error.value.code == 1
     assert capfd.readouterr() == ("", "")
 
 
@@ -210,11 +203,11 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
     out, err = capsys.readouterr()
     assert err == ""
     assert out.count("step 0, loss") == 1
-    assert run.path == Path("runs/digits-1")
+    assert run.path == tmp_path / "runs/digits-1"
     assert run.recipe().optimizer.momentum == 0.5
     assert [row["kind"] for row in run.metrics()][-2:] == ["evaluation", "evaluation"]
     assert run.classes == tuple("0123456789")
-    assert repr(run) == f"<Run runs/digits-1: complete, accuracy {run.accuracy:.2%}>"
+    assert repr(run) == f"<Run {run.path}: complete, accuracy {run.accuracy:.2%}>"
     assert run.recipe().init_sha256
     images = load(None)["test"].images[:50].numpy()
     labels = [[p.label for p in lockstep.load(each).predict(images)] for each in (first, run)]
@@ -245,7 +238,7 @@ def test_a_folder_of_images_is_trained_on(tmp_path, monkeypatch):
         photos, model="digits", precision="float32", tower_batch=4, steps=1, processes=1, quiet=True, summary_every=0,
         settings={"image_px": 32, "eval_batch": 4, "test_views": "one"},
     )  # fmt: skip
-    assert run.path == Path("runs/photos-1")
+    assert run.path == tmp_path / "runs/photos-1"
     assert {p.label for p in lockstep.predict(run, photos)} <= {"bright", "dark"} == set(run.classes)
 
 

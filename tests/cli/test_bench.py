@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.cli.test_mistakes import DATA, ENVIRONMENT, USAGE, refused
+from tests.cli.test_mistakes import ENVIRONMENT, USAGE, refused
 
 from lockstep.config.placement import Placement
 from lockstep.core.reduction import Reduction
@@ -83,7 +83,6 @@ def test_json_is_one_record_with_documented_keys(here, tmp_path):
         (("--plot", "speed.png"), USAGE, "only SVG is drawn"),
         (("--plot", "nowhere/speed.svg"), ENVIRONMENT, "there is no folder"),
         (("--link", 0), USAGE, "give GB/s above 0"),
-        (("--dataset", "mnist", "--data", "."), DATA, "train-images-idx3-ubyte.gz"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_measured(options, code, words, here):
@@ -116,6 +115,12 @@ def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     assert counts("independent") == (9, 0, 4)
     assert counts("forward-only") == (9, 0, 0)
     assert counts("synthetic", "independent") == (2, 0, 4)
+
+
+def test_synthetic_images_replace_a_folder_of_images():
+    recipe = get_recipe("folder").replace(model="digits", precision="float32", image_px=32, towers=1, batch=4)
+    record = bench(BenchSpec(recipe=recipe, placement=Placement(), steps=1, modes=("synthetic",)), Context())
+    assert (record["recipe"], record["batch"]) == ("folder", 4)
 
 
 def test_every_mode_at_once_needs_no_files_and_writes_none(here, tmp_path):
