@@ -1,7 +1,7 @@
 """The contract of the menu: any choice from all registries trains exactly, on any number of processes and resumed.
 
-The processes are threads that run the real loop (tests/replicas.py). They add the vectors in the canonical tree, as
-tests/contract/test_reductions.py requires of every exact reduction between real processes.
+The processes are threads that run the real loop (tests/replicas.py). They reduce over a group in
+memory; tests/contract/test_reductions.py shows that groups of real processes have the same bits.
 """
 
 import itertools
@@ -25,7 +25,6 @@ from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
 from lockstep.core.loop import train
-from lockstep.core.monitor import Monitor
 from lockstep.core.network import Network, initial_model, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
@@ -36,7 +35,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.mixing import Mixing, mix
 from lockstep.data.transforms import Keys
 from lockstep.optim import OPTIMIZERS
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.settings import validated
 
 CPU = torch.device("cpu")
@@ -91,7 +90,7 @@ def recipe(**changes) -> Recipe:
         "model": "tests.contract.test_menu:tiny", "towers": TOWERS, "batch": BATCH, "steps": STEPS, "lr": 0.01,
         "schedule": "constant", "weight_decay": {}, "eval_batch": 8,
     }  # fmt: skip
-    return make(named("digits").model_dump(mode="json"), fixed, changes)
+    return make(get_recipe("digits").model_dump(mode="json"), fixed, changes)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ class Trained(NamedTuple):
     digests: dict[int, str]
 
 
-def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda state, process: None) -> Trained:
+def trained_in(replica, of, dataset, *, first=None, steps=None, disturb=lambda state, process: None) -> Trained:
     """Train one replica to `steps`, from the initial state or a copy of `first`. `disturb` follows every update."""
     shape, course = of.augmentation.shape(*dataset.images.shape[1:]), of.bind(len(dataset))
     model = initial_model(of, shape, dataset)
@@ -128,23 +127,25 @@ def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda sta
         state.load(first.tensors())
     network = Network(of, model, shape, CPU)
     digests = Digests()
-    monitor, reduction = Monitor(), Reduction(group, of.towers, "tree", CPU)
-    log = Log(course, Placement(), [digests], monitor, group.processes, CPU)
+    log = Log(course, Placement(), [digests], processes=replica.processes)
     last = course.steps if steps is None else steps
     poll = lambda: ControlFlags(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower = Tower(course, network)
-    updates = train(course, dataset, tower, reduction, state, log, monitor, poll_flags=poll, digest_every=2)
-    for _ in updates if last else ():
-        disturb(state, group.process)
+    for _ in (
+        train(course, dataset, tower, Reduction(replica, of.towers), state, log, poll_flags=poll, digest_every=2)
+        if last
+        else ()
+    ):
+        disturb(state, replica.process)
     assert state.step == last
     parameters = state.parameters if state.ema is None else state.ema
-    evaluation = evaluate(of, network, parameters, state.buffers, dataset.first(50), group)
+    evaluation = evaluate(of, network, parameters, state.buffers, dataset.first(50), replica)
     return Trained(state, evaluation, digests.found)
 
 
 def trained(of: Recipe, dataset: Dataset, processes: int, **options) -> Trained:
     """Return what replica 0 holds after training on `processes` replicas. All hold the same."""
-    ends = on_replicas(processes, lambda group: trained_in(group, of, dataset, **options))
+    ends = on_replicas(processes, lambda replica: trained_in(replica, of, dataset, **options))
     equal_in_all([(one.state.digest(), one.evaluation) if isinstance(one, Trained) else one for one in ends])
     return ends[0]
 
@@ -242,7 +243,7 @@ def test_a_process_that_parted_is_named_at_the_next_digest(dataset, victim):
             weight = next(iter(state.parameters.values())).view(-1)
             weight[5] = torch.nextafter(weight[5], torch.tensor(9.0))
 
-    ends = on_replicas(3, lambda group: trained_in(group, recipe(), dataset, disturb=flipped))
+    ends = on_replicas(3, lambda replica: trained_in(replica, recipe(), dataset, disturb=flipped))
     for error in ends:
         assert isinstance(error, StatesDifferError), error
         assert f"process {victim} of 3 no longer computes the same bits as the others: after 2 steps" in str(error)

@@ -16,7 +16,7 @@ from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
-from lockstep.recipes import named
+from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
 from lockstep.runs.recorded import Recorded
@@ -32,11 +32,9 @@ def run(tmp_path, trained_once) -> Path:
 
 
 def record_of(path: Path, start=None, steps=None, placement=None):
-    spec = VerifySpec(
-        recipe=Run.open(path).recipe(), placement=placement or Placement(device="cpu"), path=path, start=start,
-        steps=steps,
-    )  # fmt: skip
-    return verify(spec, Context())
+    recipe = Run.open(path).recipe()
+    placement = placement or Placement(device="cpu")
+    return verify(VerifySpec(recipe=recipe, placement=placement, path=path, start=start, steps=steps), Context())
 
 
 def change_rows(run: Path, kind: str, step: int, **changes) -> None:
@@ -213,7 +211,7 @@ def test_if_nothing_could_be_read_nothing_is_claimed(run, monkeypatch):
 
 
 def test_a_run_that_is_not_exact_is_refused(tmp_path):
-    recipe = make(named("digits").model_dump(mode="json"), {"exact": False})
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {"exact": False})
     Run.create(tmp_path / "a", recipe).unlock()
     with pytest.raises(LockstepError, match="only exact runs can be verified"):
         verify_spec(Run(tmp_path / "a"), Placement(), code={}, init=None)
