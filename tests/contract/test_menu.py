@@ -25,6 +25,7 @@ from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
 from lockstep.core.loop import train
+from lockstep.core.monitor import Monitor
 from lockstep.core.network import Network, initial_model, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
@@ -118,7 +119,7 @@ class Trained(NamedTuple):
     digests: dict[int, str]
 
 
-def trained_in(replica, of, dataset, *, first=None, steps=None, disturb=lambda state, process: None) -> Trained:
+def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda state, process: None) -> Trained:
     """Train one replica to `steps`, from the initial state or a copy of `first`. `disturb` follows every update."""
     shape, course = of.augmentation.shape(*dataset.images.shape[1:]), of.bind(len(dataset))
     model = initial_model(of, shape, dataset)
@@ -127,25 +128,23 @@ def trained_in(replica, of, dataset, *, first=None, steps=None, disturb=lambda s
         state.load(first.tensors())
     network = Network(of, model, shape, CPU)
     digests = Digests()
-    log = Log(course, Placement(), [digests], processes=replica.processes)
+    monitor, reduction = Monitor(), Reduction(group, of.towers, "tree", CPU)
+    log = Log(course, Placement(), [digests], monitor, group.processes, CPU)
     last = course.steps if steps is None else steps
     poll = lambda: ControlFlags(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower = Tower(course, network)
-    for _ in (
-        train(course, dataset, tower, Reduction(replica, of.towers), state, log, poll_flags=poll, digest_every=2)
-        if last
-        else ()
-    ):
-        disturb(state, replica.process)
+    updates = train(course, dataset, tower, reduction, state, log, poll_flags=poll, digest_every=2)
+    for _ in updates if last else ():
+        disturb(state, group.process)
     assert state.step == last
     parameters = state.parameters if state.ema is None else state.ema
-    evaluation = evaluate(of, network, parameters, state.buffers, dataset.first(50), replica)
+    evaluation = evaluate(of, network, parameters, state.buffers, dataset.first(50), group)
     return Trained(state, evaluation, digests.found)
 
 
 def trained(of: Recipe, dataset: Dataset, processes: int, **options) -> Trained:
     """Return what replica 0 holds after training on `processes` replicas. All hold the same."""
-    ends = on_replicas(processes, lambda replica: trained_in(replica, of, dataset, **options))
+    ends = on_replicas(processes, lambda group: trained_in(group, of, dataset, **options))
     equal_in_all([(one.state.digest(), one.evaluation) if isinstance(one, Trained) else one for one in ends])
     return ends[0]
 
@@ -243,7 +242,7 @@ def test_a_process_that_parted_is_named_at_the_next_digest(dataset, victim):
             weight = next(iter(state.parameters.values())).view(-1)
             weight[5] = torch.nextafter(weight[5], torch.tensor(9.0))
 
-    ends = on_replicas(3, lambda replica: trained_in(replica, recipe(), dataset, disturb=flipped))
+    ends = on_replicas(3, lambda group: trained_in(group, recipe(), dataset, disturb=flipped))
     for error in ends:
         assert isinstance(error, StatesDifferError), error
         assert f"process {victim} of 3 no longer computes the same bits as the others: after 2 steps" in str(error)
