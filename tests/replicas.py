@@ -78,17 +78,15 @@ class MemoryGroup:
         pass
 
 
-def on_replicas(
-    processes: int, work: Callable[[MemoryGroup], Result], kind: type[MemoryGroup] = MemoryGroup
-) -> list[Result | Exception]:
-    """Return what `work` returned or raised in each of `processes` replicas, in order. It gets a group of this kind."""
+def on_replicas(processes: int, work: Callable[[MemoryGroup], Result]) -> list[Result | Exception]:
+    """Return what `work` returned or raised in each of `processes` replicas, in order."""
     meeting = Meeting(processes)
     ends: list = [None] * processes
 
     def replica(process: int) -> None:
         with meeting.turn:
             try:
-                ends[process] = work(kind(meeting, process, processes))
+                ends[process] = work(MemoryGroup(meeting, process, processes))
             except Exception as error:
                 ends[process] = error
             finally:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,10 +21,10 @@ from lockstep.runs.manifest import MANIFEST, encoded, read_manifest
 
 
 class Outcome(NamedTuple):
-    """How a run ended: its result record, or None and the signal that stopped it."""
+    """How a run ended: its result if it is complete, and the signal that stopped it, if one did."""
 
-    result: dict | None
-    stopped_by: Signals | None = None
+    result: dict[str, Any] | None = None
+    stopped_by: int | None = None
 
 
 def fit_here(
@@ -36,11 +36,11 @@ def fit_here(
     **spec: object,
 ) -> Outcome:
     """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
-    wanted = TrainSpec(recipe=recipe, placement=placement, path=path, started=time.time(), **spec)
+    train_spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=time.time(), **spec)
     try:
-        return Outcome(train(wanted, Context(stop=stop_requested, display=Display(sys.stderr))))
+        return Outcome(train(train_spec, Context(stop=stop_requested, display=Display(sys.stderr))))
     except StoppedError as stopped:
-        return Outcome(None, Signals(stopped.code - SIGNAL_BASE))
+        return Outcome(stopped_by=stopped.code - SIGNAL_BASE)
 
 
 def change_manifest(checkpoint: Path, change: Callable[[dict], object]) -> None:

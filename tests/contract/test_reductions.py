@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.replicas import MemoryGroup, on_replicas
+from tests.replicas import on_replicas
 
 from lockstep.bench.analysis import Link, exchange_s
 from lockstep.config.placement import REDUCTIONS
@@ -105,44 +105,33 @@ def test_real_processes_have_the_bits_of_one(tmp_path):
     assert found["broadcast"] == ["from process 0", ""]
 
 
-class Noting(MemoryGroup):
-    """Notes each message as [name, values, peer]."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.messages = []
-
-    def exchange(self, sends, receives):
-        self.messages += [["send", tensor.numel(), peer] for peer, tensor in sends]
-        self.messages += [["receive", tensor.numel(), peer] for peer, tensor in receives]
-        super().exchange(sends, receives)
-
-    def send_from_first(self, tensor):
-        self.messages.append(["broadcast", tensor.numel(), 0])
-        super().send_from_first(tensor)
-
-    def all_reduce(self, tensor):
-        self.messages.append(["all_reduce", tensor.numel(), None])
-        super().all_reduce(tensor)
-
-
-def messages(processes, kind, length=1000):
-    """Return the messages of each process, for two towers in each: one node of the tree."""
+def messages(processes, kind, length):
+    """Return the messages of each process, [name, values, peer], for two towers in each: one node of the tree."""
 
     def noted(members):
-        reduction = Reduction(members, 2 * processes, kind, CPU)
-        total = reduction(vector(t, length) for t in reduction.owned)
-        assert kind == "allreduce" or bits(total) == alone(2 * processes, length)
-        return members.messages
+        found = []
+        exchange, send, add = members.exchange, members.send_from_first, members.all_reduce
 
-    return on_replicas(processes, noted, Noting)
+        def noted_exchange(sends, receives):
+            found.extend(["send", tensor.numel(), peer] for peer, tensor in sends)
+            found.extend(["receive", tensor.numel(), peer] for peer, tensor in receives)
+            exchange(sends, receives)
+
+        members.exchange = noted_exchange
+        members.send_from_first = lambda tensor: found.append(["broadcast", tensor.numel(), 0]) or send(tensor)
+        members.all_reduce = lambda tensor: found.append(["all_reduce", tensor.numel(), None]) or add(tensor)
+        reduction = Reduction(members, 2 * processes, kind, CPU)
+        reduction(vector(t, length) for t in reduction.owned)
+        return found
+
+    return on_replicas(processes, noted)
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_the_messages_and_bytes_are_as_documented_and_as_predicted(processes):
     length, a_message, a_byte = 1000, Link(1.0, float("inf")), Link(0.0, 1.0)
     # tree: each process sends and receives a slice for every other, and then the sums of the slices
-    for process, found in enumerate(messages(processes, "tree")):
+    for process, found in enumerate(messages(processes, "tree", length)):
         others = [p for p in range(processes) if p != process]
         for name in ("send", "receive"):
             slices = [[name, length // processes, peer] for peer in others for _ in range(2)]
@@ -152,13 +141,13 @@ def test_the_messages_and_bytes_are_as_documented_and_as_predicted(processes):
         assert 4 * sum(sent) == exchange_s("tree", processes, 4 * length, a_byte)
     # central: whole vectors go to process 0, which broadcasts their sum
     for kind in ("central", "central-cpu"):
-        first, *others = messages(processes, kind)
+        first, *others = messages(processes, kind, length)
         broadcast = ["broadcast", length, 0]
         assert first == [["receive", length, peer] for peer in range(1, processes)] + [broadcast]
         assert others == [[["send", length, 0], broadcast]] * (processes - 1)
     down = {2: 1, 4: 2}[processes]  # levels of the backend's broadcast tree
     assert processes - 1 + down == exchange_s("central", processes, 4 * length, a_message)
-    assert messages(processes, "allreduce") == [[["all_reduce", length, None]]] * processes
+    assert messages(processes, "allreduce", length) == [[["all_reduce", length, None]]] * processes
 
 
 class Elsewhere(torch.Tensor):

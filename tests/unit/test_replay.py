@@ -32,11 +32,9 @@ def run(tmp_path, trained_once) -> Path:
 
 
 def record_of(path: Path, start=None, steps=None, placement=None):
-    spec = VerifySpec(
-        recipe=Run.open(path).recipe(), placement=placement or Placement(device="cpu"), path=path, start=start,
-        steps=steps,
-    )  # fmt: skip
-    return verify(spec, Context())
+    recipe = Run.open(path).recipe()
+    placement = placement or Placement(device="cpu")
+    return verify(VerifySpec(recipe=recipe, placement=placement, path=path, start=start, steps=steps), Context())
 
 
 def change_rows(run: Path, kind: str, step: int, **changes) -> None:
