@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from lockstep import rng
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ class TrivialAugment(_Policy):
 
     def apply(self, images: "Tensor", keys: "Keys") -> "Tensor":
         """Return the images, uint8 [b, H, W, C], each after its operation."""
+        from lockstep import rng  # imports numpy, which the launcher does without
         from lockstep.data import operations
 
         level = rng.below(keys.words("policy_level"), _LEVELS)

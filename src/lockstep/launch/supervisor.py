@@ -18,7 +18,7 @@ from lockstep.launch.workers import Failure, Workers
 from lockstep.launch.world import World
 from lockstep.messages import logger
 
-POLL_S = 0.02  # seconds between two looks at the workers
+POLL_S = 0.01  # seconds between two looks at the workers
 _LOOK_S = 0.2  # seconds between two looks at the heartbeats
 _KILL_AFTER_S = 1.0  # seconds that the others have to end after a process has died
 _FAILURES_AT_A_STEP = 3  # in a row; then the step itself is at fault
