@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from lockstep.api.output import line_width, streams
 from lockstep.api.resolve import subject_of
 from lockstep.api.specs import CompleteRun, train_spec
-from lockstep.config.overrides import RECIPE_OPTIONS
+from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Json, options_from, placement_of
+from lockstep.cli.options import Inline, Json, options_from, placement_of
 
 if TYPE_CHECKING:
     from lockstep.bench.record import Measurement, Summary
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 
 _RECIPE = ("tower_batch", "precision", "model", "dataset")
+_TEXTS = {
+    "processes": "Greatest number of processes. Default: number of GPUs; on CPU cores / threads.",
+    "reduction": "How towers are added: tree, central, central-cpu, or allreduce (not exact: also give --set exact=false).",
+}
 
 
-@options_from(recipe=_RECIPE, placement=("processes", "reduction", "device", "data", "cache_limit"))
+@options_from(recipe=_RECIPE, placement=("processes", "reduction", "device", "data", "cache_limit"), texts=_TEXTS)
 def bench(
     what: Annotated[
         str,
@@ -53,6 +57,7 @@ def bench(
         float, typer.Option(help="For the prediction: GB/s between devices in each direction. 12.5 is 100 Gbit/s.")
     ] = 12.5,
     latency: Annotated[float, typer.Option(min=0, help="For the prediction: microseconds per message.")] = 10.0,
+    inline: Inline = False,
     json_output: Json = False,
     **options: Any,
 ) -> None:
@@ -101,7 +106,7 @@ def bench(
     most = placement.processes or capacity(recipe, placement)
 
     def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Measurement":
-        return _measure(recipe, placement.on(count), steps, warmup, modes)
+        return _measure(recipe, placement.on(count), steps, warmup, modes, inline)
 
     measurements: list[Measurement] = []
     for count in range(most if only else 1, most + 1):
@@ -125,7 +130,7 @@ def bench(
 
 
 def _measure(
-    recipe: "Recipe", placement: "Placement", steps: int, warmup: int, modes: "tuple[BenchMode, ...]"
+    recipe: "Recipe", placement: "Placement", steps: int, warmup: int, modes: "tuple[BenchMode, ...]", inline: bool
 ) -> "Measurement":
     """Measure in new processes, and return their record. Raises: typer.Exit if they are stopped."""
     from lockstep.config import overrides
@@ -136,7 +141,7 @@ def _measure(
 
     recipe = overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes})
     spec = BenchSpec(recipe=recipe, placement=placement, steps=steps, warmup=warmup, modes=modes)
-    outcome = submit(spec, Output(), World())
+    outcome = submit(spec, Output(), World(), inline=inline)
     if outcome.record is None:
         raise typer.Exit(outcome.code)
     record: Measurement = outcome.record  # type: ignore[assignment]  # as `bench` has returned it

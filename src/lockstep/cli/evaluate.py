@@ -24,7 +24,13 @@ _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 _NAME_LENGTH = 24  # characters of a class's name that the table shows
 
 
-@options_from(placement=EVERYWHERE)
+_PROCESSES = (
+    "Number of processes. Default: one per GPU; on CPU min(towers, cores / threads). With --watch: 1, which leaves other "
+    "cores to training. On GPUs choose a free one: --device cuda:1, or cpu."
+)
+
+
+@options_from(placement=EVERYWHERE, texts={"processes": _PROCESSES})
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     weights: Annotated[

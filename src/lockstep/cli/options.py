@@ -2,17 +2,16 @@
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
-from lockstep.config.overrides import RECIPE_OPTIONS
+from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
 from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
@@ -39,18 +38,20 @@ EVERYWHERE = ("data", "cache_limit", "processes", "device")  # what every comman
 _METAVARS = {"cache_limit": "GB", "profile": "steps=FIRST:END"}
 
 
-def options_from(*, recipe: Sequence[str] = (), placement: Sequence[str] = ()) -> Callable[..., Callable[..., Any]]:
+def options_from(
+    *, recipe: Sequence[str] = (), placement: Sequence[str] = (), texts: Mapping[str, str] = MappingProxyType({})
+) -> Callable[..., Callable[..., Any]]:
     """Return a decorator that gives a command the options of these fields, in place of its `**options`.
 
     Options of the recipe come first, before the command's own ones; those of the placement last. All are None unless
-    they are given, so that the fields alone state the defaults.
+    they are given, so that the fields alone state the defaults. `texts` has help that differs from a field's description.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
         arguments = [p for p in own if isinstance(get_args(p.annotation)[1], typer.models.ArgumentInfo)]
         made = [_of_recipe(name) for name in recipe]
-        last = [_option(name, Placement.model_fields[name]) for name in placement]
+        last = [_option(name, Placement.model_fields[name], texts.get(name)) for name in placement]
         others = [p for p in own if p not in arguments]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in [*arguments, *made, *others, *last]]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -61,23 +62,21 @@ def options_from(*, recipe: Sequence[str] = (), placement: Sequence[str] = ()) -
 
 
 def _of_recipe(name: str) -> inspect.Parameter:
-    kind = int if name == "tower_batch" else _plain(Recipe.model_fields[name].annotation)
-    return _parameter(name, kind, typer.Option(_flag(name), help=RECIPE_OPTIONS[name]))
+    kind, text = RECIPE_OPTIONS[name]
+    return _parameter(name, kind, typer.Option(_flag(name), help=text))
 
 
-def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+def _option(name: str, field: FieldInfo, text: str | None) -> inspect.Parameter:
     """Return the option of a field: its name, bound and description, and its default in the help."""
     least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
-    shown = (
-        ""
-        if field.default in (None, False)
-        else f" Default: {field.default:g}."
-        if isinstance(field.default, float)
-        else f" Default: {field.default}."
-    )
+    shown = "" if field.default in (None, False) else f" Default: {field.default}.".replace(".0.", ".")
     kind = str if name == "profile" else _plain(field.annotation)
     option = typer.Option(
-        _flag(name), metavar=_METAVARS.get(name), min=least, help=f"{field.description}{shown}", show_default=False
+        _flag(name),
+        metavar=_METAVARS.get(name),
+        min=least,
+        help=text or f"{field.description}{shown}",
+        show_default=False,
     )
     return _parameter(name, kind, option)
 

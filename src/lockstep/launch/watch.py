@@ -74,6 +74,8 @@ class HostWatch:
         self._beats: dict[int, Beat] = {}
         self._answered = time.monotonic()  # when the store answered last
         self._stop_asked: float | None = None
+        self._closed = threading.Event()
+        self._exchanging: threading.Thread | None = None
         self._signals, sending = os.pipe()
         os.set_blocking(self._signals, False)
         os.set_blocking(sending, False)
@@ -84,22 +86,29 @@ class HostWatch:
     def join(self, board: "Board") -> None:
         """Watch the other processes too, on the `board`."""
         self._board, self._answered = board, time.monotonic()
-        threading.Thread(target=self._exchange, name="board", daemon=True).start()
+        self._exchanging = threading.Thread(target=self._exchange, name="board", daemon=True)
+        self._exchanging.start()
+
+    def close(self) -> None:
+        """Stop to watch. A thread that is in the store when Python ends would abort the program."""
+        self._closed.set()
+        if self._exchanging is not None:
+            self._exchanging.join(self._timeout_s)
 
     def _exchange(self) -> None:
         """Exchange heartbeats again and again. The store may not answer for long, so this has its own thread."""
         assert self._board is not None
-        while True:
+        while not self._closed.is_set():
             try:
                 self._beats = self._board.exchange(self._monitor.beat)
                 self._answered = time.monotonic()
             except RuntimeError:  # The store is lost, or answers late. `_watch` decides what that means.
                 pass
-            time.sleep(min(1.0, self._timeout_s / 10))
+            self._closed.wait(min(1.0, self._timeout_s / 10))
 
     def _watch(self) -> None:
         others, own = Observer(), Observer()
-        while self._agent is None or os.getppid() == self._agent:
+        while not self._closed.is_set() and (self._agent is None or os.getppid() == self._agent):
             self._monitor.tick()
             now = time.monotonic()
             others.look(self._beats, now)
@@ -114,7 +123,8 @@ class HostWatch:
             if self._stop_asked is not None:
                 self._stop(now - self._stop_asked, others)
             time.sleep(_TICK_S)
-        os._exit(ENVIRONMENT)
+        if not self._closed.is_set():
+            os._exit(ENVIRONMENT)
 
     def _stop(self, seconds: float, others: Observer) -> None:
         """End this process, `seconds` after it was asked to stop, if the loop cannot do it."""

@@ -22,6 +22,7 @@ from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
 from lockstep.launch import attempts, watch
 from lockstep.launch.signals import StopRequests, end_at_once, handled_by, leave
+from lockstep.launch.watch import HostWatch
 from lockstep.launch.workers import Mailbox, Output, read_run_folder, write_run_folder
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
@@ -79,7 +80,17 @@ def _compute(
 ) -> tuple[dict[str, Any] | None, int]:
     numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
     device = _device(spec.placement, world)
-    spec, group, begun = _join(spec, device, world, monitor)
+    host_watch = attempts.watch(spec, world, monitor) if world.outer else None
+    with contextlib.closing(host_watch) if host_watch else contextlib.nullcontext():
+        return _joined(spec, world, output, mail, monitor, requests, device, host_watch)
+
+
+def _joined(
+    spec: Spec, world: World, output: Output, mail: Mail, monitor: Monitor, requests: StopRequests,
+    device: "torch.device", host_watch: HostWatch | None,
+) -> tuple[dict[str, Any] | None, int]:  # fmt: skip
+    """Connect to the other processes, and do the job with them."""
+    spec, group, begun = _join(spec, device, world, monitor, host_watch)
     from lockstep.jobs.context import Context, Display  # imports torch
     from lockstep.jobs.train import StoppedError
 
@@ -145,7 +156,7 @@ def _device(placement: Placement, world: World) -> "torch.device":
 
 
 def _join(
-    spec: Spec, device: "torch.device", world: World, monitor: Monitor
+    spec: Spec, device: "torch.device", world: World, monitor: Monitor, host_watch: HostWatch | None
 ) -> tuple[Spec, "Group", Callable[[Path], None]]:
     """Connect this process to the others.
 
@@ -162,7 +173,6 @@ def _join(
     check(spec.recipe, spec.placement.replace(processes=world.processes))
     from lockstep.launch.rendezvous import Board, of_this_attempt, open_store, require_one_device_type
 
-    host_watch = attempts.watch(spec, world, monitor) if world.outer else None
     store = raw = open_store(world.rendezvous, world.process, world.processes)
     begun = not_recorded
     # A program that calls lockstep.train may do so again, for another run. Other launchers repeat the same command.
