@@ -112,7 +112,7 @@ def program(tmp_path):
 
 
 # The options with which a command that computes does so in the process that calls main().
-INLINE = dict.fromkeys(("train", "eval", "verify"), ("--inline",)) | {"bench": ("--processes", "1")}
+INLINE = dict.fromkeys(("train", "eval", "verify"), ("--inline",)) | {"bench": ("--processes", "1", "--inline")}
 
 
 def _is_alone(words: list[str]) -> bool:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _RECIPE = ("tower_batch", "precision", "model", "dataset")
 _TEXTS = {
     "processes": "Greatest number of processes. Default: number of GPUs; on CPU cores / threads.",
-    "reduction": "How towers are added: tree, central, central-cpu, or allreduce (not exact: also give --set exact=false).",
+    "reduction": "How towers are added: tree, central, central-cpu, or allreduce (not exact: also give "
+    "--set exact=false).",
 }
 
 

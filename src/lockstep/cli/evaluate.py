@@ -25,8 +25,8 @@ _NAME_LENGTH = 24  # characters of a class's name that the table shows
 
 
 _PROCESSES = (
-    "Number of processes. Default: one per GPU; on CPU min(towers, cores / threads). With --watch: 1, which leaves other "
-    "cores to training. On GPUs choose a free one: --device cuda:1, or cpu."
+    "Number of processes. Default: one per GPU; on CPU min(towers, cores / threads). With --watch: 1, which leaves "
+    "other cores to training. On GPUs choose a free one: --device cuda:1, or cpu."
 )
 
 

@@ -44,7 +44,7 @@ def options_from(
     """Return a decorator that gives a command the options of these fields, in place of its `**options`.
 
     Options of the recipe come first, before the command's own ones; those of the placement last. All are None unless
-    they are given, so that the fields alone state the defaults. `texts` has help that differs from a field's description.
+    they are given, so that the fields alone state the defaults. `texts` replaces descriptions of fields.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
