@@ -111,8 +111,8 @@ def program(tmp_path):
     return partial(run_program, cwd=tmp_path)
 
 
-# The options with which a command that computes does so in the process that calls main().
-INLINE = dict.fromkeys(("train", "eval", "verify", "bench"), ("--processes", "1"))
+# The option with which a command computes in the process that calls main(), and not in a worker.
+INLINE = dict.fromkeys(("train", "eval", "verify"), ("--inline",))
 
 
 def _is_alone(words: list[str]) -> bool:

@@ -17,6 +17,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model
 from lockstep.data import DATASETS
+from lockstep.data.digits import read
 from lockstep.recipes import get_recipe
 from lockstep.runs.weights_file import find_weights
 from lockstep.settings import load_object
@@ -44,8 +45,8 @@ def cifar10(folder):
 
 def digits():
     """200 scanned digits, and 300 others to test, as RGB images."""
-    images, labels = map(torch.from_numpy, load_digits(return_X_y=True))
-    pixels, half = images.view(-1, 8, 8, 1).mul(15.9).byte().expand(-1, -1, -1, 3), len(images) // 2
+    images, labels = map(torch.from_numpy, read())
+    pixels, half = images.view(-1, 8, 8, 1).mul(15).expand(-1, -1, -1, 3), len(images) // 2
     parts = {"train": (slice(half), TRAIN_EACH), "test": (slice(half, None), TEST_EACH)}
     return {name: first_images(pixels[rows], labels[rows], each) for name, (rows, each) in parts.items()}
 

@@ -4,11 +4,11 @@ import re
 import threading
 
 import pytest
-from lockstep.core.local import Local
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
+from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data import Shift
@@ -56,7 +56,7 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     calls, threads = [], set()
     clock.costs(Shift, "train", lambda *args: threads.add(threading.current_thread()) or 3.0, calls)
     clock.costs(Tower, "__call__", 5.0)
-    clock.costs(Local, "__call__", 2.0)
+    clock.costs(Reduction, "__call__", 2.0)
     clock.costs(State, "apply", 1.0)
     clock.costs(MetricsFile, "step", 0.5)
     clock.costs(OpenRun, "save", 100.0)
