@@ -111,7 +111,7 @@ def train(monkeypatch, tmp_path, train_set):
         splits, sources = {}, {}
         for name, dataset in (("train", train_set), ("test", digits.load(None)["test"])):
             splits[name], sources[name] = through(kind, dataset)
-        monkeypatch.setattr(session, "read_splits", lambda recipe, placement, note: splits)
+        monkeypatch.setattr(session, "read_splits", lambda recipe, placement: splits)
         recipe = get_recipe("digits").replace(epochs=None, eval_batch=50, **{"steps": 8, **changes})
         name = f"{kind}-{len(list(tmp_path.iterdir()))}"
         placement = Placement(eval_every=3, summary_every=4, digest_every=2)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from lockstep.cli.evaluate import precision_line, summary_line, table_lines
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
-from lockstep.jobs.evaluate import _division_notes, record_of
+from lockstep.jobs.evaluate import _note_division, record_of
+from lockstep.messages import collected
 
 
 def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path):
@@ -17,7 +18,9 @@ def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path):
         )
         recipe = SimpleNamespace(dataset="folder", test_share=0.2)
         job = SimpleNamespace(recipe=recipe, placement=Placement(data=folder), path=tmp_path, split="test")
-        return _division_notes(job, SimpleNamespace(splits={"train": range(8), "test": range(2)}))
+        with collected() as texts:
+            _note_division(job, SimpleNamespace(splits={"train": range(8), "test": range(2)}))
+        return texts
 
     for name in ("new/bright", "new/dark", "own/train/bright", "own/test/bright"):
         (tmp_path / name).mkdir(parents=True)
@@ -28,10 +31,10 @@ def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path):
     assert notes(tmp_path / "new", tmp_path / "new") == notes(tmp_path / "own") == []
 
 
-def evaluation(classes, confusion, lost=0):
+def evaluation(classes, confusion, lost=0, loss=0.5):
     examples = tuple(sum(row) + (lost if label == 0 else 0) for label, row in enumerate(confusion))
     correct = sum(row[label] for label, row in enumerate(confusion))
-    result = Evaluation(sum(examples), correct, 0.5, examples, tuple(map(tuple, confusion)))
+    result = Evaluation(sum(examples), correct, loss, examples, tuple(map(tuple, confusion)))
     subject = {"run": "runs/x", "step": 1000, "split": "test", "weights": "ema"}
     return json.loads(json.dumps(subject | record_of(result, classes)))
 
@@ -76,7 +79,3 @@ def test_the_record_is_json_with_exact_counts():
     assert record["classes"][1]["accuracy"] is None
     assert record["confusion"] == [[3, 1, 0], [0, 0, 0], [0, 10, 90]]
     assert (record["run"], record["examples"], record["correct"]) == ("runs/x", 105, 93)
-
-
-def test_a_row_of_metrics_has_no_tables():
-    assert SMALL.result.summary() == {"accuracy": 93 / 105, "examples": 105, "correct": 93, "loss": 0.5}

@@ -1,18 +1,18 @@
 """The record of `lockstep eval --watch`: strict JSON, and never written through a link."""
 
 import json
-from dataclasses import replace
 
 import pytest
-from tests.unit.test_evaluation_lines import SMALL
+from tests.unit.test_evaluation_lines import SMALL, evaluation
 
+from lockstep.messages import collected
 from lockstep.report.evaluation_log import EvaluationLog
 
-NOT_FINITE = replace(SMALL, result=replace(SMALL.result, loss=float("nan")))
+NOT_FINITE = evaluation(("cat", "dog"), [[1, 0], [0, 1]], loss=float("nan"))
 
 
-def opened(folder, note=pytest.fail):
-    return EvaluationLog(folder, note, split="test", weights="ema", examples=105, usual=True)
+def opened(folder, examples=105):
+    return EvaluationLog(folder, split="test", weights="ema", examples=examples, usual=True)
 
 
 def strict(text):
@@ -21,10 +21,10 @@ def strict(text):
 
 def test_a_loss_that_is_not_finite_is_null(tmp_path):
     log = opened(tmp_path)
-    log.add(NOT_FINITE)
+    log.add(NOT_FINITE, 0.0)
     log.close()
-    assert strict(log.path.read_text())["loss"] is strict(json.dumps(NOT_FINITE.record()))["loss"] is None
-    assert opened(tmp_path).done == {1000}
+    assert strict(log.path.read_text())["loss"] is NOT_FINITE["loss"] is None
+    assert opened(tmp_path, examples=2).done == {1000}
 
 
 @pytest.mark.parametrize("name", ["eval", "eval/metrics.jsonl"])
@@ -33,11 +33,11 @@ def test_a_link_is_named_and_nothing_is_written_there(tmp_path, name):
     elsewhere.mkdir()
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).symlink_to(elsewhere if name == "eval" else elsewhere / "rows")
-    notes = []
-    log = opened(tmp_path / "eval", notes.append)
-    for _ in range(2):
-        log.add(SMALL)
-    log.close()
+    with collected() as notes:
+        log = opened(tmp_path / "eval")
+        for _ in range(2):
+            log.add(SMALL, 0.0)
+        log.close()
     assert len(notes) == 1
     assert f"{name} is a symbolic link, and Lockstep does not write through links" in notes[0]
     assert list(elsewhere.iterdir()) == []

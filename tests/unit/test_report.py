@@ -18,6 +18,7 @@ from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
+from lockstep.core.monitor import Stage
 from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.recipes import get_recipe
 from lockstep.report import console, lines
@@ -105,11 +106,12 @@ def test_throughput_leaves_out_untimed_work(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     log = a_log([console.Plain(io.StringIO(), 10)], steps=30)
     log.start([])
-    for step in range(30):
-        now[0] += 10.0 if step < 5 else 0.5  # the first steps are slow
-        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-        with log.untimed():
-            now[0] += 100.0
+    with log.monitor.doing(Stage.UPDATE):
+        for step in range(30):
+            now[0] += 10.0 if step < 5 else 0.5  # the first steps are slow
+            log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+            with log.monitor.doing(Stage.SAVE):
+                now[0] += 100.0
     assert log.train_s == pytest.approx(62.5)
     assert log.images_per_s == pytest.approx(128 / 0.5)
 
@@ -124,9 +126,10 @@ def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch
     stream = io.StringIO()
     log = a_log([console.Plain(stream, every)])
     log.start([])
-    for step in range(25):
-        now[0] += step + 1.0
-        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+    with log.monitor.doing(Stage.UPDATE):
+        for step in range(25):
+            now[0] += step + 1.0
+            log.step(step, sums(), STATE, 0.1, torch.zeros(0))
     stated = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
     assert {int(step): (float(rate), float(s)) for step, rate, s in stated} == {
         step: (pytest.approx(128 / s, abs=0.05), s) for step, s in seconds.items()
@@ -194,7 +197,6 @@ def test_without_listeners_no_metric_is_read_from_the_device():
     unreadable = Metrics(*[SimpleNamespace()] * 9)
     log = a_log([])
     log.begin(0)
-    log.lap("data")
     log.step(0, unreadable, STATE, 0.1, torch.zeros(0))
 
 
@@ -257,18 +259,21 @@ def test_the_split_has_the_time_of_each_part_of_a_step(monkeypatch):
     recorder = Recorder(2)
     log = a_log([recorder], steps=5)
     log.start([])
-    for step in range(5):
-        log.begin(step)
-        for part, seconds in (("data", 1.0), ("compute", 4.0), ("communication", 2.0)):
-            now[0] += seconds
-            log.lap(part)
-        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-        now[0] += 0.25
-        log.lap("report")
-        now[0] += 0.5
-        log.lap("update")
-        with log.untimed():
-            now[0] += 100.0
+    doing = log.monitor.doing
+    with doing(Stage.UPDATE):
+        for step in range(5):
+            log.begin(step)
+            with doing(Stage.EXCHANGE):
+                for part, seconds in ((Stage.DATA, 1.0), (Stage.COMPUTE, 4.0)):
+                    with doing(part, step, 0):
+                        now[0] += seconds
+                now[0] += 2.0
+            with doing(Stage.REPORT):
+                log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+                now[0] += 0.25
+            now[0] += 0.5
+            with doing(Stage.EVALUATE), doing(Stage.REPORT):
+                now[0] += 100.0
     last = recorder.events[-1]
     assert last.split == {"data": 1.0, "compute": 4.0, "communication": 2.0, "report": 0.25, "update": 0.5}
     assert last.s_per_step == 7.75

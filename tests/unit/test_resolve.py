@@ -9,6 +9,7 @@ from PIL import Image
 from lockstep.api.resolve import folder_for, subject_of
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
+from lockstep.messages import collected
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
@@ -34,16 +35,17 @@ def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypa
 
 
 def test_a_recipe_whose_dataset_is_not_in_a_folder_of_images_is_trained_on_these(photos):
-    notes: list[str] = []
     for name, side in (("digits", 32), ("cifar10", 32), ("mnist", 32)):
-        subject = subject_of(name, {"towers": 2}, photos, note=notes.append)
+        with collected() as notes:
+            subject = subject_of(name, {"towers": 2}, photos)
         assert subject.recipe == get_recipe(name).replace(
             towers=2, batch=get_recipe(name).tower_batch * 2, dataset="folder", image_px=side
         )
-        assert notes.pop() == (
+        assert notes == [
             f"{photos} is a folder of images: they replace the dataset {get_recipe(name).dataset}, at 32 pixels a side"
-        )
-    assert subject_of("digits", {"image_px": 48, "dataset": "folder"}, photos).recipe.image_px == 48
+        ]
+    with collected() as notes:
+        assert subject_of("digits", {"image_px": 48, "dataset": "folder"}, photos).recipe.image_px == 48
     assert not notes
 
 
@@ -69,7 +71,7 @@ def test_resume_without_a_name_finds_the_newest_run_on_the_same_images(photos, t
         run.write("environment.json", [{"step": 0, "data": str(data)}])
         run.unlock()
     found = folder_for(subject_of(str(photos), {}), None, tmp_path / "runs", True, World())
-    assert (found.path.name, found.resume) == ("one", True)
+    assert (found.path.name, found.stated is None) == ("one", False)
     with pytest.raises(LockstepError, match=r"no run of folder on .*third"):
         folder_for(subject_of(str(images_in(tmp_path / "third")), {}), None, tmp_path / "runs", True, World())
 

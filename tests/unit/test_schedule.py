@@ -129,7 +129,7 @@ def test_a_layer_is_frozen_from_its_share_of_the_run_on():
 def test_a_plan_divides_the_batch_among_the_towers():
     assert {COURSE.plan(step).examples.shape for step in (0, 24)} == {(4, 10)}
     assert [COURSE.plan(step).epochs.max() for step in (0, 24, 25)] == [0, 0, 1]
-    assert COURSE.plan(0).seed == RECIPE.seed
+    assert (COURSE.plan(0).seed, COURSE.plan(0).pipeline.augmentation) == (RECIPE.seed, RECIPE.augmentation)
 
 
 def test_a_length_that_the_user_states_drops_min_steps():

@@ -37,8 +37,7 @@ class Training:
         self.session.state.step = step
         for parameter in self.session.state.parameters.values():
             parameter.data.mul_(1.01)
-        facts = {"recipe_digest": RECIPE.digest(), "data_sha256": self.session.data_sha256}
-        checkpoint.save(self.run.checkpoints, self.session.state.tensors(), facts)
+        checkpoint.save(self.run.checkpoints, self.session.state.tensors(), self.session.checkpoint_facts())
         checkpoint.prune(self.run.checkpoints, keep)
 
     def end(self):
