@@ -210,11 +210,11 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
     out, err = capsys.readouterr()
     assert err == ""
     assert out.count("step 0, loss") == 1
-    assert run.path == Path("runs/digits-1")
+    assert run.path == tmp_path / "runs/digits-1"
     assert run.recipe().optimizer.momentum == 0.5
     assert [row["kind"] for row in run.metrics()][-2:] == ["evaluation", "evaluation"]
     assert run.classes == tuple("0123456789")
-    assert repr(run) == f"<Run runs/digits-1: complete, accuracy {run.accuracy:.2%}>"
+    assert repr(run) == f"<Run {run.path}: complete, accuracy {run.accuracy:.2%}>"
     assert run.recipe().init_sha256
     images = load(None)["test"].images[:50].numpy()
     labels = [[p.label for p in lockstep.load(each).predict(images)] for each in (first, run)]
@@ -245,7 +245,7 @@ def test_a_folder_of_images_is_trained_on(tmp_path, monkeypatch):
         photos, model="digits", precision="float32", tower_batch=4, steps=1, processes=1, quiet=True, summary_every=0,
         settings={"image_px": 32, "eval_batch": 4, "test_views": "one"},
     )  # fmt: skip
-    assert run.path == Path("runs/photos-1")
+    assert run.path == tmp_path / "runs/photos-1"
     assert {p.label for p in lockstep.predict(run, photos)} <= {"bright", "dark"} == set(run.classes)
 
 

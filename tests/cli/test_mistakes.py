@@ -181,7 +181,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(here, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert done.stdout.count("could not save a checkpoint") == 3
-    assert "Training goes on" in done.stdout
+    assert "Training continues" in done.stdout
     assert ": step 5, loss" in done.stdout
     assert done.returncode == ENVIRONMENT
     assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from lockstep.api.output import line_width, streams
 from lockstep.api.resolve import subject_of
 from lockstep.api.specs import CompleteRun, train_spec
-from lockstep.config.overrides import RECIPE_OPTIONS
+from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
@@ -95,7 +95,7 @@ def train(
     placement = validated(Placement, where | placing)
     with muted(quiet or world.process != 0), streams(quiet) as (out, err):
         spec = train_spec(
-            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser().absolute(),
+            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(),
             resume=resume, world=world, strict=strict, started=started,
         )  # fmt: skip
         if isinstance(spec, CompleteRun):

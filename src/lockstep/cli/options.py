@@ -10,9 +10,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from lockstep.config.overrides import RECIPE_OPTIONS
+from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
 from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
@@ -61,8 +60,8 @@ def options_from(*, recipe: Sequence[str] = (), placement: Sequence[str] = ()) -
 
 
 def _of_recipe(name: str) -> inspect.Parameter:
-    kind = int if name == "tower_batch" else _plain(Recipe.model_fields[name].annotation)
-    return _parameter(name, kind, typer.Option(_flag(name), help=RECIPE_OPTIONS[name]))
+    kind, text = RECIPE_OPTIONS[name]
+    return _parameter(name, kind, typer.Option(_flag(name), help=text))
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -11,20 +11,6 @@ from lockstep.errors import LockstepError
 from lockstep.files import parse_json, read_bytes
 from lockstep.settings import validated
 
-# Settings of the recipe that are options of the commands and of lockstep.train, and their help. All other settings are
-# given as --set NAME=VALUE, in Python as `settings`.
-RECIPE_OPTIONS = {
-    "towers": "Towers (logical replicas). Keeps the tower batch.",
-    "batch": "Images per step, over all towers.",
-    "tower_batch": "Images per step for each tower; or give --batch.",
-    "epochs": "Length of the run; or give --steps.",
-    "steps": "Length of the run; or give --epochs.",
-    "lr": "Base learning rate.",
-    "seed": "Seed of initial weights, order, augmentation and dropout.",
-    "model": "A built-in model, or your own as package.module:function.",
-    "dataset": "A built-in dataset, or your own as package.module:function.",
-    "precision": "float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware.",
-}
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 _OF_ONE_MODEL = ("model_options", "weight_decay", "freeze", "lr_factors")  # these name parts of a model

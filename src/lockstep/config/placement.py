@@ -2,13 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
 from lockstep.settings import Settings
+
+if TYPE_CHECKING:
+    from lockstep.config.recipe import Recipe
 
 # name -> a description for several processes. With one process only central-cpu differs from the others.
 REDUCTIONS = {
@@ -112,7 +114,7 @@ class Placement(Settings):
         return self.replace(processes=processes, device=device)
 
 
-def check(recipe: Recipe, placement: Placement) -> None:
+def check(recipe: "Recipe", placement: Placement) -> None:
     """Raise a LockstepError if `placement` cannot serve `recipe`."""
     if placement.processes is not None and placement.processes > recipe.towers:
         raise LockstepError(
