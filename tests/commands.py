@@ -7,11 +7,10 @@ from typing import Any
 from typer.main import get_command
 
 from lockstep.cli import app
+from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.recipes import RECIPES, get_recipe
-
-RECIPE_OPTIONS = ("towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision")
 
 
 def every_command() -> Iterator[tuple[str, Any]]:

@@ -125,7 +125,9 @@ print("sha", run.result()["weights_sha256"])
 
 
 def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
-    process = script(tmp_path, "import lockstep\nlockstep.train('digits', processes=1, name='long', log_every=1)\n")
+    (tmp_path / "temporary").mkdir()
+    code = "import lockstep\nlockstep.train('digits', processes=1, name='long', log_every=1)\n"
+    process = script(tmp_path, code, TMPDIR=str(tmp_path / "temporary"))
     while "step 1, loss" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
@@ -133,6 +135,7 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
     assert process.returncode == -signal.SIGTERM
     assert "saved" in out
     assert len(list((tmp_path / "runs/long/checkpoints").glob("step-*"))) == 2  # that of the start, and the last
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from lockstep.recipes import get_recipe
 from lockstep.settings import load_object
 
 QUICK = ("--steps", 4, "--warmup", 2)
+ONE = ("--processes", 1)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_the_table_has_a_row_for_each_number_of_processes(program):
 
 
 def test_json_is_one_record_with_documented_keys(here, tmp_path):
-    done = here("bench", "digits", *QUICK, "--json", "--plot", "speed.svg", "--link", 2)
+    done = here("bench", "digits", *ONE, *QUICK, "--json", "--plot", "speed.svg", "--link", 2)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert set(summary) == {
@@ -125,7 +126,7 @@ def test_synthetic_images_replace_a_folder_of_images():
 
 def test_every_mode_at_once_needs_no_files_and_writes_none(here, tmp_path):
     modes = [f"--{mode}" for mode in MODES]
-    done = here("bench", "cifar10-tutorial", "--tower-batch", 4, *QUICK, "--json", *modes)
+    done = here("bench", "cifar10-tutorial", "--tower-batch", 4, *ONE, *QUICK, "--json", *modes)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
     summary = json.loads(done.stdout)

@@ -87,7 +87,7 @@ def evaluate(
     require_alone("evaluate")
     if weights not in ("ema", "raw", None):
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
-    opened = run if isinstance(run, Run) else Run.open(Path(run).expanduser())
+    opened = run if isinstance(run, Run) else Run.existing(Path(run).expanduser())
     placement = validated(
         Placement,
         {

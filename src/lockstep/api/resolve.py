@@ -87,7 +87,7 @@ def subject_of(
     if what in RECIPES or not (path.is_dir() or "/" in what):
         return _switch_to_images(_fields(what), [changes], data)
     if (path / "recipe.json").is_file():
-        recipe = make(Run.open(path).recipe().model_dump(mode="json"), changes, note=logger.warning)
+        recipe = make(Run.existing(path).recipe().model_dump(mode="json"), changes, note=logger.warning)
         return _allowed(path, Subject(recipe, path, data), changes, imports)
     return _folder_of_images(path, changes, data)
 
@@ -211,7 +211,7 @@ def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, wor
         refuse_existing(path)
     if not resume:
         return RunFolder(path)
-    run = Run.open(path) if world.process == 0 else Run(path)
+    run = Run.existing(path) if world.process == 0 else Run(path)
     return RunFolder(path, stated=run.read("recipe.json") or {}, result=run.result())
 
 

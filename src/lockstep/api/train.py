@@ -95,7 +95,7 @@ def train(
     placement = validated(Placement, where | placing)
     with muted(quiet or world.process != 0), streams(quiet) as (out, err):
         spec = train_spec(
-            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser().absolute(),
+            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(),
             resume=resume, world=world, strict=strict, started=started,
         )  # fmt: skip
         if isinstance(spec, CompleteRun):

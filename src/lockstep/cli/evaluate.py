@@ -127,7 +127,7 @@ def evaluate(
     world = World.from_environment()
     if save_model is not None and world.process == 0:
         _check_new_file(save_model)
-    opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.open(run)
+    opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.existing(run)
     if watch and options["processes"] is None:
         options["processes"] = 1  # which leaves other cores to training
     spec = evaluate_spec(
@@ -169,7 +169,7 @@ def _wait_for_run(path: Path, interval: float, silent: bool) -> "Run":
                 logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
             silent = True
             time.sleep(interval)
-    return Run.open(path)
+    return Run.existing(path)
 
 
 def summary_line(record: Mapping[str, Any]) -> str:

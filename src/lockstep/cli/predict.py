@@ -23,7 +23,7 @@ def predict(
         Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or a model file such as model.safetensors.")
     ],
     images: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="FILE|DIR|-...",
             help="Images, folders of images (with subfolders), or -: paths from stdin, one a line.",
@@ -74,6 +74,8 @@ def predict(
 
     if json_output and csv_output:
         raise LockstepError("--json and --csv are two formats: give one of them")
+    if "" in images:
+        raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
     step = chosen_checkpoint(checkpoint)
     recipe = recipe_of(source)
     check_code(source, recipe, {"model": model})
@@ -94,11 +96,11 @@ def predict(
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)
 
 
-def _paths(images: list[Path]) -> Iterator[Path]:
+def _paths(images: list[str]) -> Iterator[Path]:
     """Yield the paths; for -, those on stdin as soon as each is there."""
     for path in images:
-        if str(path) != "-":
-            yield path
+        if path != "-":
+            yield Path(path)
             continue
         for line in sys.stdin.buffer:
             if name := line.rstrip(b"\r\n"):

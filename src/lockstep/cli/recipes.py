@@ -52,7 +52,7 @@ def show(
     from lockstep.runs.folder import Run
 
     recipe, run_path, _ = subject_of(what, {}, imports=False)
-    result = Run.open(run_path).result() if run_path else None
+    result = Run.existing(run_path).result() if run_path else None
     if json_output:
         print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))
         return

@@ -64,13 +64,13 @@ def train(
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
     from lockstep.api.specs import CompleteRun, train_spec
-    from lockstep.config import overrides
+    from lockstep.config.overrides import parse
     from lockstep.launch.attempts import report_complete
     from lockstep.launch.submit import submit
     from lockstep.launch.workers import Output
     from lockstep.launch.world import World
 
-    changes = overrides.parse(settings or [], {name: options[name] for name in RECIPE_OPTIONS})
+    changes = parse(settings or [], {name: options[name] for name in RECIPE_OPTIONS})
     world = World.from_environment()
     spec = train_spec(
         what, changes, placement_of(options), init=init, name=name, runs=runs, resume=resume, world=world,

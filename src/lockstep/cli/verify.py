@@ -72,7 +72,7 @@ def verify(
 
     world = World.from_environment()
     spec = verify_spec(
-        Run.open(run), placement_of(options), code={"model": model, "dataset": dataset}, init=init, start=start,
+        Run.existing(run), placement_of(options), code={"model": model, "dataset": dataset}, init=init, start=start,
         steps=steps,
     )  # fmt: skip
     outcome = submit(spec, Output(), world, inline=inline)

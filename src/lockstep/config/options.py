@@ -1,6 +1,9 @@
-"""Options that change the recipe. Reading them imports no recipe, so that `--help` answers at once."""
+"""Options of the commands and of lockstep.train that change the recipe: the type of each, and its help.
 
-# name -> type and help. All other settings of the recipe are given as --set NAME=VALUE, in Python as `settings`.
+All other settings of the recipe are given as --set NAME=VALUE, in Python as `settings`. This module imports nothing, so
+that a command's help appears at once.
+"""
+
 RECIPE_OPTIONS: dict[str, tuple[type, str]] = {
     "towers": (int, "Towers (logical replicas). Keeps the tower batch."),
     "batch": (int, "Images per step, over all towers."),

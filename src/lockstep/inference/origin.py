@@ -24,10 +24,10 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
         return None, None
     if (path / "manifest.json").is_file() and path.parent.name == "checkpoints":
         digits = path.name.removeprefix("step-")
-        return Run.open(path.parent.parent), int(digits) if digits.isdigit() else None
+        return Run.existing(path.parent.parent), int(digits) if digits.isdigit() else None
     if not path.exists():
         raise LockstepError(f"{path} does not exist: give the folder of a run, as in runs/digits-1, or a model file")
-    return Run.open(path), None
+    return Run.existing(path), None
 
 
 def file_recipe(path: Path) -> tuple[Recipe, dict[str, Any]]:

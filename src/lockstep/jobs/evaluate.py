@@ -190,7 +190,7 @@ class Watcher:
 
     def decide(self) -> bytes:
         """Look for a new checkpoint. Raises: LockstepError if none can come."""
-        run = Run.open(self._run.path)  # raises if the run was deleted
+        run = Run.existing(self._run.path)  # raises if the run was deleted
         # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.
         self._ended = run.result() is not None
         steps = checkpoint.steps(self._run.checkpoints)

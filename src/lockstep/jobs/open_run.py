@@ -59,7 +59,7 @@ class OpenRun:
         self._earlier: list[dict[str, Any]] = []
         self.mixed_arithmetic = False
         if spec.resume:
-            self.run = Run.open(spec.path)
+            self.run = Run.existing(spec.path)
             self.run.lock()
         else:
             self.run = Run.create(spec.path, session.recipe, spec.numbered)

@@ -1,6 +1,7 @@
 """The record of `lockstep eval --watch` in RUN/eval, which also tells which checkpoints are already evaluated."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ class EvaluationLog:
     def _add_events(self, record: Mapping[str, Any]) -> None:
         if self._events is None:
             self._events = EventFile(self._events_folder)
-        values = {"precision@1": record["accuracy"], "loss": record["loss"]}
-        self._events.add(record["step"], [scalar(tag, value) for tag, value in values.items()])
+        loss = math.nan if record["loss"] is None else record["loss"]
+        self._events.add(record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)])
 
     def _add_row(self, record: Mapping[str, Any], now: float) -> None:
         left_out = ("run", "classes", "confusion")

@@ -18,7 +18,7 @@ def difference(first: Path, second: Path) -> dict[str, Any]:
 
     Raises: LockstepError if a folder is not a run, or its files cannot be read.
     """
-    runs = Run.open(first), Run.open(second)
+    runs = Run.existing(first), Run.existing(second)
     recipes = runs[0].recipe(), runs[1].recipe()
     recorded = Recorded(first), Recorded(second)
     states = _digests(*recorded)

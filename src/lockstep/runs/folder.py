@@ -127,8 +127,15 @@ class Run:
 
     @staticmethod
     def open(path: Path | str) -> "Run":
-        """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
-        path = Path(path)
+        """Return the run at `path`, also for when the current folder is another one.
+
+        Raises: LockstepError if the folder is not a run.
+        """
+        return Run.existing(Path(path).absolute())
+
+    @staticmethod
+    def existing(path: Path) -> "Run":
+        """Return the run at `path`, which messages name as it is given. Raises: LockstepError as `open`."""
         if not path.is_dir():
             raise LockstepError(f"{path} is not a folder: give the folder of a run, as in runs/digits-1")
         if not (path / "recipe.json").is_file():

@@ -71,7 +71,7 @@ def _facts(path: Path) -> RunFacts:
             problems.append(str(error))
             return otherwise
 
-    recipe = tried(lambda: Run.open(path).recipe().name)
+    recipe = tried(lambda: Run.existing(path).recipe().name)
     result = tried(run.result) or {}
     steps = result.get("steps", max(checkpoints_in(run.checkpoints), default=None))
     accuracy, state = tried(lambda: run.accuracy), tried(lambda: run.state)

@@ -37,7 +37,7 @@ def find_weights(path: Path) -> WeightsFile:
         return WeightsFile(path.absolute(), _sha256(path))
     if (path / MANIFEST).is_file():
         return _checkpoint(path, run=None)
-    run = Run.open(path)
+    run = Run.existing(path)
     if run.model.is_file():
         return WeightsFile(run.model.absolute(), _sha256(run.model), path)
     problem = ""

@@ -1,0 +1,141 @@
+"""The road of a job, from the caller to its worker processes and back: what on it may not change a run or hide its end.
+
+One start of the real program for each kind of thing; the rest is in this process.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from errno import EACCES
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from PIL import Image, ImageFile
+from tests.cli.test_mistakes import ENVIRONMENT, USAGE, refused
+from tests.conftest import _outside
+from tests.disturbed import RUN, STEPS, begin, crashing_model, end, sha256, workers, write_model
+from tests.images import bright_and_dark
+from tests.replicas import MemoryGroup, on_replicas
+from tests.unit.test_session import session
+
+import lockstep
+from lockstep.config.placement import Placement
+from lockstep.errors import LockstepError
+
+ALONE = ("--steps", STEPS, "--processes", 1)
+
+
+def test_a_failure_is_told_where_the_caller_ignores_the_end_of_its_children(tmp_path):
+    """exec inherits that SIGCHLD is ignored. The system then forgets exit codes, and Python takes them for 0."""
+    crashing_model(tmp_path)
+    line = f"trap '' CHLD; exec {sys.executable} -m lockstep train --model mine:build --processes 2 -q"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=_outside(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: no such weights") == 1
+
+
+def test_one_process_is_started_again_with_the_same_bits(started, tmp_path, trained_once):
+    process, children = begin(started, 1)
+    workers(children)[0].kill()
+    out, err = end(process)
+    assert (process.returncode, err) == (0, "")
+    assert "restart 1 of 3" in out
+    assert sha256(out) == trained_once(*ALONE)[1]["weights_sha256"]
+
+
+def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(started, tmp_path, trained_once):
+    """Programs that clean a temporary folder remove them in a long run: heartbeats, rendezvous, the run's path."""
+    (tmp_path / "temporary").mkdir()
+    process, children = begin(started, 2, TMPDIR=str(tmp_path / "temporary"))
+    for path in (tmp_path / "temporary").iterdir():
+        shutil.rmtree(path)
+    workers(children)[1].kill()
+    out, err = end(process)
+    assert (process.returncode, err) == (0, "")
+    assert "restart 1 of 3" in out
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x"]
+    assert sha256(out) == trained_once(*ALONE)[1]["weights_sha256"]
+
+
+def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path):
+    write_model(
+        tmp_path, "mine", "self.training",
+        "pathlib.Path('flags').write_text(f'{torch.get_num_threads()} {torch.are_deterministic_algorithms_enabled()}')",
+    )  # fmt: skip
+    model = tmp_path / "mine.py"
+    head = "import torch\ntorch.set_num_threads(7)\ntorch.use_deterministic_algorithms(False)\n"
+    model.write_text(head + model.read_text())
+    done = here("train", "--model", "mine:build", "--steps", 1)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "flags").read_text() == "1 True"
+
+
+def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_path, monkeypatch):
+    """Nor does its current folder decide, later, where the run is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # an image has 480
+    photos = bright_and_dark(tmp_path / "photos", 6)
+
+    def train():
+        return lockstep.train(
+            photos, model="digits", precision="float32", tower_batch=4, steps=1, processes=1, quiet=True,
+            summary_every=0, settings={"image_px": 32, "eval_batch": 4, "test_views": "one"},
+        )  # fmt: skip
+
+    run, opened = train(), lockstep.Run.open("runs/photos-1")
+    cut = photos / "bright/0.png"
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[:-200])
+    with pytest.raises(LockstepError, match=r"bright/0\.png"):
+        train()
+    cut.write_bytes(whole)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for each in (run, opened):
+        assert (each.state, each.metrics()[-1]["kind"]) == ("complete", "evaluation")
+        assert lockstep.evaluate(each, processes=1, quiet=True).accuracy == each.accuracy
+
+
+def test_a_path_need_not_be_utf_8(program):
+    runs = os.fsdecode(b"runs-\xff")
+    done = program("train", "--steps", 2, "--processes", 2, "--runs", runs, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run"] == f"{runs}/digits-1"
+
+
+def test_hosts_with_other_intervals_are_told_the_options():
+    class Agreeing(MemoryGroup):
+        def agree(self) -> None:
+            built = session({})
+            built.group, built.placement = self, Placement(eval_every=1 + self.process)
+            built.require_agreement()
+
+    for ended in on_replicas(2, Agreeing.agree, Agreeing):
+        assert "do not have the same options --eval-every" in str(ended)
+
+
+def test_a_log_that_cannot_be_written_refuses_a_resume_and_leaves_no_lock(here, trained_once, tmp_path, monkeypatch):
+    shutil.copytree(trained_once(*ALONE)[0], tmp_path / RUN)
+    (tmp_path / RUN / "result.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("lockstep.jobs.open_run.append", Mock(side_effect=PermissionError(EACCES, "Permission denied")))
+        refused(here("train", RUN, "--resume"), ENVIRONMENT, f"cannot write in {RUN}: Permission denied")
+    assert here("train", RUN, "--resume").returncode == 0
+
+
+def test_an_empty_name_of_an_image_is_refused(here, trained_once):
+    refused(here("predict", trained_once(*ALONE)[0], ""), USAGE, "as the name of an image")
+
+
+def test_inline_computes_in_the_caller_and_only_one_process(here, tmp_path):
+    write_model(tmp_path, "mine", at_build="pathlib.Path('pid').write_text(str(os.getpid()))")
+    assert here("train", "--model", "mine:build", "--steps", 1, "--inline").returncode == 0
+    assert Path(tmp_path / "pid").read_text() == str(os.getpid())
+    refused(here("train", "--inline", "--processes", 2), USAGE, "--inline computes one process in this program")
