@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lockstep.runs.source import sources
+from lockstep.runs.provenance import sources
 from PIL import Image
 
 import lockstep

@@ -10,19 +10,16 @@ from tests.runs import fit_here
 from torch import nn
 
 from lockstep import files
-from lockstep.api.resolve import with_initial_weights
+from lockstep.api.resolve import RunFolder, with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.group import Alone
 from lockstep.core.network import build_model
-from lockstep.core.reduction import Reduction
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.session import Session
 from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
-from lockstep.runs.folder import Run
 from lockstep.runs.tensors import save_model
 from lockstep.runs.weights_file import find_weights
 
@@ -335,8 +332,7 @@ def test_whitening_does_not_replace_loaded_weights(tmp_path):
     del weights["whitening"]
     save_file(weights, tmp_path / "w.safetensors")
     found = find_weights(tmp_path / "w.safetensors")
-    built = Session(own.replace(init_sha256=found.sha256), Placement(init=found.path), Reduction(Alone(), own.towers),
-                    torch.device("cpu"), source.splits)  # fmt: skip
+    built = Session(own.replace(init_sha256=found.sha256), Placement(init=found.path), Context(), source.splits)
     assert torch.equal(built.state.buffers["whitening"], fitted.buffers["whitening"])  # fitted to the images
 
 
@@ -344,21 +340,21 @@ def test_the_recipe_states_the_weights(finished, tmp_path):
     found = find_weights(finished)
     other, plain = "0" * 64, recipe()
     stated = plain.replace(init_sha256=other)
-    assert with_initial_weights(plain, None, None) == plain
-    assert with_initial_weights(plain, found, None).init_sha256 == found.sha256
-    assert with_initial_weights(stated, found, None, own_recipe=False).init_sha256 == found.sha256
+    new = RunFolder(tmp_path / "a")
+    assert with_initial_weights(plain, None, new) == plain
+    assert with_initial_weights(plain, found, new).init_sha256 == found.sha256
+    assert with_initial_weights(stated, found, new, own_recipe=False).init_sha256 == found.sha256
     with pytest.raises(LockstepError, match="init_sha256 is 0000"):
-        with_initial_weights(stated, found, None)
+        with_initial_weights(stated, found, new)
     with pytest.raises(LockstepError, match=r"give their file or run as --init.*--set init_sha256=none"):
-        with_initial_weights(stated, None, None)
+        with_initial_weights(stated, None, new)
 
-    Run.create(tmp_path / "b", plain.replace(init_sha256=found.sha256)).unlock()
-    assert with_initial_weights(plain, None, tmp_path / "b").init_sha256 == found.sha256
-    assert with_initial_weights(plain, found, tmp_path / "b").init_sha256 == found.sha256
-    assert with_initial_weights(stated, None, tmp_path / "b") == stated  # refused later, as another recipe
-    Run.create(tmp_path / "c", plain).unlock()
+    begun = RunFolder(tmp_path / "b", stated={"init_sha256": found.sha256})
+    assert with_initial_weights(plain, None, begun).init_sha256 == found.sha256
+    assert with_initial_weights(plain, found, begun).init_sha256 == found.sha256
+    assert with_initial_weights(stated, None, begun) == stated  # refused later, as another recipe
     with pytest.raises(LockstepError, match=r"was not started from .*: leave out --init to resume it"):
-        with_initial_weights(plain, found, tmp_path / "c")
+        with_initial_weights(plain, found, RunFolder(tmp_path / "c", stated={}))
 
 
 @pytest.mark.parametrize("value", ["abc", "0" * 63, "G" * 64, 5])

@@ -13,7 +13,6 @@ from lockstep.runs.folder import Run
 from lockstep.runs.manifest import STATE, folder_name, manifest_if_valid
 
 
-
 @dataclass(frozen=True)
 class Range:
     """The steps of a replay.
