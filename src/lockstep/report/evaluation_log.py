@@ -50,8 +50,11 @@ class EvaluationLog:
         if not self._writable:
             return
         try:
+            if self._events is None:
+                self._events = EventFile(self._events_folder)
+            values = {"precision@1": record["accuracy"], "loss": record["loss"]}
+            self._events.add(record["step"], [scalar(tag, value) for tag, value in values.items()])
             # The row is last: a step without a row is evaluated again, so no event can be missing.
-            self._add_events(record)
             self._add_row(record, now)
         except OSError as error:
             self._writable = False
@@ -64,12 +67,6 @@ class EvaluationLog:
         """Close the event file."""
         if self._events is not None and self._writable:
             self._events.close()
-
-    def _add_events(self, record: Mapping[str, Any]) -> None:
-        if self._events is None:
-            self._events = EventFile(self._events_folder)
-        values = {"precision@1": record["accuracy"], "loss": record["loss"]}
-        self._events.add(record["step"], [scalar(tag, value) for tag, value in values.items()])
 
     def _add_row(self, record: Mapping[str, Any], now: float) -> None:
         left_out = ("run", "classes", "confusion")
