@@ -109,24 +109,23 @@ def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):
     assert steps(tmp_path) == [1, 3, 4]
 
 
-def test_lost_rows_are_noted_once_and_the_next_row_is_whole(disk):
+def test_lost_rows_are_noted_once_and_the_next_row_is_whole(disk, caplog):
     folder = disk(64)
-    notes = []
-    metrics = MetricsFile(folder / "metrics.jsonl", 1, notes.append)
+    metrics = MetricsFile(folder / "metrics.jsonl", 1)
     metrics.digest(0, "a")
     filler = fill(folder)
     for step in range(1, 2000):  # the last page of the file has room for some rows
         metrics.digest(step, "a" * 18)
-    assert len(notes) == 1
-    assert "cannot write in" in notes[0]
-    assert "No space left on device" in notes[0]
+    (note,) = caplog.messages
+    assert "cannot write in" in note
+    assert "No space left on device" in note
     filler.unlink()
     metrics.digest(2000, "b")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["step"] == 0
     assert json.loads(lines[-1]) == {"kind": "digest", "step": 2000, "digest": "b"}
     metrics.digest(2001, "b")
-    assert len(notes) == 1
+    assert caplog.messages == [note]
 
 
 def trained(started, disk, *options):

@@ -206,7 +206,7 @@ class Run:
     def require_recipe(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Raise a LockstepError if what `path` states, its `facts`, is of another recipe than recipe.json."""
         if facts.get("recipe_digest") != self.recipe().digest():
-            raise LockstepError(f"{path} was trained by another recipe than {self.path / 'recipe.json'} states")
+            raise LockstepError(f"{path} was trained by another recipe than recipe.json states")
 
     def data(self) -> Path | None:
         """Return the data folder that the last session was given, or None.
