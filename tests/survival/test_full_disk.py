@@ -186,17 +186,6 @@ def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
     assert result["weights_sha256"] == undisturbed
 
 
-@pytest.mark.slow
-def test_a_run_makes_room_by_deleting_old_checkpoints(started, disk, undisturbed, tmp_path):
-    folder = disk(20_000)
-    process, lines = trained(started, folder, "--keep", 3, *slow_digits(tmp_path))
-    wait_for(lines, ": step 22,", process)
-    fill(folder)
-    assert process.wait(timeout=120) == 0, process.stderr.read()
-    assert not any("could not save" in line for line in lines)
-    assert json.loads((folder / "x/result.json").read_text())["weights_sha256"] == undisturbed
-
-
 @contextlib.contextmanager
 def full(folder):
     filler = fill(folder)
