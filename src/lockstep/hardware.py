@@ -50,31 +50,25 @@ def quota(groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs
         return math.inf
     limits = [math.inf]
     for _, controllers, path in (line for line in lines if len(line) == 3):
-        if not controllers:
-            root, read = mounts, _quota_v2
-        elif "cpu" in controllers.split(","):
-            root, read = mounts / "cpu", _quota_v1
-        else:
+        if controllers and "cpu" not in controllers.split(","):
             continue
+        root = mounts / "cpu" if controllers else mounts
         inner = root / path.lstrip("/")
-        limits += [read(group) for group in (inner, *inner.parents) if group.is_relative_to(root)]
+        for group in (inner, *inner.parents):
+            if group.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError):  # A group without a limit has no such file, or "max".
+                    limits.append(_quota_v1(group) if controllers else _quota_v2(group))
     return min(limits)
 
 
 def _quota_v2(group: Path) -> float:
-    try:
-        limit, period = (group / "cpu.max").read_text().split()
-        return math.inf if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        return math.inf
+    limit, period = (group / "cpu.max").read_text().split()
+    return int(limit) / int(period)
 
 
 def _quota_v1(group: Path) -> float:
-    try:
-        limit, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        return limit / period if limit > 0 else math.inf
-    except (OSError, ValueError):
-        return math.inf
+    limit, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    return limit / period if limit > 0 else math.inf
 
 
 def processor() -> str:

@@ -17,6 +17,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.digits import load
 from lockstep.errors import DATA, USAGE
+from lockstep.messages import handled, logger, on_stderr
 from lockstep.recipes import get_recipe
 
 RUNS = [
@@ -150,10 +151,8 @@ def test_csv_escapes_names_of_classes_always_and_names_of_files_on_a_terminal(ca
 
 
 def test_a_message_is_escaped(capsys):
-    from lockstep.cli.options import note_of
-    from lockstep.launch.world import World
-
-    note_of(World())("data in \x1b[2J")
+    with handled(on_stderr):
+        logger.warning("data in \x1b[2J")
     assert capsys.readouterr().err == "data in \\x1b[2J\n"
 
 

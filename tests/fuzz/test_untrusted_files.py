@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lockstep.data.download.unpack import unpack
 from PIL import Image
 from tests.runs import fit_here
 
@@ -25,6 +24,7 @@ from lockstep.core.state import State
 from lockstep.data import cifar, mnist
 from lockstep.data.decode import decode_image, inspect_image
 from lockstep.data.download import manifest as downloads
+from lockstep.data.download.fetch import _unpack
 from lockstep.data.folder import index
 from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
@@ -395,7 +395,7 @@ def test_archives(tmp_path, edits):
     (tmp_path / "out").mkdir()
     for content in (gzip.compress(raw), edited(file.getvalue(), edits)):
         (tmp_path / "a.tar.gz").write_bytes(content)
-        only_lockstep_errors(unpack, tmp_path / "a.tar.gz", tmp_path / "out")
+        only_lockstep_errors(_unpack, tmp_path / "a.tar.gz", tmp_path / "out")
         shutil.rmtree(tmp_path / "out")
         (tmp_path / "out").mkdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "out"]

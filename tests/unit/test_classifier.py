@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lockstep.runs.source import sources
 from PIL import Image
 
 import lockstep
@@ -25,6 +24,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.inference.sources import Item, decoded, items
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
+from lockstep.runs.provenance import sources
 from lockstep.runs.tensors import save_model
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)

@@ -332,20 +332,15 @@ def test_whitening_does_not_replace_loaded_weights(tmp_path):
     del weights["whitening"]
     save_file(weights, tmp_path / "w.safetensors")
     found = find_weights(tmp_path / "w.safetensors")
-    stated = own.replace(init_sha256=found.sha256)
-    built = Session(stated, Placement(init=found.path), Context(), source.splits)
+    built = Session(own.replace(init_sha256=found.sha256), Placement(init=found.path), Context(), source.splits)
     assert torch.equal(built.state.buffers["whitening"], fitted.buffers["whitening"])  # fitted to the images
 
 
 def test_the_recipe_states_the_weights(finished, tmp_path):
     found = find_weights(finished)
     other, plain = "0" * 64, recipe()
-    new = RunFolder(tmp_path / "a")
-
-    def begun(name, **changes):
-        return RunFolder(tmp_path / name, stated=plain.replace(**changes).model_dump(mode="json"))
-
     stated = plain.replace(init_sha256=other)
+    new = RunFolder(tmp_path / "a")
     assert with_initial_weights(plain, None, new) == plain
     assert with_initial_weights(plain, found, new).init_sha256 == found.sha256
     assert with_initial_weights(stated, found, new, own_recipe=False).init_sha256 == found.sha256
@@ -354,12 +349,12 @@ def test_the_recipe_states_the_weights(finished, tmp_path):
     with pytest.raises(LockstepError, match=r"give their file or run as --init.*--set init_sha256=none"):
         with_initial_weights(stated, None, new)
 
-    same = begun("b", init_sha256=found.sha256)
-    assert with_initial_weights(plain, None, same).init_sha256 == found.sha256
-    assert with_initial_weights(plain, found, same).init_sha256 == found.sha256
-    assert with_initial_weights(stated, None, same) == stated  # refused later, as another recipe
+    begun = RunFolder(tmp_path / "b", stated={"init_sha256": found.sha256})
+    assert with_initial_weights(plain, None, begun).init_sha256 == found.sha256
+    assert with_initial_weights(plain, found, begun).init_sha256 == found.sha256
+    assert with_initial_weights(stated, None, begun) == stated  # refused later, as another recipe
     with pytest.raises(LockstepError, match=r"was not started from .*: leave out --init to resume it"):
-        with_initial_weights(plain, found, begun("c"))
+        with_initial_weights(plain, found, RunFolder(tmp_path / "c", stated={}))
 
 
 @pytest.mark.parametrize("value", ["abc", "0" * 63, "G" * 64, 5])

@@ -16,6 +16,7 @@ from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
+from lockstep.messages import collected
 from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
@@ -53,9 +54,9 @@ def kept(run: Path, *steps: int) -> None:
 
 
 def ranges(run: Path, start=None, steps=None):
-    notes: list[str] = []
-    found = Recorded(run, notes.append).range(start, steps)
-    return found.start, found.end, found.points, notes
+    with collected() as notes:
+        begin, points = Recorded(run).range(start, steps)
+    return begin, points[-1], points, notes
 
 
 def test_which_steps_are_replayed(run):

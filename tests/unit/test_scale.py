@@ -4,7 +4,6 @@ import json
 from signal import SIGTERM
 
 import pytest
-import torch
 from tests.runs import fit_here
 
 from lockstep.config.overrides import make
@@ -92,13 +91,3 @@ def test_a_non_finite_loss_at_the_smallest_scale_stops_the_run(tmp_path):
     recipe = half(model="tests.unit.test_scale:nan", weight_decay={}, steps=40)
     with pytest.raises(Exception, match="towers 0, 1, 2, 3 is not finite at step 15"):
         train(recipe, tmp_path / "run")
-
-
-def test_float16_learns_with_float32_master_weights(tmp_path):
-    result = train(half(steps=135), tmp_path / "run")
-    assert result["accuracy"]["ema"] > 0.95
-    from lockstep.runs import checkpoint
-
-    tensors = checkpoint.latest(tmp_path / "run/checkpoints").tensors
-    kinds = {name.partition("/")[0]: tensor.dtype for name, tensor in tensors.items()}
-    assert kinds["parameter"] == kinds["ema"] == kinds["optimizer"] == torch.float32

@@ -146,6 +146,10 @@ class _Csv:
 
     def show(self, prediction: "Prediction") -> None:
         """Print a prediction."""
-        ranked: list[object] = [value for pair in prediction.top for value in pair] or [""] * (2 * self._top)
-        self._writer.writerow([prediction.source, *ranked, prediction.error or ""])
+        ranked: list[object] = [""] * (2 * self._top)
+        if prediction.top:
+            ranked = [value for label, probability in prediction.top for value in (printable(label), probability)]
+        # A terminal executes control codes. A file or another program needs the name of the image as it is.
+        source = printable(str(prediction.source)) if sys.stdout.isatty() else prediction.source
+        self._writer.writerow([source, *ranked, printable(prediction.error or "")])
         sys.stdout.flush()

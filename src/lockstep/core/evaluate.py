@@ -117,26 +117,15 @@ def evaluate(
 
 
 def classify(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 logits [b, classes] twice: in the recipe's views of `images`, and by one view.
+    """Return float32 logits [b, classes] twice: the mean over the recipe's views of `images`, and by one view.
 
-    `images` is uint8 [b, H, W, C]. `counted`, bool [b], is False for the repeats that fill the last chunk up.
-    """
-    return _logits(network, recipe.augmentation.test(images), recipe.test_views, counted)
-
-
-def _predicted(logits: Tensor, classes: int) -> Tensor:
-    """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite or predicts none."""
-    return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
-
-
-def _logits(network: Network, images: Tensor, views: str, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 logits [b, classes] twice: the mean over `views` of `images` [b, C, H, W], and by one view.
-
-    The unmoved image has half the weight, the two moved ones the other half, and mirror images count equally. With
-    "unsure" in `views`, only the images whose two best classes are closest to each other are moved: a quarter of the
-    `counted` ones (bool [b]).
+    `images` is uint8 [b, H, W, C]. `counted`, bool [b], is False for the repeats that fill the last chunk up. The
+    unmoved image has half the weight, the two moved ones the other half, and mirror images count equally. With
+    "unsure" in the views, only the images whose two best classes are closest to each other are moved: a quarter of the
+    `counted` ones.
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
     """
+    images, views = recipe.augmentation.test(images), recipe.test_views
     one_view = network(images)
     if views == "one":
         return one_view, one_view
@@ -149,6 +138,11 @@ def _logits(network: Network, images: Tensor, views: str, counted: Tensor) -> tu
     shifted = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
     moved = sum(network(image) + network(image.flip(-1)) for image in shifted) / 4
     return unmoved.index_copy(0, chosen, (unmoved[chosen] + moved) / 2), one_view
+
+
+def _predicted(logits: Tensor, classes: int) -> Tensor:
+    """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite or predicts none."""
+    return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 
 
 def _unsure(logits: Tensor, counted: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ in reduction.py, so no choice of the library (ring or tree, buckets, channels) c
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,20 +24,23 @@ R = TypeVar("R")
 Pair = tuple[int, Tensor]  # a process, and a contiguous tensor to send to it or to receive from it
 
 
-class Group(Protocol):
-    """The processes of a run. All call the same methods in the same order.
+class Group:
+    """The processes of a run. All call the same methods in the same order. The methods here are those of one process.
 
     Raises: PeerLostError, from every method, if the connection to another process breaks.
     """
 
-    process: int
-    processes: int
+    process = 0
+    processes = 1
 
     def gather(self, table: Tensor) -> Tensor:
         """Return the tables of all processes, of one shape and dtype, stacked in order of process."""
+        return table[None]
 
     def broadcast(self, data: bytes | None) -> bytes:
         """Return process 0's `data` in every process."""
+        assert data is not None
+        return data
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
         """Send and receive. Between two processes, tensors arrive in the order of the lists."""
@@ -50,41 +53,14 @@ class Group(Protocol):
 
     def on_cpu(self) -> "Group":
         """Return the same processes, to exchange tensors on the CPU."""
+        return self
 
     def close(self) -> None:
         """Wait for the other processes, then leave. No other method may be called afterwards."""
 
 
-class Alone:
-    """The group of a run on one process. See `Group` for the methods."""
-
-    process = 0
-    processes = 1
-
-    def gather(self, table: Tensor) -> Tensor:
-        """Return `table` with a leading axis of 1."""
-        return table[None]
-
-    def broadcast(self, data: bytes | None) -> bytes:
-        """Return `data` itself."""
-        assert data is not None
-        return data
-
-    def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
-        """Do nothing: there is no other process."""
-
-    def send_from_first(self, tensor: Tensor) -> None:
-        """Do nothing: this is process 0."""
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Do nothing: `tensor` is the sum."""
-
-    def on_cpu(self) -> "Alone":
-        """Return this group."""
-        return self
-
-    def close(self) -> None:
-        """Do nothing: there is no group to leave."""
+class Alone(Group):
+    """The group of a run on one process."""
 
 
 def connect(process: int, processes: int, device: torch.device, store: Any, monitor: Monitor) -> "Processes":
@@ -138,8 +114,8 @@ def _waiting(method: Callable[Concatenate["Processes", P], R]) -> Callable[Conca
     return waiting
 
 
-class Processes:
-    """The group of several processes. See `Group` for the methods.
+class Processes(Group):
+    """The group of several processes.
 
     Tensors are sent and received directly from and into their memory. Gloo's all_to_all and all_gather need packed
     copies and a ring, and take twice the time.

@@ -22,7 +22,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.data.decode import decode_image
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.inference.origin import file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, decoded, image_of, items
 from lockstep.messages import logger
@@ -66,6 +66,10 @@ class _Weights:
     facts: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
+    def damaged(self, problem: object) -> LockstepError:
+        """Return the error that says so."""
+        return LockstepError(f"{self.origin} is damaged: {problem}", DATA)
+
 
 class Classifier:
     """A trained network with its preprocessing and its classes. `lockstep.load` makes one.
@@ -88,11 +92,11 @@ class Classifier:
         self.classes, self.image_shape = _classes_and_shape(weights)
         self._weights = weights
         if self.recipe.precision == "auto":
-            raise LockstepError(f"{weights.origin} is damaged: its recipe does not fix the precision", DATA)
+            raise weights.damaged("its recipe does not fix the precision")
         try:
             self._shape = self.recipe.augmentation.shape(*self.image_shape)
         except ValueError as error:
-            raise LockstepError(f"{weights.origin} is damaged: {error}", DATA) from None
+            raise weights.damaged(error) from None
         # Uncompiled: the compiler takes a minute, and changes torch's settings in the caller's program.
         self._network = Network(self.recipe.replace(compile=False), self._build(), self._shape, device)
         self._network.load_parameters({name: self._tensor(name) for name in self._network.parameters})
@@ -258,18 +262,14 @@ def load(
     # The recorded files may include those of a dataset, which a classifier does not need.
     recorded = weights.facts.get("model_source", {})
     if not isinstance(recorded, dict):
-        raise LockstepError(f"{weights.origin} is damaged: its model_source is not a JSON object", DATA)
+        raise weights.damaged("its model_source is not a JSON object")
     before = {file: sha256 for file, sha256 in recorded.items() if file in own}
     if changed := compare({"model_source": before}, {"model_source": own}):
-        _warn(
+        logger.warning(
             f"the source of model {weights.recipe.model} that this program imported is not the one it was trained with "
             f"({'; '.join(map(str, changed))}). If a file was edited after the import, start the program again"
         )
     return classifier
-
-
-def _warn(text: str) -> None:
-    logger.warning("%s", printable(text))  # Python prints it if the program has no handler.
 
 
 @contextmanager
@@ -298,12 +298,11 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _
         recipe, facts = file_recipe(path)
         return _Weights(path, recipe, facts, _tensors(path, facts))
     which = which if step is None else step
-    run.check_recipe()
     if which is None and run.complete and (stated := metadata(run.model)) is not None:
-        _require_recipe(run, run.model, stated)
+        run.require_recipe(run.model, stated)
         return _Weights(run.model, run.recipe(), stated, _tensors(run.model, stated))
     found = read_result(run) if which is None else read_chosen(run, which)
-    _require_recipe(run, found.path, found.manifest)
+    run.require_recipe(found.path, found.manifest)
     group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
     tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer")}
@@ -314,18 +313,13 @@ def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, i
     """Return the names of the classes, and (height, width, channels). Raises: LockstepError if either is not sound."""
     classes, shape = weights.facts.get("classes"), weights.facts.get("image_shape")
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
-        raise LockstepError(f"{weights.origin} is damaged: it does not state the names of the classes", DATA)
+        raise weights.damaged("it does not state the names of the classes")
     if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
-        raise LockstepError(f"{weights.origin} is damaged: it does not state the size of the images", DATA)
+        raise weights.damaged("it does not state the size of the images")
     if math.prod(shape) > _MAX_IMAGE_VALUES:
-        raise LockstepError(f"{weights.origin} is damaged: its images have {shape} values", DATA)
+        raise weights.damaged(f"its images have {shape} values")
     height, width, channels = shape
     return tuple(classes), (height, width, channels)
-
-
-def _require_recipe(run: Run, path: Path, facts: Mapping[str, Any]) -> None:
-    if facts.get("recipe_digest") != run.recipe().digest():
-        raise LockstepError(f"{path} was trained by another recipe than {run.path / 'recipe.json'} states")
 
 
 def _tensors(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -75,9 +75,9 @@ class Comparison:
     def __init__(self, spec: VerifySpec) -> None:
         """Read the folder. Raises: LockstepError if there is nothing to compare."""
         self._spec = spec
-        self._recorded = Recorded(spec.path, logger.warning)
-        steps = self._recorded.range(spec.start, spec.steps)
-        self._start, self._reached, self.points = steps.start, steps.start, steps.points
+        self._recorded = Recorded(spec.path)
+        self._start, self.points = self._recorded.range(spec.start, spec.steps)
+        self._reached = self._start
         self._loaded: int | None = None  # the step of the checkpoint that the replay starts from
         self._processes = 1
         self._compared = Counter(digests=0, checkpoints=0, weights_sha256=0, losses=0)

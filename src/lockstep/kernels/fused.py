@@ -7,7 +7,7 @@ is added.
 """
 
 from math import prod
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,24 +61,12 @@ def _forward(convolution: "_Convolution", x: Tensor, epilogue: "_Epilogue", save
     return result
 
 
-class _Context(Protocol):
-    """The attributes of torch's autograd context that `_Chunks` uses."""
-
-    convolution: "_Convolution"
-    epilogue: "_Epilogue"
-    saved: list[Saved]
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _Chunks(torch.autograd.Function):
     """A convolution and the operations after it, computed in chunks of images."""
 
     @staticmethod
     def forward(
-        ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
     ) -> Tensor:
         ctx.convolution, ctx.epilogue, ctx.saved = _Convolution(x, weight, padding, bias), epilogue, []
         result = _forward(ctx.convolution, x, epilogue, ctx.saved)
@@ -87,7 +75,7 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         convolution, grads_input = ctx.convolution, []
         (result,) = ctx.saved_tensors
         parts = (torch.split(whole, convolution.images) for whole in (gradient, result))

@@ -4,7 +4,7 @@ Torch's own function pads, squares, pools and raises to a power; on a CPU it tak
 whole network. This kernel computes the sum over neighbouring channels as a 1x1 convolution by a band matrix.
 """
 
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,17 +40,11 @@ def _divisor_and_scale(x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
     return divisor, root.sqrt().mul_(root)
 
 
-class _Context(Protocol):
-    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _LocalResponse(torch.autograd.Function):
     """The kernel with its gradient: with d = 1 + band(x^2) and y = x d^-3/4, dL/dx = g d^-3/4 - 3/2 x band(g y / d)."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, band: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, band: Tensor) -> Tensor:
         divisor, scale = _divisor_and_scale(x, band)
         y = x * scale
         ctx.save_for_backward(x, scale, torch.div(y, divisor, out=divisor), band)
@@ -58,7 +52,7 @@ class _LocalResponse(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, scale, ratio, band = ctx.saved_tensors
         shared = functional.conv2d(gradient * ratio, band)
         return (gradient * scale).addcmul_(x, shared, value=-1.5), None

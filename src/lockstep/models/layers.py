@@ -77,6 +77,39 @@ def constant_bias(layer: _Layer, value: float) -> _Layer:
     return layer
 
 
+class Whitening(nn.Module):
+    """The base of networks whose first layer whitens patches of `patch_px` pixels a side, at every `stride`-th pixel.
+
+    The filters of that layer are the principal directions of the training images' patches, set by `whiten`, and the
+    opposite directions, because the activation suppresses negative values. Of the directions, `most` have a filter.
+    """
+
+    whitening: Tensor
+    whitening_bias: Tensor
+
+    def __init__(self, channels: int, patch_px: int, stride: int = 1, most: int = MAX_WIDTH) -> None:
+        super().__init__()
+        self.stride = stride
+        values = channels * patch_px**2
+        # Constants: buffers, so part of the state, and not trained. The bias keeps its random initial values, so that
+        # each filter uses another part of the activation function.
+        filters = torch.eye(values)[:most].view(-1, channels, patch_px, patch_px)
+        self.register_buffer("whitening", torch.cat((filters, -filters)))
+        reach = values**-0.5
+        self.register_buffer("whitening_bias", torch.empty(2 * len(filters)).uniform_(-reach, reach))
+
+    @torch.no_grad()
+    def whiten(self, images: Tensor) -> None:
+        """Set the filters from training images, float32 [n, C, h, w]. Call it once, before training."""
+        filters = whitening_filters(images, self.whitening.shape[-1])[-(len(self.whitening) // 2) :]
+        self.whitening.copy_(torch.cat((filters, -filters)))
+
+    def whitened(self, images: Tensor) -> Tensor:
+        """Return the first layer's output [b, filters, h, w] for images [b, C, H, W]."""
+        filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
+        return functional.conv2d(images, filters, self.whitening_bias.to(images.dtype), self.stride)
+
+
 def whitening_filters(images: Tensor, patch_px: int) -> Tensor:
     """Return the filters that whiten the patches of `images`, float32 [n, C, h, w]: [C p p, C, p, p], p = `patch_px`.
 
@@ -87,6 +120,25 @@ def whitening_filters(images: Tensor, patch_px: int) -> Tensor:
     variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
     filters: Tensor = (directions / (variances + _WHITENING_EPSILON).sqrt()).T
     return filters.reshape(-1, images.shape[1], patch_px, patch_px)
+
+
+def as_identity(weight: Tensor) -> None:
+    """Let the first filters of a convolution start as the identity, so that their input passes unchanged."""
+    with torch.no_grad():
+        nn.init.dirac_(weight[: min(weight.shape[:2])])
+
+
+def unscaled_norm(width: int) -> nn.BatchNorm2d:
+    """Return a batch norm without a scale. Its running averages follow the last few steps, which suits short runs."""
+    layer = nn.BatchNorm2d(width, momentum=0.4)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def largest(x: Tensor) -> Tensor:
+    """Return the maximum of `x` [b, C, H, W] over all positions, divided by C: [b, C]."""
+    x = x.amax((2, 3))
+    return x / x.shape[1]
 
 
 def at_least(shape: tuple[int, int, int], pixels: int, model: str) -> None:

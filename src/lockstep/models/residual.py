@@ -2,64 +2,39 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lockstep.errors import LockstepError
-from lockstep.models.layers import MAX_WIDTH, at_least, whitening_filters
+from lockstep.models.layers import MAX_WIDTH, Whitening, as_identity, at_least, largest, unscaled_norm
 
 _MIN_SIDE = 4  # of the last stage's input, so that its pool leaves 2x2 positions
 _STEM_DIRECTIONS = 32
 
 
-class Residual(nn.Module):
+class Residual(Whitening):
     """A whitening stem, stages that each halve the image, a maximum over all positions, and the logits.
 
-    The stem is a constant convolution of `2 stride` pixels a side. Its filters are the principal directions of the
-    training images' patches, set by `whiten`, and the opposite directions, because the activation suppresses negative
-    values. A stage is a convolution with a 2x2 pool, and a second convolution whose result is added to its input.
-    The images may have any side of `min_px` or more, so training can begin with small images.
+    A stage is a convolution with a 2x2 pool, and a second convolution whose result is added to its input. The images
+    may have any side of `min_px` or more, so training can begin with small images.
     Source: He et al. 2016 (residuals); Page 2018 and Jordan 2024, arXiv:2404.00498 (whitening, short training).
     """
 
-    whitening: Tensor
-    whitening_bias: Tensor
-
     def __init__(self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], stride: int) -> None:
-        super().__init__()
-        self.stride = stride
+        super().__init__(shape[0], 2 * stride, stride, _STEM_DIRECTIONS)
         self.min_px = stride * _MIN_SIDE * 2 ** (len(widths) - 1)
-        values = shape[0] * (2 * stride) ** 2
-        directions = min(values, _STEM_DIRECTIONS)
-        # Constants: buffers, so part of the state, and not trained. The bias keeps its random initial values, so that
-        # each filter uses another part of the activation function.
-        filters = torch.eye(values)[:directions].view(directions, shape[0], 2 * stride, 2 * stride)
-        self.register_buffer("whitening", torch.cat((filters, -filters)))
-        reach = values**-0.5
-        self.register_buffer("whitening_bias", torch.empty(2 * directions).uniform_(-reach, reach))
         self.activation = nn.SiLU()
         self.stages = nn.ModuleList(
-            _Stage(before, width) for before, width in zip([2 * directions, *widths], widths, strict=False)
+            _Stage(before, width) for before, width in zip([len(self.whitening), *widths], widths, strict=False)
         )
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         nn.init.normal_(self.logits.weight)
 
-    @torch.no_grad()
-    def whiten(self, images: Tensor) -> None:
-        """Set the filters of the stem from training images, float32 [n, C, h, w]. Call it once, before training."""
-        filters = whitening_filters(images, 2 * self.stride)[-(len(self.whitening) // 2) :]
-        self.whitening.copy_(torch.cat((filters, -filters)))
-
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [b, classes] of normalised images [b, C, H, W]."""
-        filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
-        x = functional.conv2d(images, filters, self.whitening_bias.to(images.dtype), self.stride)
-        x = self.activation(x)
+        x = self.activation(self.whitened(images))
         for stage in self.stages:
             x = stage(x)
-        x = x.amax((2, 3))
-        return self.logits(x / x.shape[1])  # type: ignore[no-any-return]
+        return self.logits(largest(x))  # type: ignore[no-any-return]
 
 
 class _Stage(nn.Module):
@@ -67,8 +42,8 @@ class _Stage(nn.Module):
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.first, self.first_norm = _convolution(inputs, width), _norm(width)
-        self.second, self.second_norm = _convolution(width, width), _norm(width)
+        self.first, self.first_norm = _convolution(inputs, width), unscaled_norm(width)
+        self.second, self.second_norm = _convolution(width, width), unscaled_norm(width)
         self.pool, self.activation = nn.MaxPool2d(2), nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,17 +53,9 @@ class _Stage(nn.Module):
 
 
 def _convolution(inputs: int, width: int) -> nn.Conv2d:
-    """Return a 3x3 convolution whose first `inputs` filters start as the identity: their input passes unchanged."""
+    """Return a 3x3 convolution that starts as the identity."""
     layer = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
-    with torch.no_grad():
-        nn.init.dirac_(layer.weight[: min(inputs, width)])
-    return layer
-
-
-def _norm(width: int) -> nn.BatchNorm2d:
-    """Return a batch norm without a scale. Its running averages follow the last few steps, which suits short runs."""
-    layer = nn.BatchNorm2d(width, momentum=0.4)
-    layer.weight.requires_grad_(False)
+    as_identity(layer.weight)
     return layer
 
 

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lockstep.errors import LockstepError
 from lockstep.kernels.fused import conv
-from lockstep.models.layers import MAX_WIDTH, at_least, whitening_filters
+from lockstep.models.layers import MAX_WIDTH, Whitening, as_identity, at_least, largest, unscaled_norm
 
 _PATCH_PX = 2
 ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}
 
 
-class Whitened(nn.Module):
+class Whitened(Whitening):
     """Whitening, three groups of convolutions that each halve the image, a maximum over all positions, and the logits.
 
     The images may have any side of 16 pixels or more, so training can begin with small images and continue with larger
@@ -22,48 +21,27 @@ class Whitened(nn.Module):
     Source: the architecture of Jordan 2024 (arXiv:2404.00498), which builds on Page's DAWNBench entry of 2018.
     """
 
-    whitening: Tensor
-    whitening_bias: Tensor
     min_px = 16  # the side of the smallest images that the network takes
 
     def __init__(
         self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depths: Sequence[int], activation: str
     ) -> None:
-        super().__init__()
-        directions = shape[0] * _PATCH_PX**2
-        # Constants: buffers, so part of the state, and not trained. `whiten` sets the filters from training images. The
-        # bias keeps its random initial values, so that each filter uses another part of the activation function.
-        filters = torch.eye(directions).view(directions, shape[0], _PATCH_PX, _PATCH_PX)
-        self.register_buffer("whitening", torch.cat((filters, -filters)))
-        reach = directions**-0.5
-        self.register_buffer("whitening_bias", torch.empty(2 * directions).uniform_(-reach, reach))
+        super().__init__(shape[0], _PATCH_PX)
         kind = ACTIVATIONS[activation]
         self.activation = kind()
-        inputs = [2 * directions, *widths]
+        inputs = [len(self.whitening), *widths]
         sizes = zip(inputs, widths, depths, strict=False)
         self.groups = nn.ModuleList(_Group(before, width, depth, kind) for before, width, depth in sizes)
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         with torch.no_grad():
             self.logits.weight.div_(self.logits.weight.std())
 
-    @torch.no_grad()
-    def whiten(self, images: Tensor) -> None:
-        """Set the filters of the first layer from training images, float32 [n, C, h, w]. Call it once, before training.
-
-        The filters are the principal directions of all 2x2 patches, each divided by the deviation along it, and the
-        opposite directions, because the activation suppresses negative values.
-        """
-        filters = whitening_filters(images, _PATCH_PX)
-        self.whitening.copy_(torch.cat((filters, -filters)))
-
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [b, classes] of standardised images [b, C, H, W]."""
-        filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
-        x = self.activation(functional.conv2d(images, filters, self.whitening_bias.to(images.dtype)))
+        x = self.activation(self.whitened(images))
         for group in self.groups:
             x = group(x)
-        x = x.amax((2, 3))
-        return self.logits(x / x.shape[1])  # type: ignore[no-any-return]
+        return self.logits(largest(x))  # type: ignore[no-any-return]
 
 
 class _Group(nn.Module):
@@ -76,7 +54,7 @@ class _Group(nn.Module):
         super().__init__()
         others = (_Convolution(width, width) for _ in range(depth - 1))
         self.convolutions = nn.ModuleList([_Convolution(inputs, width, pool=True), *others])
-        self.norms = nn.ModuleList(_norm(width) for _ in range(depth))
+        self.norms = nn.ModuleList(unscaled_norm(width) for _ in range(depth))
         self.activations = nn.ModuleList(activation() for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +66,7 @@ class _Group(nn.Module):
 
 
 class _Convolution(nn.Conv2d):
-    """A 3x3 convolution whose first `inputs` filters start as the identity, so that their input passes unchanged.
+    """A 3x3 convolution that starts as the identity.
 
     pool: whether a 2x2 pool follows. The pool drops an odd last row and column, so these are not computed. They are a
     quarter of 7x7 outputs, and a tenth of the whole network's arithmetic.
@@ -97,20 +75,12 @@ class _Convolution(nn.Conv2d):
     def __init__(self, inputs: int, width: int, pool: bool = False) -> None:
         super().__init__(inputs, width, 3, bias=False)
         self.pool = pool
-        with torch.no_grad():
-            nn.init.dirac_(self.weight[: min(inputs, width)])
+        as_identity(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [b, width, H, W] from x [b, inputs, H, W], or [b, width, H // 2, W // 2] with the pool."""
         below, right = (1 - extent % 2 if self.pool else 1 for extent in x.shape[2:])
         return conv(x, self.weight, (1, right, 1, below), self.pool)
-
-
-def _norm(width: int) -> nn.BatchNorm2d:
-    """Return a batch norm without a scale. Its running averages follow the last few steps, which suits short runs."""
-    layer = nn.BatchNorm2d(width, momentum=0.4)
-    layer.weight.requires_grad_(False)
-    return layer
 
 
 def build(

@@ -70,12 +70,13 @@ class Adam(OptimizerSettings):
 
     def build(self, groups: list[ParameterGroup]) -> "Optimizer":
         """Return the optimizer of the parameter `groups`."""
-        from torch.optim import Adam
+        from torch import optim
 
-        return eager(Adam)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+        kind = optim.Adam if self.decays_in_loss else optim.AdamW
+        return eager(kind)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
 
 
-class AdamW(OptimizerSettings):
+class AdamW(Adam):
     """Adam with decoupled weight decay: each update first multiplies a parameter by 1 - learning rate * coefficient.
 
     The decay is no term of the loss. Source: Loshchilov and Hutter, 2019 (arXiv:1711.05101).
@@ -83,16 +84,7 @@ class AdamW(OptimizerSettings):
 
     decays_in_loss: ClassVar[bool] = False
 
-    kind: Literal["adamw"] = "adamw"
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
-
-    def build(self, groups: list[ParameterGroup]) -> "Optimizer":
-        """Return the optimizer of the parameter `groups`."""
-        from torch.optim import AdamW
-
-        return eager(AdamW)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+    kind: Literal["adamw"] = "adamw"  # type: ignore[assignment]
 
 
 class Muon(OptimizerSettings):

@@ -1,4 +1,7 @@
-"""The console: one redrawn line on a terminal, plain lines on any other stream. log.txt gets the plain lines too."""
+"""The console: one redrawn line on a terminal, plain lines on any other stream. log.txt gets the plain lines too.
+
+A closed pipe or a full disk loses a line of the report, and does not end the run.
+"""
 
 import contextlib
 import sys
@@ -73,11 +76,11 @@ class Plain(Listener):
     def close(self) -> None:
         """Close the stream, unless it is stdout or stderr."""
         if self._stream not in (sys.stdout, sys.stderr):
-            with _errors_ignored():
+            with contextlib.suppress(OSError):
                 self._stream.close()
 
     def _print(self, *texts: str) -> None:
-        with _errors_ignored():
+        with contextlib.suppress(OSError):
             try:
                 print(*map(printable, texts), sep="\n", file=self._stream, flush=True)
             except BrokenPipeError:  # as in `lockstep train | head`
@@ -135,7 +138,7 @@ class Redrawn(Plain):
         self._columns = len(text)
 
     def _write(self, text: str) -> None:
-        with _errors_ignored():
+        with contextlib.suppress(OSError):
             self._stream.write(text)
             self._stream.flush()
 
@@ -160,7 +163,7 @@ class Live(Redrawn):
 
     def remove(self) -> None:
         """Remove the line from the terminal. The next drawing shows it again."""
-        with _errors_ignored():
+        with contextlib.suppress(OSError):
             self._live.stop()
 
     @property
@@ -168,13 +171,8 @@ class Live(Redrawn):
         return self._console.width - 1  # leaves a column for the cursor, which is behind the line
 
     def _draw(self, text: str) -> None:
-        with _errors_ignored():
+        with contextlib.suppress(OSError):
             if not self._live.is_started:
                 self._live.start()
                 self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
             self._live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
-
-
-def _errors_ignored() -> contextlib.suppress:
-    """Return a context in which a closed pipe or a full disk loses a line of the report, and does not end the run."""
-    return contextlib.suppress(OSError)

@@ -51,8 +51,11 @@ class EvaluationLog:
         if not self._writable:
             return
         try:
+            if self._events is None:
+                self._events = EventFile(self._events_folder)
+            loss = math.nan if record["loss"] is None else record["loss"]
+            self._events.add(record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)])
             # The row is last: a step without a row is evaluated again, so no event can be missing.
-            self._add_events(record)
             self._add_row(record, now)
         except OSError as error:
             self._writable = False
@@ -65,12 +68,6 @@ class EvaluationLog:
         """Close the event file."""
         if self._events is not None and self._writable:
             self._events.close()
-
-    def _add_events(self, record: Mapping[str, Any]) -> None:
-        if self._events is None:
-            self._events = EventFile(self._events_folder)
-        loss = math.nan if record["loss"] is None else record["loss"]
-        self._events.add(record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)])
 
     def _add_row(self, record: Mapping[str, Any], now: float) -> None:
         left_out = ("run", "classes", "confusion")

@@ -33,14 +33,8 @@ class MetricsFile(Listener):
     def evaluation(self, event: EvaluationEvent) -> None:
         """Append a row of kind "evaluation" for each kind of weights."""
         for weights, result in event.results.items():
-            row = {
-                "kind": "evaluation",
-                "time": event.time,
-                "step": event.step,
-                "split": event.split,
-                "weights": weights,
-            }
-            self._append(row | result.summary())
+            where = {"time": event.time, "step": event.step, "split": event.split, "weights": weights}
+            self._append({"kind": "evaluation"} | where | result.summary())
 
     def _append(self, row: Mapping[str, object]) -> None:
         try:

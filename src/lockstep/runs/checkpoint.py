@@ -36,7 +36,6 @@ from lockstep.runs.manifest import (
 from lockstep.runs.tensors import read_safetensors, write_safetensors
 
 
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was read and verified."""

@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -206,9 +207,13 @@ class Run:
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
         newest = [*checkpoints_in(self.checkpoints).values()][-1:]
-        stated = manifest_if_valid(newest[0]) if newest else {}  # Loading a damaged checkpoint reports it.
-        if stated and stated.get("recipe_digest") != self.recipe().digest():
-            raise LockstepError(f"{newest[0]} was trained by another recipe than recipe.json states")
+        if newest and (stated := manifest_if_valid(newest[0])):  # Loading a damaged checkpoint reports it.
+            self.require_recipe(newest[0], stated)
+
+    def require_recipe(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Raise a LockstepError if what `path` states, its `facts`, is of another recipe than recipe.json."""
+        if facts.get("recipe_digest") != self.recipe().digest():
+            raise LockstepError(f"{path} was trained by another recipe than recipe.json states")
 
     def data(self) -> Path | None:
         """Return the data folder that the last session was given, or None.

@@ -120,6 +120,7 @@ def deciding(variables: Iterable[str]) -> list[str]:
     """Return those of the environment `variables` that choose instructions, threads or settings of a library."""
     return [name for name in variables if _VARIABLES.fullmatch(name)]
 
+
 def sources(function: str) -> dict[str, str]:
     """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
 
@@ -153,7 +154,9 @@ def _file(module: object) -> Path | None:
 
 def _is_installed(file: Path) -> bool:
     """Return whether `file` is Lockstep's, the standard library's or an installed package's."""
-    return file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}")) or f"{file}".startswith(_STANDARD_LIBRARY)
+    return (
+        file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}")) or f"{file}".startswith(_STANDARD_LIBRARY)
+    )
 
 
 def _library_version(pattern: str) -> str | None:

@@ -1,7 +1,6 @@
 """Recorded: what the folder of a run states of its steps, to compare a replay or another run with. It is only read."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +9,11 @@ from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import STATE, folder_name, manifest_if_valid
-
-
-
-@dataclass(frozen=True)
-class Range:
-    """The steps of a replay.
-
-    Attributes:
-        start: the number of updates of the state that it starts from.
-        end: the number of updates of its last state.
-        points: the numbers of updates, after `start`, of the states that the run has recorded.
-    """
-
-    start: int
-    end: int
-    points: tuple[int, ...]
+from lockstep.runs.manifest import STATE, checkpoints_in, folder_name, manifest_if_valid
 
 
 class Recorded:
-    """What the folder of a run states of its steps. `note` receives messages about checkpoints that cannot be used.
-
-    Another program may train the run meanwhile, and delete checkpoints.
+    """What the folder of a run states of its steps. Another program may train it meanwhile, and delete checkpoints.
 
     Attributes:
         run: the run.
@@ -45,14 +26,14 @@ class Recorded:
         weights_sha256: their SHA-256, or None.
     """
 
-    def __init__(self, path: Path, note: Callable[[str], None] = logger.warning) -> None:
+    def __init__(self, path: Path) -> None:
         """Read the folder at `path`. Raises: LockstepError."""
-        self.run, self._note = Run(path), note
+        self.run = Run(path)
         rows = self.run.metrics()
         self.digests = {row["step"]: str(row.get("digest")) for row in rows if row["kind"] == "digest"}
         losses = ((row["step"], row.get("loss")) for row in rows if row["kind"] == "step")
         self.losses = {step: loss for step, loss in losses if loss is None or isinstance(loss, float)}
-        self.steps = checkpoint.steps(self.run.checkpoints)[::-1]
+        self.steps = list(checkpoints_in(self.run.checkpoints))
         self.sessions = self.run.sessions()
         self.result: dict[str, Any] = self.run.result() or {}
         self.weights_sha256: str | None = self.result.get("weights_sha256")
@@ -79,21 +60,21 @@ class Recorded:
         return manifest_if_valid(self.run.checkpoints / folder_name(step))
 
     def read(self, step: int) -> Checkpoint | None:
-        """Return the checkpoint after `step` updates. Return None, with a note, if it is damaged or was deleted."""
+        """Return the checkpoint after `step` updates. Return None, with a message, if it is damaged or was deleted."""
         if step in self._held:
             return self._held.pop(step)
         try:
             return checkpoint.read_step(self.run.checkpoints, step)
         except FileNotFoundError:
-            self._note(f"the checkpoint after {step} steps was deleted meanwhile: it is not compared")
+            logger.warning(f"the checkpoint after {step} steps was deleted meanwhile: it is not compared")
         except LockstepError as error:
-            self._note(f"{error}: it is not compared")
+            logger.warning(f"{error}: it is not compared")
         return None
 
-    def range(self, start: int | None, steps: int | None) -> Range:
-        """Return the steps to replay: `steps` of them from step `start` on.
+    def range(self, start: int | None, steps: int | None) -> tuple[int, tuple[int, ...]]:
+        """Return the step that a replay starts from, and the numbers of updates of the recorded states in it.
 
-        By default these are the steps between the newest two valid checkpoints, or from step 0 on if there is one only.
+        The replay has `steps` steps from step `start` on. By default these are the steps between the newest two valid checkpoints, or from step 0 on if there is one only.
         With `start`, they end at the next checkpoint. Raises: LockstepError if nothing is recorded in them.
         """
         valid = self._newest_valid(start)
@@ -104,15 +85,15 @@ class Recorded:
             start = begin
         else:
             if begin != start:
-                self._note(f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}")
+                logger.warning(f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}")
             end = next((step for step in self.steps if step > start), max(self.points, default=0))
         end = end if steps is None else start + steps
         points = tuple(point for point in self.points if begin < point <= end)
         if not points:
             raise self._nothing_to_compare(begin, end)
         if points[-1] < end:
-            self._note(f"nothing is recorded after step {points[-1]} up to step {end}: the replay ends there")
-        return Range(begin, points[-1], points)
+            logger.warning(f"nothing is recorded after step {points[-1]} up to step {end}: the replay ends there")
+        return begin, points
 
     def _newest_valid(self, most: int | None) -> Iterator[int]:
         """Yield the steps of valid checkpoints, the newest first, from `most` on. `read` then returns them again."""
