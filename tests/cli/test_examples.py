@@ -28,7 +28,7 @@ def test_a_folder_goes_in_and_answers_come_out(folder, capsys):
     (folder / "more/broken.jpg").write_bytes(b"")
     classify(folder, "new.jpg", "more/")
     out, err = capsys.readouterr()
-    assert re.search(r"% of the test images are classified correctly\. The classifier is in runs/a\.", out)
+    assert re.search(r"% of the test images are classified correctly\. The classifier is in \S*runs/a\.", out)
     answers = [line for line in out.splitlines() if line.startswith(("new.jpg", "more/"))]
     assert [re.sub(r" \d+%", "", line) for line in answers] == [
         "new.jpg: dog, cat", "more/0.png: cat, dog", "more/1.png: dog, cat",
