@@ -4,9 +4,7 @@ import json
 import signal
 import time
 
-import numpy as np
 import pytest
-from PIL import Image
 
 MODULE = """
 import numpy as np
@@ -115,43 +113,6 @@ def test_mistakes_are_named_before_anything_is_computed(module, refused_here, tm
         assert refused.returncode in (2, 3)
         assert words in refused.stderr, refused.stderr
         assert not (tmp_path / "runs").exists()
-
-
-@pytest.fixture
-def photos(tmp_path):
-    generator = np.random.default_rng(2)
-    for label, name in enumerate(("cat", "dog", "owl")):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(20):
-            pixels = generator.integers(0, 100, (40 + i, 50, 3), dtype=np.uint8) + np.uint8(60 * label)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
-    return tmp_path / "photos"
-
-
-@pytest.mark.slow
-def test_a_folder_trains_to_the_same_bits_with_and_without_a_cache(photos, program, tmp_path):
-    def train(processes, *options):
-        small = (
-            "--set",
-            "image_px=32",
-            "--set",
-            "min_steps=1",
-            "--tower-batch",
-            4,
-            "--steps",
-            4,
-            "--precision",
-            "float32",
-        )
-        others = ("--processes", processes, "--summary-every", 0, "--json")
-        return program("train", "folder", "--data", photos, *small, *options, *others)
-
-    cached, decoded = train(1), train(2, "--cache-limit", 0)
-    for name in ("weights_sha256", "accuracy"):
-        assert record(cached)[name] == record(decoded)[name]
-    words = "images are not cached but decoded on the fly"
-    assert (words in cached.stderr, words in decoded.stderr) == (False, True)
-    assert len(list((tmp_path / "cache/lockstep/images").iterdir())) == 2  # of the training and the test images
 
 
 SLOW = """

@@ -126,18 +126,6 @@ def test_a_run_has_the_same_bits(train):
         assert results["mapped"][name] == results["decoded"][name] == results["memory"][name]
 
 
-def test_every_image_is_decoded_once_for_each_use(train, monkeypatch):
-    """No step decodes an image that another step uses, although each step expects the images of the next one."""
-    monkeypatch.setattr("lockstep.jobs.probe._TIMED_S", 0.0)  # else the images that are timed depend on the time
-    short, long = (train("decoded", steps=steps)[1] for steps in (4, 8))
-    course = get_recipe("digits").replace(epochs=None, steps=8).bind(300)
-    used = [row for step in range(4, 8) for tower in course.plan(step).examples for row in set(tower.tolist())]
-    more = np.bincount(long["train"].decoded, minlength=300) - np.bincount(short["train"].decoded, minlength=300)
-    assert more.tolist() == np.bincount(used, minlength=300).tolist()
-    evaluations = 2 * 3  # of averaged and raw weights, after 3, 6 and 8 steps
-    assert np.bincount(long["test"].decoded).tolist() == [evaluations] * 355
-
-
 class Recording(Images):
     """Images in memory that record what is expected and what is read, in order."""
 

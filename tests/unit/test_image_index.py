@@ -58,7 +58,9 @@ def test_the_second_start_reads_no_file(photos, examined):
     first = index_of(scan(photos))
     assert sorted(examined) == ["1.png", "2.png", "3.png", "4.png", "5.png", "bad.png"]
     examined.clear()
+    (photos.parent / "link").symlink_to(photos)
     assert equal(index_of(scan(photos)), first)
+    assert equal(index_of(scan(photos.parent / "link")), first)
     assert examined == []
     assert first.paths == ["a/1.png", "a/2.png", "a/3.png", "b/4.png", "b/5.png", "b/bad.png"]
     assert first.causes == {5: "truncated"}
@@ -188,30 +190,12 @@ def test_inodes_and_times_of_64_bits_are_no_error(photos):
     assert equal(index_of(found), index_of(scan(photos)))
 
 
-def test_every_flipped_bit_of_the_cache_file_is_found(photos, examined):
-    first = index_of(scan(photos))
-    data = cache_file(photos).read_bytes()
-    for position in np.random.default_rng(0).integers(0, len(data), 25):
-        damaged = bytearray(data)
-        damaged[position] ^= 1
-        cache_file(photos).write_bytes(bytes(damaged))
-        assert equal(index_of(scan(photos)), first)
-
-
 def test_another_decoder_reads_all_files(photos, examined, monkeypatch):
     index_of(scan(photos))
     examined.clear()
     monkeypatch.setattr(module, "decoder_versions", lambda: {"pillow": "0"})
     index_of(scan(photos))
     assert len(examined) == 6
-
-
-def test_two_paths_to_a_folder_share_the_cache(photos, examined, tmp_path):
-    index_of(scan(photos))
-    examined.clear()
-    (tmp_path / "link").symlink_to(photos)
-    index_of(scan(tmp_path / "link"))
-    assert examined == []
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(photos, tmp_path, monkeypatch, caplog):

@@ -1,11 +1,10 @@
 """Images of a cache on disk, and images decoded on the fly: the same pixels, whatever happens to either."""
 
+import errno
 import gc
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.data.images import DecodedImages, MappedImages, open_images
-from lockstep.data.images.mapped import new_cache
+from lockstep.data.images.mapped import locked_cache, new_cache
 from lockstep.errors import DATA, LockstepError
 
 SHAPE = (8, 6, 3)
@@ -196,13 +195,6 @@ def test_an_incomplete_cache_is_an_error(files, cache, name, how):
         open_images(files, "key")
 
 
-def test_an_unreadable_file_is_named_and_leaves_no_cache(files, cache):
-    files.path(20).write_bytes(b"no image")
-    with pytest.raises(LockstepError, match=r"files/20\.png"):
-        open_images(files, "key")
-    assert listing(cache) == []
-
-
 @pytest.mark.parametrize("kind", ["mapped", "decoded"])
 def test_a_source_that_decodes_another_shape_is_an_error(files, kind):
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(files.path(3))
@@ -210,60 +202,30 @@ def test_a_source_that_decodes_another_shape_is_an_error(files, kind):
         images_of(files, kind)[:]
 
 
-BUILDER = """
-import sys
-sys.path[:0] = {path!r}
-from pathlib import Path
-from tests.unit.test_images import Files
-from lockstep.data.images import open_images
-files = Files.__new__(Files)
-files.shape, files.count, files.folder, files.decoded, files.threads = (8, 6, 3), 50, Path({folder!r}), [], set()
-decode = files.decode
-def slowly(row):
-    if row == 40:
-        print("at 40", flush=True)
-        sys.stdin.readline()
-    return decode(row)
-files.decode = slowly
-open_images(files, "key")
-"""
-
-
-@pytest.fixture
-def builder(files):
-    """Return a program that makes the cache, and waits for a line on stdin at image 40."""
-    code = BUILDER.format(path=sys.path, folder=str(files.folder))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    program = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-    assert program.stdout.readline() == "at 40\n"
-    yield program
-    program.kill()
-    program.communicate()
-
-
-def test_a_build_that_is_killed_leaves_nothing_that_counts(files, cache, builder):
-    assert all(name.startswith(".") for name in listing(cache))
-    open_images(files, "another key")
-    assert any(name.endswith("-partial") for name in listing(cache))  # The program still writes it.
-    builder.kill()
-    builder.communicate()
-    assert any(name.endswith("-partial") for name in listing(cache))
-    assert torch.equal(open_images(files, "key")[:], torch.from_numpy(files.pixels))
-    assert not any(name.endswith("-partial") for name in listing(cache))
-
-
-def test_a_build_that_is_interrupted_leaves_nothing(files, cache):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LockstepError])
+def test_a_build_that_fails_leaves_nothing(files, cache, error):
     decode = files.decode
 
-    def interrupted(row):
+    def failing(row):
         if row == 40:
-            raise KeyboardInterrupt
+            raise error("at 40")
         return decode(row)
 
-    files.decode = interrupted
-    with pytest.raises(KeyboardInterrupt):
+    files.decode = failing
+    with pytest.raises(error, match="at 40"):
         open_images(files, "key")
     assert listing(cache) == []
+
+
+def test_partial_caches_of_killed_programs_are_removed_and_those_being_written_stay(files, cache):
+    """The lock of a killed program is free."""
+    with locked_cache("written"):
+        for name in (".killed-partial", ".written-partial"):
+            (cache / name).mkdir()
+        open_images(files, "key")
+        assert {".killed-partial", ".written-partial"} & set(listing(cache)) == {".written-partial"}
+    open_images(files, "other key")
+    assert len(listing(cache)) == 2
 
 
 def test_one_builder_makes_the_cache_and_others_wait_and_map_it(files, cache, caplog):
@@ -298,11 +260,7 @@ def test_a_cache_over_the_limit_is_not_made(files, cache):
     assert isinstance(images, DecodedImages)
     assert torch.equal(images[:], torch.from_numpy(files.pixels))
     assert images.reason == "the cache needs 7 kB; the cache limit is 7 kB"
-    left = cache / ".left-partial"  # of a killed program
-    left.mkdir()
-    (left / "pixels").write_bytes(bytes(10_000))
     assert isinstance(open_images(files, "key", needed), MappedImages)
-    assert not left.exists()
     assert "other caches in" in open_images(files, "other", 1.5 * needed).reason
     assert isinstance(open_images(files, "key", needed / 2), MappedImages)
 
@@ -368,34 +326,13 @@ def test_a_cache_folder_that_cannot_be_written_is_noted(files, cache):
     assert torch.equal(images[:], torch.from_numpy(files.pixels))
 
 
-def test_progress_is_shown(files, monkeypatch, caplog):
-    monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
-    open_images(files, "key")
-    assert "caching 50 images in" in caplog.text
-    assert "%, about" in caplog.text
+def test_a_full_disk_is_noted_before_anything_is_decoded(files, cache, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-
-@pytest.fixture
-def small_disk(tmp_path, monkeypatch):
-    """Return the cache folder on a disk of 256 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder]).returncode:
-        pytest.skip("only root can mount a small disk")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    yield folder / "lockstep/images"
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_is_noted_and_the_partial_cache_removed(tmp_path, small_disk):
-    files = Files(tmp_path / "files", 50)
-    small_disk.mkdir(parents=True)
-    (small_disk / "filler").write_bytes(bytes(250 << 10))
-    images = open_images(files, "key", 1.0)
-    assert "the disk is full" in images.reason
-    assert listing(small_disk) == ["filler"]
-    assert files.decoded == []  # noticed before anything was decoded
-    assert torch.equal(images[:], torch.from_numpy(files.pixels))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert "the disk is full" in open_images(files, "key", 1.0).reason
+    assert (listing(cache), files.decoded) == ([], [])
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells the resident pages of a mapping")
@@ -419,17 +356,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.001)
-
-
-def test_prefetched_images_are_decoded_before_they_are_read(files):
-    images = DecodedImages(files, threads=2)
-    images.prefetch(rows(4, 5, 6))
-    wait_until(lambda: sorted(files.decoded) == [4, 5, 6])
-    images[rows(6, 5, 4)]
-    assert sorted(files.decoded) == [4, 5, 6]
-    assert images.held_bytes == 0
-    images[rows(4)]  # read twice, decoded twice
-    assert sorted(files.decoded) == [4, 4, 5, 6]
 
 
 def test_the_reading_thread_helps_with_what_is_missing(files):
@@ -484,24 +410,6 @@ def test_the_threads_end_with_the_images(files):
     del images
     gc.collect()
     wait_until(lambda: not any(thread.is_alive() for thread in own))
-
-
-@pytest.mark.slow
-def test_a_thread_that_hangs_does_not_keep_the_program_alive(tmp_path):
-    code = """
-import time, numpy as np
-from lockstep.data.images import DecodedImages
-class Source:
-    count, shape = 3, (1, 1, 1)
-    def decode(self, row):
-        time.sleep(3600)
-images = DecodedImages(Source(), threads=2)
-images.prefetch(slice(0, 3))
-time.sleep(0.1)
-print("end", flush=True)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "end\n"
 
 
 def test_the_memory_of_read_images_is_released(files):
