@@ -118,7 +118,7 @@ def torch_free(path: Path) -> bool:
     return str(path) in TORCH_FREE_FILES or (room(path) in TORCH_FREE and str(path) not in DISTRIBUTED)
 
 
-@pytest.mark.parametrize("path", filter(torch_free, modules()), ids=str)
+@pytest.mark.parametrize("path", [*filter(torch_free, modules())], ids=str)
 def test_settings_and_commands_can_be_read_without_torch(path):
     assert not any(name.split(".")[0] == "torch" for name in imports(path, top_level_only=True))
 
