@@ -80,7 +80,7 @@ def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # an image has 480
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # an image has 480
     photos = bright_and_dark(tmp_path / "photos", 6)
 
     def train():

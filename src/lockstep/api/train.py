@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lockstep.api.output import line_width, streams
-from lockstep.api.resolve import subject_of
-from lockstep.api.specs import CompleteRun, train_spec
+from lockstep.api.specs import RunFolder, subject_of, train_spec
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
@@ -98,7 +97,7 @@ def train(
             _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(),
             resume=resume, world=world, strict=strict, started=started,
         )  # fmt: skip
-        if isinstance(spec, CompleteRun):
+        if isinstance(spec, RunFolder):
             if world.process != 0:
                 return None
             print(f"{printable(str(spec.path))} is complete: nothing to resume", file=out)

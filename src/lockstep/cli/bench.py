@@ -82,7 +82,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep import numerics
-    from lockstep.api.resolve import fixed_precision, subject_of
+    from lockstep.api.specs import fixed_precision, subject_of
     from lockstep.bench.analysis import Link, summarise
     from lockstep.config import overrides
     from lockstep.errors import LockstepError

@@ -48,7 +48,7 @@ def show(
       lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml
       lockstep show runs/digits-1                       the recipe of a run, and its accuracy
     """
-    from lockstep.api.resolve import subject_of
+    from lockstep.api.specs import subject_of
     from lockstep.runs.folder import Run
 
     recipe, run_path, _ = subject_of(what, {}, imports=False)

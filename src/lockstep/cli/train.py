@@ -3,13 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.options import STARTED, Inline, Json, Quiet, options_from, placement_of
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
+
+if TYPE_CHECKING:
+    from lockstep.api.specs import RunFolder
 
 
 @options_from(recipe=tuple(RECIPE_OPTIONS), placement=[name for name in Placement.model_fields if name != "init"])
@@ -63,7 +66,7 @@ def train(
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.api.specs import CompleteRun, train_spec
+    from lockstep.api.specs import RunFolder, train_spec
     from lockstep.config.overrides import parse
     from lockstep.launch.attempts import report_complete
     from lockstep.launch.submit import submit
@@ -76,9 +79,9 @@ def train(
         what, changes, placement_of(options), init=init, name=name, runs=runs, resume=resume, world=world,
         own_program=True, strict=strict, started=STARTED,
     )  # fmt: skip
-    if isinstance(spec, CompleteRun):
+    if isinstance(spec, RunFolder):
         if world.process == 0:
-            _print_complete(spec.path, spec.result, quiet=quiet, json_output=json_output)
+            _print_complete(spec, quiet=quiet, json_output=json_output)
         report_complete(world)
         return
     outcome = submit(spec, Output(quiet, lines_to_stderr=json_output), world, inline=inline)
@@ -87,9 +90,9 @@ def train(
     raise typer.Exit(outcome.code)
 
 
-def _print_complete(path: Path, result: dict[str, Any], *, quiet: bool, json_output: bool) -> None:
-    """Print that the run at `path` is complete; its result goes to stdout as JSON if asked for."""
+def _print_complete(run: "RunFolder", *, quiet: bool, json_output: bool) -> None:
+    """Print that the `run` is complete; its result goes to stdout as JSON if asked for."""
     if not quiet:
-        print(f"{path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+        print(f"{run.path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
     if json_output:
-        print(json.dumps(result))
+        print(json.dumps(run.result))
