@@ -52,21 +52,11 @@ def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(prog
 
 
 def test_what_does_not_fit_a_run_is_one_message(refused_here, parent, tmp_path):
-    (tmp_path / "net.onnx").write_bytes(b"x")
     (tmp_path / "w.pt").write_bytes(b"x")
-    (tmp_path / "empty").mkdir()
-    refused(refused_here("train", "--init", "nothing.pt"), DATA, "--init nothing.pt: there is no such file or run")
-    refused(refused_here("train", "--init", "net.onnx"), USAGE, "ONNX")
-    refused(refused_here("train", "--init", "empty"), USAGE, "empty is not a run")
     refused(refused_here("train", "--init", "w.pt"), DATA, "the file is damaged")
     refused(refused_here("train", "mnist", "--init", "runs/parent", "--data", "x"), DATA)
     refused(
         refused_here("train", "runs/parent", "--resume", "--init", "runs/parent"), USAGE, "leave out --init to resu"
-    )
-    digest = "init_sha256=" + "0" * 64
-    refused(refused_here("train", "--set", digest), USAGE, "give their file or run as --init", "--set init_sha256=none")
-    refused(
-        refused_here("train", "--set", digest, "--init", "runs/parent"), USAGE, "but the recipe's init_sha256 is 000"
     )
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\ninit_sha256 = "{"0" * 64}"\n')
     refused(refused_here("train", "mine.toml"), USAGE, "give their file or run as --init")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from tests.unit.test_saver import Weights, save
+from tests.unit.test_saver import Weights, save, steps
 
 from lockstep.files import no_room
 from lockstep.report.metrics import MetricsFile
@@ -47,10 +47,6 @@ def fill(folder):
                 while file.write(bytes(size)) == size:
                     pass
     return filler
-
-
-def steps(folder):
-    return sorted(checkpoint.steps(folder))
 
 
 def large_state():

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from lockstep.core.network import build_model, persistent_buffers
 from lockstep.data.decode import decode_image
 from lockstep.data.digits import load
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.inference.sources import Item, decoded, items
+from lockstep.inference.sources import decoded, items
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import sources
@@ -168,26 +167,6 @@ def test_sources_are_read_only_as_far_as_needed(classifier):
     assert [next(predictions).label for _ in range(4)]
     assert 4 <= len(taken) <= 30
     predictions.close()
-
-
-def test_decoding_ahead_is_bounded_and_keeps_the_order():
-    waiting, most = [0], [0]
-    lock = threading.Lock()
-
-    def source():
-        for number in range(200):
-            with lock:
-                waiting[0] += 1
-                most[0] = max(most[0], waiting[0])
-            yield Item(number, b"")
-
-    seen = []
-    for name, _ in decoded(source(), len):
-        seen.append(name)
-        with lock:
-            waiting[0] -= 1
-    assert seen == list(range(200))
-    assert most[0] <= 18
 
 
 def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):

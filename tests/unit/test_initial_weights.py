@@ -125,25 +125,17 @@ def test_other_classes_of_the_file_are_named(tmp_path):
     assert table.other_class == (2, "'2'", "'x'")
 
 
-def test_a_table_of_many_tensors_stays_short():
+def test_a_table_of_many_tensors_stays_short(tmp_path):
     many = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))
     names = [name for name, _ in many.named_parameters()]
-    table = load_into_many(many, names[:80])
+    path = tmp_path / "w.safetensors"
+    save_file({name: torch.ones_like(many.state_dict()[name]) for name in names[:80]}, path)
+    table = load_initial_weights(many, "many", path, find_weights(path).sha256)
     assert all(len(text) < 300 for _, text in table.lines())
     assert table.lines()[1][1].endswith("0 (2), 1 (2), 2 (2), 3 (2), 4 (2), 5 (2), and 34 more")
     assert table.lines()[2] == (
         "new", "40.weight, 40.bias, 41.weight, 41.bias, 42.weight, 42.bias, and 114 more: not in the file"
     )  # fmt: skip
-
-
-def load_into_many(many, names):
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "w.safetensors"
-        save_file({name: torch.ones_like(many.state_dict()[name]) for name in names}, path)
-        return load_initial_weights(many, "many", path, find_weights(path).sha256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

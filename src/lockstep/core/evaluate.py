@@ -23,21 +23,17 @@ class Evaluation:
     """Counts over a split.
 
     A prediction that is not finite counts as wrong. Among equal logits the first class is predicted.
-
-    Attributes:
-        examples, correct: how many examples there are, and how many are classified correctly.
-        loss: mean cross-entropy.
-        class_examples: [classes], examples of each class.
-        confusion: [classes][classes], the row is the label, the column the prediction. Predictions that are not finite
-            have no column, so a row may sum to less than its class has examples.
-        correct_one_view: how many are classified correctly by the image alone, if `test_views` are several; else None.
     """
 
+    # examples, correct: how many examples there are, and how many are classified correctly
     examples: int
     correct: int
-    loss: float
-    class_examples: tuple[int, ...] = ()
+    loss: float  # mean cross-entropy
+    class_examples: tuple[int, ...] = ()  # [classes], examples of each class
+    # [classes][classes], the row is the label, the column the prediction. Predictions that are not finite have no
+    # column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
+    # how many are classified correctly by the image alone, if `test_views` are several; else None
     correct_one_view: int | None = None
 
     @property

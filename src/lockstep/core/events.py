@@ -11,60 +11,41 @@ from lockstep.core.evaluate import Evaluation
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One step, after its forward and backward passes and before its update.
+    """One step, after its forward and backward passes and before its update."""
 
-    Attributes:
-        time: seconds since the epoch of the system's clock.
-        step: zero-based number of this step.
-        steps: number of steps of the run.
-        epoch: epochs done before this step.
-        loss: mean cross-entropy over the batch plus the decay terms.
-        loss_average: running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected
-            for its start at zero.
-        logged_loss: the loss on the console: `loss`, or with the last tower's cross-entropy if the placement says so.
-        cross_entropy: mean over the batch; of smoothed, weighted and mixed labels if the recipe has these.
-        cross_entropy_average: its running average.
-        decay: loss term of each parameter with weight decay, keyed by name.
-        decay_average: their running averages.
-        accuracy: share of the batch that is classified correctly. A mixed image counts by the label of its larger part.
-        learning_rate: learning rate of the step.
-        images_per_s: mean since the previous event of this listener, without evaluation and saving.
-        s_per_step: mean seconds of a step over the same time.
-        split: mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0.
-        memory_bytes: memory that each process holds.
-        cpu_utilisation: CPU seconds that each process used per second. None in the first event of a session.
-        gpu_utilisation: percentage of the last sampling period, a second or less, in which each process's GPU computed.
-            None on CPUs and where it is not known.
-        loss_scale: scale of the loss in float16, else None.
-        gradient_norm: norm of the mean gradient before it is clipped. None if the recipe does not clip.
-        skipped: True if the run leaves out this update: a float16 overflow lowers the loss scale, or a value is not
-            finite and the recipe says "skip". The losses may then not be finite.
-        skipped_steps: number of steps without an update up to this one, in all sessions. None unless the recipe says
-            "skip".
-    """
-
-    time: float
-    step: int
-    steps: int
-    epoch: float
-    loss: float
+    time: float  # seconds since the epoch of the system's clock
+    step: int  # zero-based number of this step
+    steps: int  # number of steps of the run
+    epoch: float  # epochs done before this step
+    loss: float  # mean cross-entropy over the batch plus the decay terms
+    # running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected for its start at
+    # zero.
     loss_average: float
+    # the loss on the console: `loss`, or with the last tower's cross-entropy if the placement says so
     logged_loss: float
-    cross_entropy: float
-    cross_entropy_average: float
-    decay: dict[str, float]
-    decay_average: dict[str, float]
+    cross_entropy: float  # mean over the batch; of smoothed, weighted and mixed labels if the recipe has these
+    cross_entropy_average: float  # its running average
+    decay: dict[str, float]  # loss term of each parameter with weight decay, keyed by name
+    decay_average: dict[str, float]  # their running averages
+    # share of the batch that is classified correctly. A mixed image counts by the label of its larger part.
     accuracy: float
-    learning_rate: float
-    images_per_s: float
-    s_per_step: float
-    split: dict[str, float]
-    memory_bytes: list[int]
+    learning_rate: float  # learning rate of the step
+    images_per_s: float  # mean since the previous event of this listener, without evaluation and saving
+    s_per_step: float  # mean seconds of a step over the same time
+    split: dict[str, float]  # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
+    memory_bytes: list[int]  # memory that each process holds
+    # CPU seconds that each process used per second. None in the first event of a session.
     cpu_utilisation: list[float] | None
+    # percentage of the last sampling period, a second or less, in which each process's GPU computed. None on CPUs and
+    # where it is not known.
     gpu_utilisation: list[float] | None
-    loss_scale: float | None = None
+    loss_scale: float | None = None  # scale of the loss in float16, else None
+    # norm of the mean gradient before it is clipped. None if the recipe does not clip.
     gradient_norm: float | None = None
+    # True if the run leaves out this update: a float16 overflow lowers the loss scale, or a value is not finite and the
+    # recipe says "skip". The losses may then not be finite.
     skipped: bool = False
+    # number of steps without an update up to this one, in all sessions. None unless the recipe says "skip".
     skipped_steps: int | None = None
 
 

@@ -79,21 +79,13 @@ _IN_WORDS = {
 
 @dataclass(frozen=True)
 class Beat:
-    """A heartbeat.
+    """A heartbeat."""
 
-    Attributes:
-        ticks: how often the process's watching thread has run. It does not rise in a process that was suspended.
-        moves: how often the main thread has reported progress.
-        stage: what the main thread does.
-        step: the step that it computes, or -1 before the first one.
-        tower: the tower that it computes, or -1.
-    """
-
-    ticks: int = 0
-    moves: int = 0
-    stage: Stage = Stage.START
-    step: int = -1
-    tower: int = -1
+    ticks: int = 0  # how often the process's watching thread has run. It does not rise in a process that was suspended.
+    moves: int = 0  # how often the main thread has reported progress
+    stage: Stage = Stage.START  # what the main thread does
+    step: int = -1  # the step that it computes, or -1 before the first one
+    tower: int = -1  # the tower that it computes, or -1
 
     def pack(self) -> bytes:
         """Return the heartbeat as bytes."""

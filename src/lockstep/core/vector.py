@@ -21,15 +21,10 @@ UNKNOWN = -1.0  # in place of a GPU's utilisation
 
 @dataclass(frozen=True)
 class ControlFlags:
-    """ControlFlags to all processes, to act on after a step.
+    """ControlFlags to all processes, to act on after a step."""
 
-    Attributes:
-        stop: the signal to stop for, or None.
-        save: True to save a checkpoint.
-    """
-
-    stop: Signals | None = None
-    save: bool = False
+    stop: Signals | None = None  # the signal to stop for, or None
+    save: bool = False  # True to save a checkpoint
 
     def flags(self) -> list[float]:
         """Return one flag for each of STOP_SIGNALS, then one for `save`."""
@@ -51,28 +46,17 @@ class Metrics:
     """Sums over the batch, as tensors on the device. Reading one on the host waits for the device.
 
     The last four are known only in the entry of each process's first tower.
-
-    Attributes:
-        cross_entropy: [], summed over the examples.
-        last_cross_entropy: [], the last tower's part of it.
-        correct: [], how many examples are classified correctly.
-        requests: [4], for each flag of `ControlFlags` the number of towers whose process set it.
-        non_finite: [towers], 1 if the tower's loss or gradient is not finite.
-        memory_mib: [towers], memory that the process holds.
-        cpu_s: [towers], CPU time that the process has used, in seconds modulo CPU_S_MODULUS.
-        gpu_percent: [towers], utilisation of the process's GPU in percent, or UNKNOWN.
-        digest: [towers, 3], digest of the process's state, in steps that compare it.
     """
 
-    cross_entropy: Tensor
-    last_cross_entropy: Tensor
-    correct: Tensor
-    requests: Tensor
-    non_finite: Tensor
-    memory_mib: Tensor
-    cpu_s: Tensor
-    gpu_percent: Tensor
-    digest: Tensor
+    cross_entropy: Tensor  # [], summed over the examples
+    last_cross_entropy: Tensor  # [], the last tower's part of it
+    correct: Tensor  # [], how many examples are classified correctly
+    requests: Tensor  # [4], for each flag of `ControlFlags` the number of towers whose process set it
+    non_finite: Tensor  # [towers], 1 if the tower's loss or gradient is not finite
+    memory_mib: Tensor  # [towers], memory that the process holds
+    cpu_s: Tensor  # [towers], CPU time that the process has used, in seconds modulo CPU_S_MODULUS
+    gpu_percent: Tensor  # [towers], utilisation of the process's GPU in percent, or UNKNOWN
+    digest: Tensor  # [towers, 3], digest of the process's state, in steps that compare it
 
     @staticmethod
     def sizes(towers: int) -> list[int]:

@@ -165,9 +165,7 @@ class Session:
         Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from are not given.
         """
         if checkpoint is not None and checkpoint.manifest.get("recipe_digest") != self.recipe.digest():
-            raise LockstepError(
-                f"{checkpoint.path} was trained by another recipe than the run's recipe.json states", USAGE
-            )
+            raise LockstepError(f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE)
         tensors = self.group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
         if tensors:
             self.state.load(load(tensors))

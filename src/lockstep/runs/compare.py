@@ -12,23 +12,17 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by b
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How one tensor differs between two states.
+    """How one tensor differs between two states."""
 
-    Attributes:
-        name: the tensor's name in a checkpoint, as in parameter/conv1.weight.
-        elements, differing: how many elements it has, and how many of them do not have the same bits.
-        max_ulp: the largest difference in units in the last place: how many numbers of the type lie between two
-            elements, plus one. 0 if only the sign of a zero differs. None for integers and where one is not a number.
-        max_abs: the largest absolute difference, or None where it is not finite.
-        problem: why the elements cannot be compared, as only one state has the tensor, or None.
-    """
-
-    name: str
+    name: str  # the tensor's name in a checkpoint, as in parameter/conv1.weight
+    # elements, differing: how many elements it has, and how many of them do not have the same bits
     elements: int
     differing: int
+    # the largest difference in units in the last place: how many numbers of the type lie between two elements, plus
+    # one. 0 if only the sign of a zero differs. None for integers and where one is not a number.
     max_ulp: int | None = None
-    max_abs: float | None = None
-    problem: str | None = None
+    max_abs: float | None = None  # the largest absolute difference, or None where it is not finite
+    problem: str | None = None  # why the elements cannot be compared, as only one state has the tensor, or None
 
 
 def differences(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[TensorDifference]:

@@ -16,29 +16,17 @@ _SIGNS = ("recipe.json", ".lock", "checkpoints", "metrics.jsonl", "result.json")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the folder of a run tells.
+    """What the folder of a run tells."""
 
-    Attributes:
-        name: name of the folder.
-        recipe: name of the recipe, or None if it cannot be read.
-        accuracy: accuracy of the classifier's weights, in [0, 1], or None if the run is not complete.
-        started: when the run was started, in seconds since the epoch of the system's clock.
-        total_s: seconds of the session that completed the run, or None.
-        steps: number of updates: of a complete run, else of its newest checkpoint; None if there is none.
-        state: "complete", "training", "stopped" or "damaged".
-        size_bytes: size of all files.
-        problem: why the run is damaged, or None.
-    """
-
-    name: str
-    recipe: str | None
-    accuracy: float | None
-    started: float
-    total_s: float | None
-    steps: int | None
-    state: str
-    size_bytes: int
-    problem: str | None = None
+    name: str  # name of the folder
+    recipe: str | None  # name of the recipe, or None if it cannot be read
+    accuracy: float | None  # accuracy of the classifier's weights, in [0, 1], or None if the run is not complete
+    started: float  # when the run was started, in seconds since the epoch of the system's clock
+    total_s: float | None  # seconds of the session that completed the run, or None
+    steps: int | None  # number of updates: of a complete run, else of its newest checkpoint; None if there is none
+    state: str  # "complete", "training", "stopped" or "damaged"
+    size_bytes: int  # size of all files
+    problem: str | None = None  # why the run is damaged, or None
 
 
 def runs_in(folder: Path) -> list[RunFacts]:

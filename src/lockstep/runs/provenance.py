@@ -37,16 +37,11 @@ _STANDARD_LIBRARY = tuple({f"{os.path.realpath(sysconfig.get_path(name))}/" for 
 
 @dataclass(frozen=True)
 class Difference:
-    """An entry that is not what was recorded. Its text is `name: before -> after`, and is safe to print.
+    """An entry that is not what was recorded. Its text is `name: before -> after`, and is safe to print."""
 
-    Attributes:
-        kind: "source" (of the user's own code), "data", "classes", "probe", "decoder" or "environment".
-        name: of the entry: a source file, a split, or a dotted name as in versions.torch.
-        before, after: the recorded value and the value now; None if there is none.
-    """
-
-    kind: str
-    name: str
+    kind: str  # "source" (of the user's own code), "data", "classes", "probe", "decoder" or "environment"
+    name: str  # of the entry: a source file, a split, or a dotted name as in versions.torch
+    # before, after: the recorded value and the value now; None if there is none
     before: Any
     after: Any
 

@@ -17,17 +17,11 @@ PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of weights.
+    """A file of weights."""
 
-    Attributes:
-        path: the file, absolute.
-        sha256: of its content, in hex.
-        run: the folder of the run that the user named, or None if the user named a file.
-    """
-
-    path: Path
-    sha256: str
-    run: Path | None = None
+    path: Path  # the file, absolute
+    sha256: str  # of its content, in hex
+    run: Path | None = None  # the folder of the run that the user named, or None if the user named a file
 
 
 def find_weights(path: Path) -> WeightsFile:
