@@ -2,9 +2,9 @@
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -39,18 +39,21 @@ EVERYWHERE = ("data", "cache_limit", "processes", "device")  # what every comman
 _METAVARS = {"cache_limit": "GB", "profile": "steps=FIRST:END"}
 
 
-def options_from(*, recipe: Sequence[str] = (), placement: Sequence[str] = ()) -> Callable[..., Callable[..., Any]]:
+def options_from(
+    *, recipe: Sequence[str] = (), placement: Sequence[str] = (), defaults: Mapping[str, str] = MappingProxyType({})
+) -> Callable[..., Callable[..., Any]]:
     """Return a decorator that gives a command the options of these fields, in place of its `**options`.
 
     Options of the recipe come first, before the command's own ones; those of the placement last. All are None unless
-    they are given, so that the fields alone state the defaults.
+    they are given, so that the fields alone state the defaults. `defaults` has, by name, what the help says in place of
+    a field's default, for a command that has another one.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
         arguments = [p for p in own if isinstance(get_args(p.annotation)[1], typer.models.ArgumentInfo)]
         made = [_of_recipe(name) for name in recipe]
-        last = [_option(name, Placement.model_fields[name]) for name in placement]
+        last = [_option(name, Placement.model_fields[name], defaults.get(name)) for name in placement]
         others = [p for p in own if p not in arguments]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in [*arguments, *made, *others, *last]]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -65,7 +68,7 @@ def _of_recipe(name: str) -> inspect.Parameter:
     return _parameter(name, kind, typer.Option(_flag(name), help=RECIPE_OPTIONS[name]))
 
 
-def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+def _option(name: str, field: FieldInfo, default: str | None) -> inspect.Parameter:
     """Return the option of a field: its name, bound and description, and its default in the help."""
     least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     shown = (
@@ -75,10 +78,11 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         if isinstance(field.default, float)
         else f" Default: {field.default}."
     )
+    description = f"{field.description}{shown}"
+    if default is not None:
+        description = f"{description.partition(' Default: ')[0]} Default: {default}."
     kind = str if name == "profile" else _plain(field.annotation)
-    option = typer.Option(
-        _flag(name), metavar=_METAVARS.get(name), min=least, help=f"{field.description}{shown}", show_default=False
-    )
+    option = typer.Option(_flag(name), metavar=_METAVARS.get(name), min=least, help=description, show_default=False)
     return _parameter(name, kind, option)
 
 
