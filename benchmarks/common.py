@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,36 +35,40 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def lockstep(command: str, *args: object, data: Path | None) -> str:
-    """Run `lockstep COMMAND ... --json` and return its stdout. Raises: SystemExit with its message if it fails."""
-    words = [sys.executable, "-m", "lockstep", command, *map(str, args), *data_option(data), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def record_of(command: Sequence[object], **environment: str) -> Any:
+    """Run a program and return the JSON in the last line of its stdout. Raises: SystemExit with its error."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    return done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def lockstep(command: str, *args: object, data: Path | None) -> dict[str, Any]:
+    """Run `lockstep COMMAND ... --json` and return its record. Raises: SystemExit with its message if it fails."""
+    record: dict[str, Any] = record_of([sys.executable, "-m", "lockstep", command, *args, *data_option(data), "--json"])
+    return record
 
 
 def train(*args: object, data: Path | None) -> dict[str, Any]:
     """Run `lockstep train` in a temporary folder. Return its result record."""
     with tempfile.TemporaryDirectory() as folder:
-        record: dict[str, Any] = json.loads(lockstep("train", *args, "--runs", folder, data=data).splitlines()[-1])
-    return record
+        return lockstep("train", *args, "--runs", folder, data=data)
 
 
 def bench(*args: object, data: Path | None) -> dict[str, Any]:
     """Run `lockstep bench --only --table`, which runs only the training loop. Return its one record."""
-    record: dict[str, Any] = json.loads(lockstep("bench", *args, "--only", "--table", data=data))["records"][0]
+    record: dict[str, Any] = lockstep("bench", *args, "--only", "--table", data=data)["records"][0]
     return record
 
 
 def bare(data: Path | None, processes: int, steps: int) -> float:
     """Run benchmarks/bare_loop.py. Return its images/s over all processes."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        "-m", "benchmarks.bare_loop", "--steps", str(steps), *data_option(data),
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes,
+        "-m", "benchmarks.bare_loop", "--steps", steps, *data_option(data),
     ]  # fmt: skip
-    environment = {**os.environ, **numerics.environment(1)}
-    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    return float(record_of(command, **numerics.environment(1)))
 
 
 def data_option(data: Path | None) -> list[str]:

@@ -105,7 +105,7 @@ def replaced(page: str, text: str) -> str:
     """Return `page` with `text` in place of what begins with the same line, a marker, and ends with the same line."""
     begin, end = text.split("\n")[0], text.split("\n")[-1]
     before, rest = page.split(begin)
-    return before + text + rest.split(end)[1]
+    return before + text + rest.partition(end)[2]
 
 
 def load(record: str) -> Any:

@@ -11,7 +11,6 @@ Needs about 4 GB in the system's folder for temporary files, and 15 minutes; wit
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.common import bench, figure, finish, options, parsed, train
+from benchmarks.common import bench, figure, finish, options, parsed, record_of, train
 from benchmarks.input_pipeline import rate
 from lockstep import numerics
 
@@ -105,8 +104,7 @@ def waiting(folder: Path, *options: object) -> float:
 
 def read_s(folder: Path, count: int) -> float:
     """Return the seconds in which a fresh process reads the folder."""
-    command = [sys.executable, "-c", READ, str(folder), str(count)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(record_of([sys.executable, "-c", READ, folder, count]))
 
 
 def main() -> None:

@@ -127,25 +127,37 @@ def _wrapped(row: str) -> list[str]:
     return [row] if "\x1b" in row or not row else [row[i : i + COLUMNS] for i in range(0, len(row), COLUMNS)]
 
 
-def run_in_terminal(command: str, folder: Path, status: int = 0) -> str:
-    """Return the output of `command`, a program's module and its arguments, in a pseudo-terminal and in `folder`.
+def in_terminal(words: Sequence[str], folder: Path, columns: int = COLUMNS, out: int | None = None) -> tuple[int, str]:
+    """Run a program's module with its arguments in a pseudo-terminal and in `folder`. Return exit code and output.
 
-    Raises: SystemExit if the command ends with another exit code than `status`.
+    `out` is a file for stdout, in place of the terminal.
     """
     ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "60"}
-    words = [sys.executable, "-m", *shlex.split(command)]
-    process = subprocess.Popen(words, cwd=folder, stdin=its, stdout=its, stderr=its, env=environment)
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
+    hints = ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE")
+    environment = {name: value for name, value in os.environ.items() if name not in hints}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=folder, env={**environment, "TERM": "xterm-256color"},
+        stdin=subprocess.DEVNULL, stdout=its if out is None else out, stderr=its,
+    )  # fmt: skip
     os.close(its)
     output = b""
-    with contextlib.suppress(OSError):  # the other end is closed
+    with contextlib.suppress(OSError):  # Linux raises it when the program has closed its end
         while data := os.read(ours, 65536):
             output += data
     os.close(ours)
-    if process.wait() != status:
-        raise SystemExit(f"{command} ended with exit code {process.returncode}")
-    return output.decode()
+    return process.wait(), output.decode()
+
+
+def run_in_terminal(command: str, folder: Path, status: int = 0) -> str:
+    """Return the output of `command` in a pseudo-terminal.
+
+    Raises: SystemExit if the command ends with another exit code than `status`.
+    """
+    code, output = in_terminal(shlex.split(command), folder)
+    if code != status:
+        raise SystemExit(f"{command} ended with exit code {code}")
+    return output
 
 
 def train() -> str:

@@ -1,4 +1,4 @@
-"""All measurements as text: `python -m benchmarks.tables` writes docs/results.md and tables of two other pages.
+"""All measurements as text: `python -m benchmarks.tables` writes docs/results.md and tables of other pages.
 
 Each number comes from a record in benchmarks/results/. tests/unit/test_results.py renders both again, and the
 measurements in the recipes' docstrings, and fails if a published number differs from its record.
@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import originals
+from benchmarks import manual, originals
 from benchmarks.common import RESULTS
 from benchmarks.figures import (
     ABOUT,
@@ -428,7 +428,8 @@ def document() -> str:
 def pages() -> dict[Path, str]:
     """Return the text of every page that has figures, rendered from the records."""
     marked = {README: headlines(), RELIABILITY: survival(), originals.PAGE: originals.text()}
-    return {DOCUMENT: document()} | {page: replaced(page.read_text(), text) for page, text in marked.items()}
+    whole = {DOCUMENT: document(), manual.PAGE: manual.text()}
+    return whole | {page: replaced(page.read_text(), text) for page, text in marked.items()}
 
 
 def measured(recipe: str) -> str:

@@ -1,8 +1,6 @@
 """Commands of `lockstep` that a document names: parsed by the real program's parser, and not run."""
 
 import shlex
-from collections.abc import Iterator
-from typing import Any
 
 from typer.main import get_command
 
@@ -11,23 +9,6 @@ from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.recipes import RECIPES, get_recipe
-
-
-def every_command() -> Iterator[tuple[str, Any]]:
-    """(words, command) for each command that has no commands of its own, as in "data fetch"."""
-
-    def below(words: str, command: Any) -> Iterator[tuple[str, Any]]:
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from below(f"{words} {name}".strip(), inner)
-        if not getattr(command, "commands", {}):
-            yield words, command
-
-    yield from below("", get_command(app))
-
-
-def options(command: Any) -> set[str]:
-    """The long options of a command."""
-    return {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
 
 
 def check(line: str) -> None:

@@ -36,9 +36,9 @@ PHOTOS = "photos/"  # a user's own images, for which tests/synthetic.py stands i
 # What is not here without a download, a GPU or minutes, and what stands for it.
 _DOWNLOADED = [name for name in RECIPES if name != "digits"]
 _SHORT = {
-    "train": ["--steps", "4", "--processes", "1"],
-    "eval": ["--processes", "1"],
-    "verify": ["--processes", "1"],
+    "train": ["--steps", "4", "--inline"],
+    "eval": ["--inline"],
+    "verify": ["--inline"],
     "bench": ["--steps", "2", "--warmup", "0", "--processes", "1", "--synthetic"],
 }
 _WITH_VALUE_LEFT_OUT = {
@@ -112,7 +112,7 @@ def shortened(words: list[str]) -> list[str]:
     if first == PHOTOS:
         return [command, *kept, *_SHORT[command], "--batch", "8", "--set", "image_px=32"]
     if command == "train" and "/" in first:
-        return [command, *kept]  # a run that is resumed has the length of its recipe
+        return [command, *kept, "--inline"]  # a run that is resumed has the length of its recipe
     named = first or command == "eval" or "--init" in kept  # --init RUN names the recipe too
     return [command, *([] if named else ["digits"]), *kept, *_SHORT[command]]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, save, show, spread, spreads, train
+from benchmarks.common import RESULTS, record_of, save, show, spread, spreads, train
 
 Record = dict[str, Any]
 
@@ -37,11 +37,7 @@ def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
 def peer(command: list[str], args: argparse.Namespace) -> Callable[[], Record]:
     def run() -> Record:
         intervals = ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
-        whole = [*command, "--data", str(args.data), *intervals]
-        done = subprocess.run(whole, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        record = json.loads(done.stdout.splitlines()[-1])
+        record = record_of([*command, "--data", args.data, *intervals])
         kept = {key: record[key] for key in ("settings", "versions")}
         return {"rate": record["images_per_s"]["median"], **kept}
 

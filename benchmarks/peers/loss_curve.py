@@ -10,13 +10,12 @@ parts.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import earlier, save
+from benchmarks import common
+from benchmarks.common import earlier, record_of, save
 from benchmarks.peers.compare import peer_options, refuse_without
 from lockstep.config.overrides import make
 from lockstep.recipes import get_recipe
@@ -29,11 +28,8 @@ Run = dict[str, Any]
 def lockstep(seed: int, data: Path) -> Run:
     """Run Lockstep. Return {"seed": ..., "losses": STEPS numbers}."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "lockstep", "train", "mnist", *OPTIONS, str(seed), "--steps", str(STEPS)]
-        command += ["--log-every", "1", "--data", str(data.absolute()), "--runs", folder, "--name", "run"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
+        options = ["mnist", *OPTIONS, seed, "--steps", STEPS, "--log-every", 1, "--runs", folder, "--name", "run"]
+        common.lockstep("train", *options, data=data)
         rows = [json.loads(line) for line in (Path(folder) / "run/metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "step"}
     return {"seed": seed, "losses": [losses[step] for step in range(STEPS)]}
@@ -41,11 +37,8 @@ def lockstep(seed: int, data: Path) -> Run:
 
 def tensorflow(seed: int, data: Path, python: str) -> Run:
     """Run TensorFlow's program. Return the same as `lockstep`, and the version of TensorFlow."""
-    command = [python, "-m", "benchmarks.peers.tensorflow_mnist", *OPTIONS, str(seed), "--losses", str(STEPS)]
-    done = subprocess.run([*command, "--data", str(data)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    record = json.loads(done.stdout.splitlines()[-1])
+    command = [python, "-m", "benchmarks.peers.tensorflow_mnist", *OPTIONS, seed, "--losses", STEPS, "--data", data]
+    record = record_of(command)
     return {"seed": seed, "losses": record["losses"], **record["versions"]}
 
 

@@ -1,43 +1,23 @@
 """The program on a pseudo-terminal of 80 or 60 columns."""
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 
 import pytest
+from benchmarks.pictures import in_terminal
 from tests.conftest import _outside
 
 
-def on_terminal(cwd, columns, *args, result_on_terminal=True):
-    """Run the program with stderr, and by default stdout, on a terminal.
-
-    Return the exit code, the text of the terminal, and the text of stdout if that is not on the terminal.
-    """
-    own_end, program_end = pty.openpty()
-    fcntl.ioctl(program_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    hints = ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE")
-    environment = {name: value for name, value in _outside().items() if name not in hints}
-    environment |= {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "lockstep", *map(str, args)]
-    out = program_end if result_on_terminal else subprocess.PIPE
-    process = subprocess.Popen(
-        command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=program_end
-    )
-    os.close(program_end)
-    text = b""
-    with contextlib.suppress(OSError):  # Linux raises it when the program has closed its end
-        while part := os.read(own_end, 65536):
-            text += part
-    os.close(own_end)
-    out, _ = process.communicate(timeout=240)
-    return process.returncode, text.decode(), (out or b"").decode()
+@pytest.fixture
+def terminal(tmp_path, monkeypatch):
+    """Run `lockstep` on a terminal: the exit code, and the text of the terminal."""
+    for name in os.environ.keys() - _outside().keys():
+        monkeypatch.delenv(name)
+    for name, value in _outside().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
+    return lambda columns, *args, out=None: in_terminal(["lockstep", *map(str, args)], tmp_path, columns, out)
 
 
 def states(text):
@@ -54,9 +34,9 @@ def assert_redrawn_line_progresses(shown, columns):
     assert percents[-1] == 100
 
 
-def test_train_shows_the_progress_of_training_and_evaluation(tmp_path):
+def test_train_shows_the_progress_of_training_and_evaluation(terminal):
     columns = 80
-    code, text, _ = on_terminal(tmp_path, columns, "train", "--steps", 30, "--processes", 1, "--name", "x")
+    code, text = terminal(columns, "train", "--steps", 30, "--processes", 1, "--name", "x")
     assert code == 0, text
     shown = states(text)
     evaluating = [state for state in shown if "evaluating on test" in state[1]]
@@ -71,21 +51,20 @@ def test_train_shows_the_progress_of_training_and_evaluation(tmp_path):
 
 
 @pytest.mark.slow
-def test_eval_shows_progress_on_stderr_and_results_on_stdout(tmp_path, program):
+def test_eval_shows_progress_on_stderr_and_results_on_stdout(terminal, tmp_path, program):
     trained = program("train", "--steps", 2, "--set", "eval_batch=10", "--name", "x")
     assert trained.returncode == 0, trained.stderr
     silent = program("eval", "runs/x", "--split", "train", "--json")
     assert silent.stderr == ""
-    code, text, out = on_terminal(
-        tmp_path, 60, "eval", "runs/x", "--split", "train", "--json", "--processes", 2, result_on_terminal=False
-    )
+    with (tmp_path / "out").open("w") as out:
+        code, text = terminal(60, "eval", "runs/x", "--split", "train", "--json", "--processes", 2, out=out.fileno())
     assert code == 0, text
-    assert out == silent.stdout
-    assert json.loads(out)["examples"] == 1442
+    assert (tmp_path / "out").read_text() == silent.stdout
+    assert json.loads(silent.stdout)["examples"] == 1442
     assert_redrawn_line_progresses(states(text), 60)
     assert "evaluating on train" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-    code, text, _ = on_terminal(tmp_path, 80, "eval", "runs/x", "--split", "train")
+    code, text = terminal(80, "eval", "runs/x", "--split", "train")
     assert code == 0, text
     assert_redrawn_line_progresses(states(text), 80)
     results = text[text.index("runs/x after 2 steps") :]

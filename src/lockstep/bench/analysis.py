@@ -1,13 +1,14 @@
 """Analysis of measurements: where the time of a step goes, what limits it, and what more devices would do.
 
-Plain arithmetic on the records of the processes.
+Plain arithmetic on the records of the processes. docs/bench.md describes the records key by key.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from lockstep.bench.record import Analysis, Measurement, Prediction, Row, Summary
+Record = dict[str, Any]
 
 _LARGE_SHARE = 0.2  # share of a step from which input or exchange limits it
 _NEAR_PEAK = 0.4  # fraction of the peak from which arithmetic limits a network; good networks reach 0.4 to 0.8
@@ -35,23 +36,15 @@ class Link:
     bytes_per_s: float
 
 
-def summarise(
-    measurements: Sequence[Measurement], ablations: Sequence[Measurement], reduction: str, link: Link
-) -> Summary:
+def summarise(measurements: Sequence[Record], ablations: Sequence[Record], reduction: str, link: Link) -> Record:
     """Return the record that `--json` prints.
 
     measurements: of 1 to N processes. ablations: the last of them repeated on constant input, and with several
     processes repeated again without exchange too. Without ablations there is no analysis and no prediction.
     """
     first, last = measurements[0], measurements[-1]
-    summary: Summary = {
-        "kind": "bench",
-        "recipe": last["recipe"],
-        "modes": last["modes"],
-        "precision": last["precision"],
-        "threads": last["threads"],
-        "device": last["device"],
-        "versions": last["versions"],
+    summary: Record = {
+        **{name: last[name] for name in ("kind", "recipe", "modes", "precision", "threads", "device", "versions")},
         "tower_batch": last["batch"] // last["towers"],
         "records": [with_ratios(measurement, first) for measurement in measurements],
         "analysis": None,
@@ -62,14 +55,19 @@ def summarise(
         parts = split_step(*(record["s_per_step_median"] for record in (last, ablations[0], ablations[-1])))
         one_process_s = first["s_per_step_median"] if first["processes"] == 1 else parts.total - parts.communication
         size = last["vector_bytes"]
-        summary["analysis"] = _analysis(last, parts)
+        summary["analysis"] = {
+            **{name: last[name] for name in ("processes", "flops_per_step", "peak_flops_per_s", "peak_precision")},
+            "s_per_step": parts.total,
+            "parts_s": asdict(parts),
+            "verdict": verdict(parts, last["flops_per_step"], last["peak_flops_per_s"]),
+        }
         summary["prediction"] = predict(one_process_s, summary["tower_batch"], size, reduction, link)
         summary["assumptions"] = assumptions(one_process_s, size, reduction, link)
     return summary
 
 
-def with_ratios(measurement: Measurement, first: Measurement) -> Row:
-    """Return `measurement` with its ratios to the peak and, if that is of one process, to `first`."""
+def with_ratios(measurement: Record, first: Record) -> Record:
+    """Return `measurement` with its ratios to the peak and to `first`; those are None unless it is of one process."""
     speed_up = measurement["images_per_s"] / first["images_per_s"] if first["processes"] == 1 else None
     achieved = measurement["flops_per_step"] / measurement["s_per_step"]
     return {
@@ -77,19 +75,6 @@ def with_ratios(measurement: Measurement, first: Measurement) -> Row:
         "fraction_of_peak": achieved / measurement["peak_flops_per_s"],
         "speed_up": speed_up,
         "efficiency": speed_up / measurement["processes"] if speed_up is not None else None,
-    }
-
-
-def _analysis(measurement: Measurement, parts: StepParts) -> Analysis:
-    flops, peak = measurement["flops_per_step"], measurement["peak_flops_per_s"]
-    return {
-        "processes": measurement["processes"],
-        "s_per_step": parts.total,
-        "parts_s": asdict(parts),
-        "flops_per_step": flops,
-        "peak_flops_per_s": peak,
-        "peak_precision": measurement["peak_precision"],
-        "verdict": verdict(parts, flops, peak),
     }
 
 
@@ -152,9 +137,9 @@ def exchange_s(kind: str, devices: int, size: int, link: Link) -> float:
 
 def predict(
     step_s: float, tower_batch: int, size: int, kind: str, link: Link, devices: tuple[int, ...] = (8, 64, 512)
-) -> list[Prediction]:
+) -> list[Record]:
     """Predict the speed on each number of devices. A step takes `step_s` plus its exchange, without overlap."""
-    predictions: list[Prediction] = []
+    predictions = []
     for count in devices:
         exchange = exchange_s(kind, count, size, link)
         predictions.append(

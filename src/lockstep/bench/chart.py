@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from lockstep.bench.record import Measurement
+from lockstep.bench.analysis import Record
 from lockstep.report import svg
 
 
-def chart(records: Sequence[Measurement]) -> str:
+def chart(records: Sequence[Record]) -> str:
     """Return an SVG of `records`, in order of processes: images/s and, if one process was measured, efficiency."""
     rates = [(float(record["processes"]), record["images_per_s"]) for record in records]
     one_process = rates[0][1] if records[0]["processes"] == 1 else None

@@ -1,13 +1,14 @@
 """The text of `lockstep bench`: aligned lines."""
 
-from lockstep.bench.record import Analysis, Measurement, Prediction, Row, Summary
+from lockstep.bench.analysis import Record
+from lockstep.words import plural
 
 _COLUMNS = (
     "processes images/s   +/- jitter speed-up efficiency of peak   MiB ms a step: data compute exchange report update"
 )
 
 
-def head(record: Measurement) -> list[str]:
+def head(record: Record) -> list[str]:
     """Return the subject of the measurement and the names of the columns. MiB is the most that a process held."""
     modes = f", {' and '.join(record['modes'])}" if record["modes"] else ""
     images = record["batch"] // record["towers"]
@@ -17,7 +18,7 @@ def head(record: Measurement) -> list[str]:
     ]
 
 
-def row(record: Row) -> str:
+def row(record: Record) -> str:
     """Return the line of one number of processes."""
     speed_up, efficiency = record["speed_up"], record["efficiency"]
     scaling = f"{'-':>8} {'-':>10}" if speed_up is None else f"{speed_up:>8.2f} {efficiency:>10.1%}"
@@ -30,7 +31,7 @@ def row(record: Row) -> str:
     )
 
 
-def closing(summary: Summary) -> list[str]:
+def closing(summary: Record) -> list[str]:
     """Return the lines below the table: the parts of a step, the verdict and the prediction, where there are any."""
     analysis, prediction = summary["analysis"], summary["prediction"]
     if analysis is None or prediction is None:
@@ -38,9 +39,9 @@ def closing(summary: Summary) -> list[str]:
     return ["", *_analysis(analysis), "", *_prediction(prediction, summary["assumptions"] or [])]
 
 
-def _analysis(analysis: Analysis) -> list[str]:
-    processes, step = analysis["processes"], analysis["s_per_step"]
-    lines = [f"a step of {processes} {'process' if processes == 1 else 'processes'}, by leaving parts out (medians)"]
+def _analysis(analysis: Record) -> list[str]:
+    step = analysis["s_per_step"]
+    lines = [f"a step of {plural(analysis['processes'], 'process')}, by leaving parts out (medians)"]
     sources = {
         "data": "saved by constant input (--synthetic)",
         "communication": "saved by leaving out the exchange as well (--independent); includes waiting for others",
@@ -60,7 +61,7 @@ def _analysis(analysis: Analysis) -> list[str]:
     return lines
 
 
-def _prediction(prediction: list[Prediction], assumptions: list[str]) -> list[str]:
+def _prediction(prediction: list[Record], assumptions: list[str]) -> list[str]:
     lines = ["prediction", "  devices    images/s  efficiency  ms a step  exchange ms    batch"]
     for line in prediction:
         lines.append(

@@ -9,21 +9,19 @@ import typer
 from lockstep.cli.options import Inline, Json, options_from, placement_of
 
 if TYPE_CHECKING:
-    from lockstep.bench.record import Measurement, Summary
+    from lockstep.bench.analysis import Record
     from lockstep.config.placement import Placement
     from lockstep.config.recipe import Recipe
     from lockstep.jobs.specs import BenchMode
 
-
 _RECIPE = ("tower_batch", "precision", "model", "dataset")
-_TEXTS = {
-    "processes": "Greatest number of processes. Default: number of GPUs; on CPU cores / threads.",
-    "reduction": "How towers are added: tree, central, central-cpu, or allreduce (not exact: also give "
-    "--set exact=false).",
-}
 
 
-@options_from(recipe=_RECIPE, placement=("processes", "reduction", "device", "data", "cache_limit"), texts=_TEXTS)
+@options_from(
+    recipe=_RECIPE,
+    placement=("processes", "reduction", "device", "data", "cache_limit"),
+    defaults={"processes": "number of GPUs; on CPU cores / threads. Smaller numbers are measured too, unless --only"},
+)
 def bench(
     what: Annotated[
         str,
@@ -106,15 +104,15 @@ def bench(
     placement = placement.replace(data=subject.data)
     most = placement.processes or capacity(recipe, placement)
 
-    def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Measurement":
+    def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Record":
         return _measure(recipe, placement.on(count), steps, warmup, modes, inline)
 
-    measurements: list[Measurement] = []
+    measurements: list[Record] = []
     for count in range(most if only else 1, most + 1):
         measurements.append(measure(count, modes))
         if not json_output:
             _print_row(measurements)
-    ablations: list[Measurement] = []
+    ablations: list[Record] = []
     if not modes and not table:
         ablations.append(measure(most, ("synthetic",)))
         if most > 1:
@@ -132,7 +130,7 @@ def bench(
 
 def _measure(
     recipe: "Recipe", placement: "Placement", steps: int, warmup: int, modes: "tuple[BenchMode, ...]", inline: bool
-) -> "Measurement":
+) -> "Record":
     """Measure in new processes, and return their record. Raises: typer.Exit if they are stopped."""
     from lockstep.config import overrides
     from lockstep.jobs.specs import BenchSpec
@@ -145,11 +143,10 @@ def _measure(
     outcome = submit(spec, Output(), World(), inline=inline)
     if outcome.record is None:
         raise typer.Exit(outcome.code)
-    record: Measurement = outcome.record  # type: ignore[assignment]  # as `bench` has returned it
-    return record
+    return outcome.record
 
 
-def _print_row(measurements: "list[Measurement]") -> None:
+def _print_row(measurements: "list[Record]") -> None:
     """Print the table's row of the last measurement, with the head of the table before the first row."""
     from lockstep.bench.analysis import with_ratios
     from lockstep.bench.table import head, row
@@ -168,7 +165,7 @@ def _check_plot(path: Path) -> None:
         raise LockstepError(f"--plot {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
 
 
-def _draw(path: Path, summary: "Summary") -> None:
+def _draw(path: Path, summary: "Record") -> None:
     """Write the chart. Raises: LockstepError."""
     from lockstep.bench.chart import chart
     from lockstep.errors import ENVIRONMENT, LockstepError

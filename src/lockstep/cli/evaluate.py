@@ -24,17 +24,15 @@ _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 _NAME_LENGTH = 24  # characters of a class's name that the table shows
 
 
-_PROCESSES = (
-    "Number of processes. Default: one per GPU; on CPU min(towers, cores / threads). With --watch: 1, which leaves "
-    "other cores to training. On GPUs choose a free one: --device cuda:1, or cpu."
+@options_from(
+    placement=EVERYWHERE,
+    defaults={"data": "that of training", "processes": "as in training; with --watch 1"},
 )
-
-
-@options_from(placement=EVERYWHERE, texts={"processes": _PROCESSES})
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     weights: Annotated[
-        Literal["ema", "raw"] | None, typer.Option(help="Default: ema if the run keeps an average, else raw.")
+        Literal["ema", "raw"] | None,
+        typer.Option(help="Weights to evaluate. Default: ema if the run keeps an average, else raw."),
     ] = None,
     split: Annotated[
         str | None,
@@ -55,7 +53,7 @@ def evaluate(
         typer.Option(
             metavar="best|STEP",
             help="The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every). "
-            "Default: the newest.",
+            "Default: the newest; of a complete run with patience the best.",
         ),
     ] = None,
     watch: Annotated[

@@ -39,19 +39,20 @@ _METAVARS = {"cache_limit": "GB", "profile": "steps=FIRST:END"}
 
 
 def options_from(
-    *, recipe: Sequence[str] = (), placement: Sequence[str] = (), texts: Mapping[str, str] = MappingProxyType({})
+    *, recipe: Sequence[str] = (), placement: Sequence[str] = (), defaults: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[..., Callable[..., Any]]:
     """Return a decorator that gives a command the options of these fields, in place of its `**options`.
 
     Options of the recipe come first, before the command's own ones; those of the placement last. All are None unless
-    they are given, so that the fields alone state the defaults. `texts` replaces descriptions of fields.
+    they are given, so that the fields alone state the defaults. `defaults` has, by name, what the help says in place of
+    a field's default, for a command that has another one.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
         arguments = [p for p in own if isinstance(get_args(p.annotation)[1], typer.models.ArgumentInfo)]
         made = [_of_recipe(name) for name in recipe]
-        last = [_option(name, Placement.model_fields[name], texts.get(name)) for name in placement]
+        last = [_option(name, Placement.model_fields[name], defaults.get(name)) for name in placement]
         others = [p for p in own if p not in arguments]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in [*arguments, *made, *others, *last]]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -66,18 +67,16 @@ def _of_recipe(name: str) -> inspect.Parameter:
     return _parameter(name, kind, typer.Option(_flag(name), help=text))
 
 
-def _option(name: str, field: FieldInfo, text: str | None) -> inspect.Parameter:
+def _option(name: str, field: FieldInfo, default: str | None) -> inspect.Parameter:
     """Return the option of a field: its name, bound and description, and its default in the help."""
     least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
-    shown = "" if field.default in (None, False) else f" Default: {field.default}.".replace(".0.", ".")
+    if default is None and field.default not in (None, False):
+        default = f"{field.default:g}" if isinstance(field.default, float) else f"{field.default}"
+    description = str(field.description)
+    if default is not None:
+        description = f"{description.partition(' Default: ')[0]} Default: {default}."
     kind = str if name == "profile" else _plain(field.annotation)
-    option = typer.Option(
-        _flag(name),
-        metavar=_METAVARS.get(name),
-        min=least,
-        help=text or f"{field.description}{shown}",
-        show_default=False,
-    )
+    option = typer.Option(_flag(name), metavar=_METAVARS.get(name), min=least, help=description, show_default=False)
     return _parameter(name, kind, option)
 
 

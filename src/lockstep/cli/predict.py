@@ -34,7 +34,8 @@ def predict(
         str | None,
         typer.Option(
             metavar="best|STEP",
-            help="The checkpoint after STEP steps, or the best (--eval-every). Default: the newest.",
+            help="The checkpoint after STEP steps, or the best (--eval-every). Default: the newest; of a "
+            "complete run with patience the best.",
         ),
     ] = None,
     batch: Annotated[

@@ -22,7 +22,7 @@ _WHAT = {
 }
 
 
-@options_from(placement=EVERYWHERE)
+@options_from(placement=EVERYWHERE, defaults={"data": "that of training", "processes": "as in training"})
 def verify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder. Nothing is written there.")],
     start: Annotated[

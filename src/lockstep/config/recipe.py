@@ -68,7 +68,7 @@ class Recipe(Settings):
 
     Attributes:
         name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: a name in DATASETS; "folder": the folder of images that the placement names as `data`;
+        dataset: the name of a dataset; "folder": the folder of images that the placement names as `data`;
             package.module:function of your own; or "memory" for data that a Python program gave.
         dataset_sha256: the SHA-256 of the data that a Python program gave; None for all other datasets.
         image_px: the side in pixels to which the images of a folder, or of your own dataset, are brought. None for all
@@ -78,7 +78,7 @@ class Recipe(Settings):
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
             of the test images, so that settings can be chosen without looking at the test images. The choice of
             images is the same for every seed.
-        model: a name in MODELS, or package.module:function of your own.
+        model: the name of a model, or package.module:function of your own.
         model_options: keyword arguments of the model's function; see its docstring.
         init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
         augmentation: how images become network input.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep import hardware, numerics
+from lockstep import numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Constant
@@ -94,8 +94,3 @@ def machine(device: torch.device) -> dict[str, Any]:
 def arithmetic(entry: Mapping[str, Any]) -> Finding:
     """Return the finding that states the probe of this machine's `entry`."""
     return passed("arithmetic", f"probe {entry['probe'][:12]}: machines with an equal probe compute equal bits")
-
-
-def gpu_names() -> list[str]:
-    """Return the names of the GPUs that torch sees."""
-    return [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]

@@ -42,7 +42,8 @@ class Examination:
 
     def _of_machine(self) -> Iterator[Finding]:
         numerics.configure(1, exact=True)
-        gpus, cores = exactness.gpu_names(), hardware.cores()
+        gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
+        cores = hardware.cores()
         needs_torch = next(text for text in requires("lockstep") or () if text.startswith("torch>"))
         yield machine.torch_build(torch.__version__, needs_torch)
         yield machine.devices(hardware.processor(), cores, gpus, hardware.has_gpu_driver())

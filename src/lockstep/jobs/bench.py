@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.bench import peak
-from lockstep.bench.record import Measurement, Speed
+from lockstep.bench.analysis import Record
 from lockstep.config.recipe import Course
 from lockstep.core.events import Listener, StepEvent, Tensors
 from lockstep.core.group import Group
@@ -128,7 +128,7 @@ class StepTimes(Listener):
             self.every = self._every_timed
 
 
-def bench(spec: BenchSpec, ctx: Context) -> Measurement:
+def bench(spec: BenchSpec, ctx: Context) -> Record:
     """Time `spec.steps` steps after `spec.warmup` others, in every process. Return the record, equal in every one."""
     modes, steps, group, device = spec.modes, spec.steps, ctx.group, ctx.device
     # All steps are of one kind: images of full size, and the same layers frozen. Nothing is evaluated.
@@ -180,7 +180,7 @@ def bench(spec: BenchSpec, ctx: Context) -> Measurement:
     }
 
 
-def _speed(batch: int, timed: Sequence[TimedSteps], group: Group) -> Speed:
+def _speed(batch: int, timed: Sequence[TimedSteps], group: Group) -> Record:
     """Return the speed of the timed steps.
 
     images_per_s: batch / mean seconds of a step, of the slowest process. images_per_s_error: standard error of the
