@@ -92,24 +92,23 @@ def left(tmp_path):
     return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file())
 
 
-@pytest.mark.slow
-def test_training_downloads_on_first_use(lockstep, server, tmp_path, bodies):
+def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeypatch):
     (tmp_path / "small.py").write_text(
         "from torch import nn\n"
         "def build(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, classes))\n"
     )
     options = ("--model", "small:build", "--set", "weight_decay={}", "--steps", 1, "--batch", 8, "--towers", 1)
-    first = lockstep("train", "mnist", *options, "--json", "--name", "small")
-    out, err = first.communicate(timeout=120)
-    assert first.returncode == 0, err
-    assert json.loads(out)["steps"] == 1
-    assert f"fetching train-images-idx3-ubyte.gz ({size(len(bodies['train-images-idx3-ubyte.gz']))}) from" in err
+    monkeypatch.syspath_prepend(tmp_path)
+    first = done("train", "mnist", *options, "--json", "--name", "small", "--inline")
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["steps"] == 1
+    fetching = f"fetching train-images-idx3-ubyte.gz ({size(len(bodies['train-images-idx3-ubyte.gz']))}) from"
+    assert fetching in first.stderr
     assert sorted(server.requests) == sorted(bodies)
     assert left(tmp_path) == sorted([*bodies, "lockstep-manifest.json"])
-    second = lockstep("eval", "runs/small", "--model", "small:build")
-    assert second.communicate(timeout=120)[1] == ""
-    assert second.returncode == 0
+    second = done("eval", "runs/small", "--model", "small:build", "--inline")
+    assert (second.returncode, second.stderr) == (0, "")
     assert len(server.requests) == 4
 
 
@@ -144,12 +143,9 @@ def test_fetch_list_and_check(done, server, tmp_path, bodies):
     assert "placed by hand, so only their structure was checked" in by_hand.stdout, by_hand.stderr
 
 
-def test_digits_need_nothing(done):
+def test_digits_need_nothing_and_unknown_datasets_are_named(done):
     assert "nothing to download" in done("data", "fetch", "digits").stdout
     assert done("data", "check", "digits", "--json").stdout.startswith('{"dataset": "digits"')
-
-
-def test_an_unknown_data_set(done):
     for command in ("fetch", "check"):
         unknown = done("data", command, "mnits")
         assert unknown.returncode == 2
@@ -158,14 +154,14 @@ def test_an_unknown_data_set(done):
 
 def test_a_named_folder_is_not_filled(done, server, tmp_path):
     (tmp_path / "mine").mkdir()
-    refused = done("train", "mnist", "--data", "mine", "--processes", 1)
+    refused = done("train", "mnist", "--data", "mine", "--inline")
     assert refused.returncode == DATA
     assert f"or download it: lockstep data fetch mnist --data {tmp_path}/mine" in refused.stderr
     assert server.requests == []
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist", "--processes", 1)], ids=str)
+@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist", "--inline")], ids=str)
 def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
     server.files = {}
     failed = done(*command)

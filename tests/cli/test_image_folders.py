@@ -7,7 +7,9 @@ import pytest
 from tests.cli.test_mistakes import refused
 from tests.images import bright_and_dark, encoded, write
 
-USAGE, DATA = 2, 3
+from lockstep.data.decode import decoder_versions
+
+USAGE, DATA, ENVIRONMENT = 2, 3, 4
 SHORT = (
     "--set", "image_px=32", "--model", "digits", "--precision", "float32", "--towers", 2, "--tower-batch", 8,
     "--set", "eval_batch=20", "--set", "test_views=one", "--summary-every", 0,
@@ -51,13 +53,20 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here,
     refused(here("eval", "runs/my-photos-1"), DATA, "was trained on the images in", "give their folder as --data")
 
 
-def test_a_run_is_resumed_on_the_same_images_only(here, tmp_path):
+def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(here, tmp_path, monkeypatch):
     photos = bright_and_dark(tmp_path / "photos", 20)
     train = ("train", "photos", *SHORT, "--steps", 2)
     assert here(*train, "--name", "a").returncode == 0
     (tmp_path / "runs/a/result.json").unlink()  # as if it had been stopped
-    done = here(*train, "--resume")
+    done = here(*train, "--resume", "--strict")
     assert done.returncode == 0, done.stderr
+    (tmp_path / "runs/a/result.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("lockstep.jobs.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"})
+        refused(here(*train, "--resume", "--strict"), ENVIRONMENT, "the image decoder has changed")
+        done = here(*train, "--resume")
+    assert "the image decoder has changed, so pixels may differ (versions.pillow: " in done.stdout + done.stderr
+    assert json.loads((tmp_path / "runs/a/result.json").read_text())["mixed_arithmetic"] is True
     (tmp_path / "runs/a/result.json").unlink()
     (photos / "dark/new.png").write_bytes(encoded(1))
     done = here("train", "runs/a", "--resume")

@@ -132,17 +132,15 @@ def test_downloaded_datasets(tmp_path, monkeypatch):
 
 def test_image_caches(tmp_path):
     assert storage.image_caches(tmp_path).text == "none"
-    (tmp_path / "partial").mkdir()
-    writer = mapped.CacheWriter(tmp_path / "partial", tmp_path / "c")
-    writer.write(0, np.arange(300 * 4 * 4 * 3, dtype=np.uint32).astype(np.uint8).reshape(300, 4, 4, 3))
-    writer.finish(300, (4, 4, 3), {})
-    writer.close()
+    with mapped.new_cache(tmp_path / "c") as writer:
+        writer.write(0, np.arange(300 * 4 * 4 * 3, dtype=np.uint32).astype(np.uint8).reshape(300, 4, 4, 3))
+        writer.finish(300, (4, 4, 3), {})
     assert is_sound(storage.image_caches(tmp_path)) == "PASS"
     assert "64 images in 1 of 1" in storage.image_caches(tmp_path).text
     (tmp_path / ".d-partial").mkdir()  # a cache that another program is writing
     (tmp_path / ".d-partial/manifest.json").write_text("{")
     assert "64 images in 1 of 1" in storage.image_caches(tmp_path).text
-    pixels = tmp_path / "partial/pixels"
+    pixels = tmp_path / "c/pixels"
     content = bytearray(pixels.read_bytes())
     content[-1] ^= 1  # The last image is in the sample.
     pixels.write_bytes(content)

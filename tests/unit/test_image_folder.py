@@ -42,7 +42,7 @@ def paths(found):
 def contents(found):
     """Split -> (class, SHA-256) of its images, in their order."""
     return {
-        split: [(found.classes[found.labels[row]], found.index.sha256[row].tobytes().hex()) for row in rows]
+        split: [(found.classes[found.labels[row]], found.index.files["sha256"][row].tobytes().hex()) for row in rows]
         for split, rows in found.splits.items()
     }
 

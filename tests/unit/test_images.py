@@ -148,22 +148,6 @@ def test_the_cache_is_made_once_and_read_by_later_programs(files, cache, tmp_pat
     assert len(listing(cache)) == 3
 
 
-def test_several_threads_make_the_cache(files, monkeypatch):
-    monkeypatch.setattr("lockstep.hardware.cores", lambda: 4)
-    barrier = threading.Barrier(3, timeout=20)  # only three threads at a time can pass it
-    decode = files.decode
-
-    def together(row):
-        if row in (0, 16, 32):
-            barrier.wait()
-        return decode(row)
-
-    files.decode = together
-    assert torch.equal(open_images(files, "key")[:], torch.from_numpy(files.pixels))
-    assert len(files.threads) >= 3
-    assert threading.main_thread().name not in files.threads
-
-
 def test_a_damaged_image_is_an_error_that_names_the_folder_to_delete(files, cache):
     early = open_images(files, "key")
     early[rows(7)]
@@ -373,19 +357,6 @@ def test_the_reading_thread_helps_with_what_is_missing(files):
     assert torch.equal(images[rows(1, 2, 3)], torch.from_numpy(files.pixels[1:4]))
     busy.set()
     assert torch.equal(images[rows(0)], torch.from_numpy(files.pixels[:1]))
-
-
-def test_prefetched_images_are_bounded(files):
-    images = DecodedImages(files, threads=2, ahead_bytes=10 * int(np.prod(SHAPE)))
-    images.prefetch(slice(0, 50))
-    wait_until(lambda: len(files.decoded) == 10)
-    images.prefetch(slice(20, 40))
-    assert images.held_bytes == 10 * np.prod(SHAPE)
-    images[rows(0, 1, 30)]
-    assert images.held_bytes == 8 * np.prod(SHAPE)
-    images.prefetch(slice(20, 40))
-    wait_until(lambda: len(files.decoded) == 13)
-    assert images.held_bytes == 10 * np.prod(SHAPE)
 
 
 def test_an_error_in_a_thread_is_raised_when_the_image_is_read(files):

@@ -18,15 +18,15 @@ def record_of(found: Survey) -> Record:
     Sizes are of the images as they are stored, in pixels. `imbalance` is the number of training images in the largest
     class, divided by that in the smallest; None if a class has none.
     """
-    scanned, index, paths = found.scan, found.index, found.index.paths
+    scanned, index, paths, named = found.scan, found.index, found.index.paths, found.named
     counts = {
         split: np.bincount(found.labels[rows], minlength=len(found.classes)).tolist()
         for split, rows in found.splits.items()
     }
     splits = [split for split in ORDER if split in counts]
     training = counts.get("train", [])
-    sizes = index.sizes_px[np.setdiff1d(np.arange(len(paths)), list(index.causes))]
-    formats = np.bincount(np.delete(index.formats, list(index.causes)), minlength=len(FORMATS)).tolist()
+    readable = np.delete(index.files, list(index.causes))
+    sizes, formats = readable["size_px"], np.bincount(readable["format"], minlength=len(FORMATS)).tolist()
     return {
         "folder": str(scanned.root),
         "images": len(paths),
@@ -39,9 +39,9 @@ def record_of(found: Survey) -> Record:
         "height": _range(sizes[:, 1]),
         "formats": {name: number for name, number in zip(FORMATS, formats, strict=True) if number},
         "unreadable": {paths[row]: cause for row, cause in sorted(index.causes.items())},
-        "duplicates": _named(found, found.duplicates()),
-        "contradicting": _named(found, found.conflicts()),
-        "leaks": _named(found, found.leaks()),
+        "duplicates": named(found.duplicates()),
+        "contradicting": named(found.conflicts()),
+        "leaks": named(found.leaks()),
         "in_no_class": scanned.loose,
         "unsupported": dict(sorted(scanned.unsupported.items())),
         "other_files": scanned.others,
@@ -81,10 +81,6 @@ def lines_of(record: Record) -> list[str]:
             rest = [f"and {len(items) - _SHOWN:,} more (--json lists all)"] if len(items) > _SHOWN else []
             lines += ["", f"{title}:", *(f"  {item}" for item in [*items[:_SHOWN], *rest])]
     return lines
-
-
-def _named(found: Survey, groups: list[list[int]]) -> list[list[str]]:
-    return [[found.index.paths[row] for row in rows] for rows in groups]
 
 
 def _range(values: Any) -> Record | None:

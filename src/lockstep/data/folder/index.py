@@ -27,7 +27,8 @@ from lockstep.data.folder.scan import Scan
 from lockstep.data.progress import progress
 from lockstep.messages import logger
 
-_LAYOUT = 3  # the version of the cache file
+_LAYOUT = 4  # the version of the cache file
+_FILE = np.dtype([("sha256", "u1", 32), ("format", "u1"), ("size_px", "<i4", 2), ("stamps", "<i8", 5)])  # see `Index`
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
 _LOW_63_BITS = 2**63 - 1
@@ -40,30 +41,24 @@ class Index:
 
     Attributes:
         paths: relative to the scanned folder.
-        sha256: uint8 [n, 32], of the file's bytes; zeros if the file could not be opened.
-        formats: uint8 [n], position in FORMATS.
-        sizes_px: int32 [n, 2], width and height as stored; zeros for a file that cannot be decoded.
+        files: [n] with these fields:
+            sha256: uint8 [32], of the file's bytes; zeros if the file could not be opened.
+            format: uint8, position in FORMATS.
+            size_px: int32 [2], width and height as stored; zeros for a file that cannot be decoded.
+            stamps: int64 [5], size, st_mtime_ns, st_ctime_ns, st_dev and st_ino.
         causes: row -> why the file cannot be decoded.
         momentary: the rows of `causes` whose cause is this host's, and may be gone at the next start, such as a missing
             permission, a link to nowhere or too many open files. They are never in the cache.
     """
 
     paths: list[str]
-    sha256: NDArray[np.uint8]
-    formats: NDArray[np.uint8]
-    sizes_px: NDArray[np.int32]
+    files: NDArray[np.void]
     causes: dict[int, str]
     momentary: set[int] = field(default_factory=set)
 
-    def rows(self, rows: Sequence[int]) -> "Index":
-        """Return the index of the files in `rows`."""
-        causes = {new: self.causes[old] for new, old in enumerate(rows) if old in self.causes}
-        paths = [self.paths[row] for row in rows]
-        return Index(paths, self.sha256[rows], self.formats[rows], self.sizes_px[rows], causes)
-
 
 class _Facts(NamedTuple):
-    """What reading a file tells. `cause` is "" if the image can be decoded; see `Index` for `momentary`."""
+    """What reading a file tells. `cause` is "" if the image can be decoded; see `Index` for the others."""
 
     sha256: bytes
     format: int = 0
@@ -79,24 +74,19 @@ def index_of(scan: Scan) -> Index:
     written with another decoder is ignored. A file that the system cannot read now is read again at the next start.
     """
     path = cache_file(scan.root)
-    every = [file for group in scan.groups for file in group.files]
-    paths = [file[0] for file in every]
-    # Some file systems have inodes and times of 64 bits. Their low 63 bits differ enough.
-    stamps = np.array([[value & _LOW_63_BITS for value in file[1:]] for file in every], np.int64).reshape(-1, 5)
-    index, unknown = _known(path, paths, stamps)
+    index, unknown = _known(path, scan)
     if not unknown:
         return index
     with _locked(path, scan.root):
-        index, unknown = _known(path, paths, stamps)
+        index, unknown = _known(path, scan)
         started_ns = time.time_ns()
-        known = set(range(len(paths))) - set(unknown)
+        known = set(range(len(index.paths))) - set(unknown)
         done = known.copy()
         try:
             _read(scan.root, index, unknown, done)
         finally:  # A program that is stopped keeps what it has read.
             if len(done) > len(known):
-                rows = sorted(done)
-                _write(path, index.rows(rows), stamps[rows], started_ns)
+                _write(path, index, sorted(done), started_ns)
     return index
 
 
@@ -104,10 +94,9 @@ def forget(root: Path, path: str) -> None:
     """Make the next start read the file `path` of the folder `root` again, whatever its size and times are."""
     file = cache_file(root)
     with _locked(file, root):
-        if (cached := _load(file)) and path in cached[0].paths:
-            index, stamps = cached
-            stamps[index.paths.index(path)] = -1
-            _write(file, index, stamps, time.time_ns())
+        if (index := _load(file)) and path in index.paths:
+            index.files["stamps"][index.paths.index(path)] = -1
+            _write(file, index, range(len(index.paths)), time.time_ns())
 
 
 def cache_file(root: Path) -> Path:
@@ -129,8 +118,8 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
         facts = [_examine(os.path.join(root, index.paths[row])) for row in rows]
         with lock:
             for row, fact in zip(rows, facts, strict=True):
-                index.sha256[row] = np.frombuffer(fact.sha256, np.uint8)
-                index.formats[row], index.sizes_px[row] = fact.format, fact.size_px
+                sha256 = np.frombuffer(fact.sha256, np.uint8)
+                index.files[row] = (sha256, fact.format, fact.size_px, index.files["stamps"][row])
                 if fact.cause:
                     index.causes[row] = fact.cause
                 (index.momentary if fact.momentary else done).add(row)
@@ -162,23 +151,22 @@ def _examine(path: str) -> _Facts:
     return _Facts(sha256, FORMATS.index(facts.format), (facts.width, facts.height))
 
 
-def _known(path: Path, paths: list[str], stamps: NDArray[np.int64]) -> tuple[Index, list[int]]:
-    """Return the index as far as the cache file knows it, and the rows of the files that must be read.
-
-    `stamps` are size, st_mtime_ns, st_ctime_ns, st_dev and st_ino of each file, int64 [n, 5].
-    """
-    n = len(paths)
-    index = Index(paths, np.zeros((n, 32), np.uint8), np.zeros(n, np.uint8), np.zeros((n, 2), np.int32), {})
-    if (cached := _load(path)) is None:
+def _known(path: Path, scan: Scan) -> tuple[Index, list[int]]:
+    """Return the index as far as the cache file knows it, and the rows of the files that must be read."""
+    every = [file for group in scan.groups for file in group.files]
+    n = len(every)
+    index = Index([file[0] for file in every], np.zeros(n, _FILE), {})
+    # Some file systems have inodes and times of 64 bits. Their low 63 bits differ enough.
+    stamps = [[value & _LOW_63_BITS for value in file[1:]] for file in every]
+    index.files["stamps"] = np.array(stamps, np.int64).reshape(-1, 5)
+    if (known := _load(path)) is None:
         return index, list(range(n))
-    known, known_stamps = cached
     rows = {name: row for row, name in enumerate(known.paths)}
-    both = [(new, rows[name]) for new, name in enumerate(paths) if name in rows]
+    both = [(new, rows[name]) for new, name in enumerate(index.paths) if name in rows]
     new, old = np.array(both, np.int64).reshape(-1, 2).T
-    same = (known_stamps[old] == stamps[new]).all(axis=1)
+    same = (known.files["stamps"][old] == index.files["stamps"][new]).all(axis=1)
     new, old = new[same], old[same]
-    for name in ("sha256", "formats", "sizes_px"):
-        getattr(index, name)[new] = getattr(known, name)[old]
+    index.files[new] = known.files[old]
     for row, before in zip(new.tolist(), old.tolist(), strict=True):
         if before in known.causes:
             index.causes[row] = known.causes[before]
@@ -189,20 +177,19 @@ def _header() -> bytes:
     return json.dumps({"layout": _LAYOUT, "rules": RULES, "decoder": decoder_versions()}, sort_keys=True).encode()
 
 
-def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int) -> None:
-    """Replace the cache file atomically. If that is not possible, log it."""
-    young = stamps[:, 1:3].max(axis=1, keepdims=True, initial=0) > started_ns - _GRAIN_NS
-    causes = json.dumps({str(row): cause for row, cause in index.causes.items()}).encode()
+def _write(path: Path, index: Index, rows: Sequence[int], started_ns: int) -> None:
+    """Replace the cache file atomically by one of the files in `rows`. If that is not possible, log it."""
+    known = index.files[list(rows)]
+    young = known["stamps"][:, 1:3].max(axis=1, initial=0) > started_ns - _GRAIN_NS
+    known["stamps"][young] = -1  # equals those of no file
+    causes = json.dumps({new: index.causes[old] for new, old in enumerate(rows) if old in index.causes}).encode()
     file = io.BytesIO()
     np.savez(
         file,
         header=np.frombuffer(_header(), np.uint8),
-        paths=np.frombuffer(os.fsencode("\0".join(index.paths)), np.uint8),
+        paths=np.frombuffer(os.fsencode("\0".join(index.paths[row] for row in rows)), np.uint8),
         causes=np.frombuffer(causes, np.uint8),
-        stamps=np.where(young, -1, stamps),  # -1 equals those of no file
-        sha256=index.sha256,
-        formats=index.formats,
-        sizes_px=index.sizes_px,
+        files=known,
     )
     try:
         files.replace(path, file.getvalue())
@@ -210,18 +197,15 @@ def _write(path: Path, index: Index, stamps: NDArray[np.int64], started_ns: int)
         logger.warning(f"cannot write {path} ({error.strerror or error}), so the next start reads all images again")
 
 
-def _load(path: Path) -> tuple[Index, NDArray[np.int64]] | None:
-    """Return the index and the stamps in the cache file, or None if it is missing, old or damaged."""
+def _load(path: Path) -> Index | None:
+    """Return the index in the cache file, or None if it is missing, old or damaged."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             if arrays["header"].tobytes() != _header():
                 return None
-            paths, stamps = os.fsdecode(arrays["paths"].tobytes()).split("\0"), arrays["stamps"]
+            paths, known = os.fsdecode(arrays["paths"].tobytes()).split("\0"), arrays["files"]
             causes = {int(row): str(cause) for row, cause in json.loads(arrays["causes"].tobytes()).items()}
-            index = Index(paths, arrays["sha256"], arrays["formats"], arrays["sizes_px"], causes)
-        shapes = [stamps.shape, index.sha256.shape, index.formats.shape, index.sizes_px.shape]
-        n = len(paths)
-        return (index, stamps) if shapes == [(n, 5), (n, 32), (n,), (n, 2)] else None
+        return Index(paths, known, causes) if (known.dtype, known.shape) == (_FILE, (len(paths),)) else None
     except Exception:  # A damaged file raises errors of zipfile, zlib, numpy, json and others.
         return None
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
 from lockstep.data.folder.index import forget
 from lockstep.data.folder.survey import ORDER, Survey, survey
-from lockstep.data.images import DecodedImages, open_images
+from lockstep.data.images import DecodedImages, Source, open_images
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import logger
 
@@ -46,48 +45,31 @@ def load(
 
 
 def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit: float | None) -> Dataset:
-    labels, sha256 = found.labels[rows], found.index.sha256[rows]
+    labels, sha256 = found.labels[rows], found.index.files["sha256"][rows]
     digest = hashlib.sha256(json.dumps([RULES, image_px, list(found.classes)]).encode())
     digest.update(labels.tobytes())
     digest.update(sha256.tobytes())
     # The decoder decides the pixels, and so the cache. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
     key = hashlib.sha256(json.dumps([digest.hexdigest(), decoder_versions()]).encode()).hexdigest()
-    source = _Files(found.scan.root, [found.index.paths[row] for row in rows.tolist()], sha256, image_px)
-    images = open_images(source, key, cache_limit)
+    # The paths are strings, because 100 000 Path objects take a second.
+    paths = [found.index.paths[row] for row in rows.tolist()]
+
+    def decode(row: int) -> NDArray[np.uint8]:
+        return _pixels(found.scan.root, paths[row], sha256[row].tobytes(), image_px)
+
+    images = open_images(Source(len(paths), (image_px, image_px, 3), decode), key, cache_limit)
     return Dataset(images, torch.from_numpy(labels), found.classes, digest.hexdigest())
 
 
-@dataclass(frozen=True)
-class _Files:
-    """The files of a split as a source of images: their paths in `root`, SHA-256, and the side of the images.
-
-    The paths are strings, because 100 000 Path objects take a second.
-    """
-
-    root: Path
-    paths: list[str]
-    sha256: NDArray[np.uint8]
-    image_px: int
-
-    @property
-    def count(self) -> int:
-        """Return the number of images."""
-        return len(self.paths)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return (H, W, C) of every image."""
-        return self.image_px, self.image_px, 3
-
-    def decode(self, row: int) -> NDArray[np.uint8]:
-        """Return the pixels of file `row`. Raises: LockstepError if it is not the file that the index knows."""
-        path = self.root / self.paths[row]
-        try:
-            data = read_image(path)
-            if hashlib.sha256(data).digest() != self.sha256[row].tobytes():
-                forget(self.root, self.paths[row])
-                raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
-            return decode_image(data, self.image_px)
-        except (OSError, UnreadableImageError) as error:
-            raise LockstepError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", DATA) from None
+def _pixels(root: Path, name: str, sha256: bytes, image_px: int) -> NDArray[np.uint8]:
+    """Return the pixels of the file `name` in `root`. Raises: LockstepError if its SHA-256 is not that of the index."""
+    path = root / name
+    try:
+        data = read_image(path)
+        if hashlib.sha256(data).digest() != sha256:
+            forget(root, name)
+            raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
+        return decode_image(data, image_px)
+    except (OSError, UnreadableImageError) as error:
+        raise LockstepError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", DATA) from None

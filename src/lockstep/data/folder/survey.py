@@ -68,9 +68,9 @@ class Survey:
         """Return the duplicates that are in several classes."""
         return self._differing(lambda group: group.class_name)
 
-    def named(self, groups: list[list[int]]) -> list[str]:
-        """Return groups of rows as text: the paths of each group."""
-        return [" = ".join(self.index.paths[row] for row in rows) for rows in groups]
+    def named(self, groups: list[list[int]]) -> list[list[str]]:
+        """Return the paths of each group of rows."""
+        return [[self.index.paths[row] for row in rows] for rows in groups]
 
     def _differing(self, key: Callable[[Group], str]) -> list[list[int]]:
         names = [key(group) for group in self.scan.groups]
@@ -124,7 +124,7 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
 
 def _words(index: Index) -> NDArray[np.uint64]:
     """Return each SHA-256 as four numbers that sort like it, uint64 [n, 4]."""
-    return np.ascontiguousarray(index.sha256).view(">u8").astype(np.uint64).reshape(-1, 4)
+    return np.ascontiguousarray(index.files["sha256"]).view(">u8").astype(np.uint64).reshape(-1, 4)
 
 
 def _contents(index: Index) -> NDArray[np.int64]:
@@ -234,14 +234,15 @@ def _divide(
 def _notes(found: Survey) -> list[str]:
     """Return what a user should know of the folder, besides its problems."""
     scanned = found.scan
+    conflicts, leaks = ([" = ".join(g) for g in found.named(rows)] for rows in (found.conflicts(), found.leaks()))
     kinds = [f"{number} {suffix}" for suffix, number in sorted(scanned.unsupported.items())]
     count = plural(sum(scanned.unsupported.values()), "image")
     notes = [
         *_noted(scanned.loose, "image", "in no class and not used"),
         *([f"{count} of formats that are not read ({', '.join(kinds)}): convert to JPEG or PNG"] if kinds else []),
         *_noted(scanned.loops, "link", "not followed, to a folder above or one that the class has already"),
-        *_noted(found.named(found.conflicts()), "image", "in several classes: the labels contradict each other"),
-        *_noted(found.named(found.leaks()), "image", "in several splits: the accuracy will be too high"),
+        *_noted(conflicts, "image", "in several classes: the labels contradict each other"),
+        *_noted(leaks, "image", "in several splits: the accuracy will be too high"),
     ]
     for split, rows in found.splits.items():
         present = set(found.labels[rows].tolist())

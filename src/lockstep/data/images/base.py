@@ -1,8 +1,8 @@
 """Images: the pixels of a split that is too large for memory, read by row numbers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,24 +14,19 @@ Rows = NDArray[np.int64]
 Shape = tuple[int, int, int]
 
 
-class Source(Protocol):
+@dataclass(frozen=True)
+class Source:
     """Images that are decoded one by one, by any number of threads at a time.
 
     Attributes:
         count: number of images.
         shape: (H, W, C) of every image.
+        decode: function of a row that returns its image, uint8 [H, W, C]. Raises: LockstepError that names the file.
     """
 
-    @property
-    def count(self) -> int:
-        """Return the number of images."""
-
-    @property
-    def shape(self) -> Shape:
-        """Return (H, W, C) of every image."""
-
-    def decode(self, row: int) -> Bytes:
-        """Return image number `row`, uint8 [H, W, C]. Raises: LockstepError that names the image's file."""
+    count: int
+    shape: Shape
+    decode: Callable[[int], Bytes]
 
 
 class Images(ABC):
@@ -41,9 +36,10 @@ class Images(ABC):
         shape: (N, H, W, C).
     """
 
-    def __init__(self, count: int, shape: Sequence[int]) -> None:
+    def __init__(self, count: int, shape: Sequence[int], device: torch.device | None = None) -> None:
         height, width, channels = shape
         self.shape = (count, height, width, channels)
+        self._device = device or torch.device("cpu")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -53,7 +49,7 @@ class Images(ABC):
 
         Raises: LockstepError if an image cannot be read.
         """
-        return torch.from_numpy(self._gather(self._numbers(rows)))
+        return torch.from_numpy(self._gather(self._numbers(rows))).to(self._device)
 
     def prefetch(self, rows: Tensor | slice) -> None:
         """Prepare for reading `rows` soon. The next reading of them is then faster; its result is the same."""
@@ -61,11 +57,11 @@ class Images(ABC):
 
     def select(self, rows: Rows) -> "Images":
         """Return the images of `rows` as images of their own, numbered from 0. Copies no pixels."""
-        return Selection(self, rows)
+        return _Selection(self, rows, self._device)
 
     def to(self, device: torch.device) -> "Images":
         """Return the same images, read on the CPU and then moved to `device`."""
-        return Selection(self, device=device)
+        return _Selection(self, np.arange(len(self)), device)
 
     @property
     def held_bytes(self) -> int:
@@ -85,24 +81,12 @@ class Images(ABC):
         return rows.cpu().numpy()
 
 
-class Selection(Images):
-    """Some rows of other images, or all of them, on one device."""
+class _Selection(Images):
+    """Some rows of other images, on one device."""
 
-    def __init__(self, images: Images, rows: Rows | None = None, device: torch.device | None = None) -> None:
-        super().__init__(images.shape[0] if rows is None else len(rows), images.shape[1:])
-        self._images, self._rows, self._device = images, rows, device or torch.device("cpu")
-
-    def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        """Return the images of `rows`, on the device."""
-        return super().__getitem__(rows).to(self._device)
-
-    def select(self, rows: Rows) -> Images:
-        """Return the images of `rows`, on the device."""
-        return Selection(self._images, self._inner(rows), self._device)
-
-    def to(self, device: torch.device) -> Images:
-        """Return the same images on another device."""
-        return Selection(self._images, self._rows, device)
+    def __init__(self, images: Images, rows: Rows, device: torch.device) -> None:
+        super().__init__(len(rows), images.shape[1:], device)
+        self._images, self._rows = images, rows
 
     @property
     def held_bytes(self) -> int:
@@ -110,10 +94,7 @@ class Selection(Images):
         return self._images.held_bytes
 
     def _gather(self, rows: Rows) -> Bytes:
-        return self._images._gather(self._inner(rows))
+        return self._images._gather(self._rows[rows])
 
     def _prefetch(self, rows: Rows) -> None:
-        self._images._prefetch(self._inner(rows))
-
-    def _inner(self, rows: Rows) -> Rows:
-        return rows if self._rows is None else self._rows[rows]
+        self._images._prefetch(self._rows[rows])

@@ -4,7 +4,6 @@ import hashlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -66,41 +65,34 @@ def _no_space(source: Source, folder: Path, limit: float | None) -> str | None:
             f"the cache needs {size(needed)}, more than half of the {size(free)} that are free in {folder.parent}. "
             f"--cache-limit GB allows more"
         )
-    others = _size_of_caches(folder.parent)
+    others = 0
+    for cache in mapped.complete_caches(folder.parent):
+        with suppress(FileNotFoundError, NotADirectoryError):  # Other programs may delete caches at the same time.
+            others += sum(path.stat().st_size for path in cache.iterdir())
     if needed + others <= limit * _GB:
         return None
     also = f", and other caches in {folder.parent} take {size(others)}" if others else ""
     return f"the cache needs {size(needed)}{also}; the cache limit is {size(int(limit * _GB))}"
 
 
-def _size_of_caches(parent: Path) -> int:
-    """Return the bytes of all complete caches. Other programs may delete caches at the same time."""
-    total = 0
-    for cache in mapped.complete_caches(parent):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            total += sum(path.stat().st_size for path in cache.iterdir())
-    return total
-
-
 def _build(source: Source, key: str, folder: Path) -> None:
     """Make the cache. Raises: OSError if it cannot be written, LockstepError if an image cannot be read."""
     with mapped.new_cache(folder) as writer:
         writer.reserve(source.count, source.shape)
-        starts = range(0, source.count, _CHUNK_IMAGES)
+
+        def write(first: int) -> int:
+            rows = range(first, min(first + _CHUNK_IMAGES, source.count))
+            writer.write(first, np.stack([decoded(source, row) for row in rows]))
+            return len(rows)
+
         with (
             progress(f"caching {source.count:,} images in {folder}", source.count) as advance,
             ThreadPoolExecutor(hardware.cores()) as pool,
         ):
             try:
-                for count in pool.map(partial(_write_chunk, source, writer), starts):
+                for count in pool.map(write, range(0, source.count, _CHUNK_IMAGES)):
                     advance(count)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
         writer.finish(source.count, source.shape, {"key": key})
-
-
-def _write_chunk(source: Source, writer: mapped.CacheWriter, first: int) -> int:
-    rows = range(first, min(first + _CHUNK_IMAGES, source.count))
-    writer.write(first, np.stack([decoded(source, row) for row in rows]))
-    return len(rows)

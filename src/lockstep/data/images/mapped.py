@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import platformdirs
@@ -71,9 +71,9 @@ class MappedImages(Images):
             self._pixels = np.frombuffer(self._map, np.uint8).reshape(self.shape)
             sound = self.manifest["format"] == _FORMAT and self._crc32.shape == self.shape[:1]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(folder, f"it is not complete ({error})") from None
+            raise self._damaged(folder, f"it is not complete ({error})") from None
         if not sound:
-            raise _damaged(folder, "its files do not belong together")
+            raise self._damaged(folder, "its files do not belong together")
         self._verified = np.zeros(len(self), bool)
         self._read_bytes = 0
 
@@ -81,7 +81,7 @@ class MappedImages(Images):
         images: Bytes = self._pixels.take(rows, axis=0)
         for i in np.flatnonzero(~self._verified[rows]).tolist():
             if zlib.crc32(images[i].data) != self._crc32[rows[i]]:
-                raise _damaged(self.folder / PIXELS, f"image {rows[i]} is not what was written")
+                raise self._damaged(self.folder / PIXELS, f"image {rows[i]} is not what was written")
         self._verified[rows] = True
         self._read_bytes += images.nbytes
         if self._read_bytes >= _RESIDENT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
@@ -89,12 +89,9 @@ class MappedImages(Images):
             self._read_bytes = 0
         return images
 
-
-def _damaged(path: Path, problem: str) -> LockstepError:
-    folder = path.parent if path.name == PIXELS else path
-    return LockstepError(
-        f"{path} is damaged: {problem}. Delete the folder {folder}: the cache is then made again", DATA
-    )
+    def _damaged(self, path: Path, problem: str) -> LockstepError:
+        advice = f"Delete the folder {self.folder}: the cache is then made again"
+        return LockstepError(f"{path} is damaged: {problem}. {advice}", DATA)
 
 
 class CacheWriter:
@@ -105,9 +102,9 @@ class CacheWriter:
         destination: the folder of the complete cache.
     """
 
-    def __init__(self, folder: Path, destination: Path) -> None:
+    def __init__(self, pixels: IO[bytes], folder: Path, destination: Path) -> None:
         self.folder, self.destination = folder, destination
-        self._file = os.open(folder / PIXELS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = pixels.fileno()
         self._crc32 = np.zeros(0, "<u4")
 
     def reserve(self, count: int, shape: Shape) -> None:
@@ -141,10 +138,6 @@ class CacheWriter:
             flush(path)
         flush(self.folder)
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
     def _grow(self, count: int) -> None:
         if count > len(self._crc32):
             self._crc32 = np.concatenate([self._crc32, np.zeros(max(count, len(self._crc32)), "<u4")])
@@ -171,14 +164,12 @@ def new_cache(folder: Path) -> Iterator[CacheWriter]:
     existing cache of that name is kept.
     """
     remove_abandoned(folder)
-    partial = _partial(folder)
+    partial = folder.with_name(f".{folder.name}-partial")
     partial.mkdir()
     try:
-        writer = CacheWriter(partial, folder)
-        try:
+        with (partial / PIXELS).open("xb") as pixels:
+            writer = CacheWriter(pixels, partial, folder)
             yield writer
-        finally:
-            writer.close()
         if (partial / MANIFEST).is_file() and not writer.destination.exists():
             try:
                 partial.rename(writer.destination)
@@ -206,10 +197,6 @@ def remove_abandoned(own: Path) -> None:
 
 def _give_up() -> None:
     raise BlockingIOError
-
-
-def _partial(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}-partial")
 
 
 def _lock(folder: Path) -> Path:
