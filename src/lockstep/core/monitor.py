@@ -43,15 +43,11 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class _Limits:
-    """The limits of a stage, in timeouts, and what its seconds count as.
+    """The limits of a stage, in timeouts, and what its seconds count as."""
 
-    progress: how long it may last without progress; None for no limit. sign: how long it may last without a sign that
-    the process runs at all. part: the part of a step that its seconds belong to; None if they are no training time.
-    """
-
-    progress: float | None
-    sign: float
-    part: str | None
+    progress: float | None  # how long it may last without progress; None for no limit
+    sign: float  # how long it may last without a sign that the process runs at all
+    part: str | None  # the part of a step that its seconds belong to; None if they are no training time
 
 
 # Imports and readers of data may keep Python's other threads from running, so `sign` is long there. A terminal or a
@@ -146,15 +142,12 @@ class Memory:
 
 
 class Mark(NamedTuple):
-    """A reading of the clock.
+    """A reading of the clock."""
 
-    seconds: time trained. steps: steps done. parts: seconds spent on each of PARTS. measured: steps that `parts` cover.
-    """
-
-    seconds: float = 0.0
-    steps: int = 0
-    parts: tuple[float, ...] = (0.0,) * len(PARTS)
-    measured: int = 0
+    seconds: float = 0.0  # time trained
+    steps: int = 0  # steps done
+    parts: tuple[float, ...] = (0.0,) * len(PARTS)  # seconds spent on each of PARTS
+    measured: int = 0  # steps that `parts` cover
 
 
 class Monitor(Memory):

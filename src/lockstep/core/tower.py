@@ -15,6 +15,7 @@ from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, ControlFlags, Layout, M
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes
+from lockstep.words import plural
 
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
 
@@ -116,12 +117,9 @@ class NonFiniteError(LockstepError):
 
     def __init__(self, towers: Sequence[int], step: int, skipped: int = 0) -> None:
         """`skipped` is the number of steps in a row that were skipped before."""
-        limit = f", after {skipped} skipped {'step' if skipped == 1 else 'steps'} in a row (skip_limit)"
-        super().__init__(
-            f"the loss or a gradient of {named_towers(towers)} is not finite at step {step}{limit if skipped else ''}. "
-            f"{_CAUSES}",
-            CRASH,
-        )
+        limit = f", after {plural(skipped, 'skipped step')} in a row (skip_limit)" if skipped else ""
+        where = f"the loss or a gradient of {named_towers(towers)} is not finite at step {step}"
+        super().__init__(f"{where}{limit}. {_CAUSES}", CRASH)
 
 
 class OverflowedError(NonFiniteError):
