@@ -94,18 +94,6 @@ def test_mnist_has_the_originals_parameters_and_linear_dense_layers():
     assert torch.allclose(once, -negated, atol=1e-4)  # linear from features to logits: no activation between
 
 
-def test_mnist_forward_is_the_specified_sequence():
-    torch.manual_seed(0)
-    network = mnist.build((1, 28, 28), 10).eval()
-    x = torch.rand(2, 1, 28, 28)
-    h = functional.max_pool2d(functional.relu(network.conv1(x)), 2)
-    assert h.shape == (2, 64, 12, 12)
-    h = functional.max_pool2d(functional.relu(network.conv3(functional.relu(network.conv2(h)))), 2)
-    assert h.shape == (2, 512, 4, 4)
-    h = h.permute(0, 2, 3, 1).reshape(2, 8192)
-    assert torch.allclose(network(x), network.logits(network.dense2(network.dense1(h))), atol=1e-5)
-
-
 def test_mnist_options_give_the_network_of_the_originals_comments():
     recipe = make(
         get_recipe("mnist").model_dump(mode="json"),

@@ -62,14 +62,11 @@ def test_a_filter_of_zeros_moves():
 def test_vectors_and_matrices_move_by_gradient_descent_with_nesterovs_momentum():
     found, expected = parameters(), parameters()
     optimizer = built(found, {"dense": 0.3}, vector_scale=2.0, matrix_scale=0.5, other_momentum=0.8)
+    groups = ("bias", 0.2, 0.0), ("dense", 0.05, 0.3)
     reference = torch.optim.SGD(
-        [
-            {"params": [expected["bias"]], "lr": 0.2},
-            {"params": [expected["dense"]], "lr": 0.05, "weight_decay": 0.3},
-        ],
-        momentum=0.8,
-        nesterov=True,
-    )
+        [{"params": [expected[name]], "lr": lr, "weight_decay": decay} for name, lr, decay in groups],
+        momentum=0.8, nesterov=True,
+    )  # fmt: skip
     for _ in range(3):
         optimizer.step()
         reference.step()

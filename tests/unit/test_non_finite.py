@@ -170,14 +170,6 @@ def test_stop_is_the_default_and_leaves_no_counts(tmp_path):
     assert "skipped_steps" not in result
 
 
-def test_the_digest_of_a_recipe_without_the_settings_is_what_it_was():
-    plain = get_recipe("digits")
-    assert plain.digest() == plain.replace(non_finite="stop", skip_limit=5).digest()
-    assert plain.digest() == "9e84b5216393775b956ae15839cbaad262a27abe9cc46a573c1f5db06d5cff40"
-    skipping = plain.replace(non_finite="skip")
-    assert len({plain.digest(), skipping.digest(), skipping.replace(skip_limit=6).digest()}) == 3
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

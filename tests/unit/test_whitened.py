@@ -1,9 +1,15 @@
+"""The networks with a whitening first layer: of CIFAR-10, and of images of any content and many sizes."""
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from lockstep.core.network import initial_model
+from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.models import whitened
+from lockstep.models import residual, whitened
+from lockstep.recipes import get_recipe
 
 
 def channels_last(*shape, dtype=torch.float64):
@@ -28,7 +34,7 @@ def test_outputs_that_a_pool_drops_are_not_computed(monkeypatch, shape):
     assert torch.allclose(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)))
 
 
-def network(**options):
+def whitened_network(**options):
     torch.manual_seed(1)
     return whitened.build((3, 32, 32), 10, **options)
 
@@ -37,7 +43,7 @@ def test_the_first_layer_whitens_patches():
     images = functional.avg_pool2d(channels_last(50, 3, 36, 36, dtype=torch.float32), 5, 1) * torch.tensor(
         [3.0, 1.0, 0.5]
     ).view(1, 3, 1, 1)
-    model = network()
+    model = whitened_network()
     model.whiten(images)
     out = functional.conv2d(images, model.whitening)
     assert torch.equal(out[:, 12:], -out[:, :12])
@@ -50,8 +56,8 @@ def test_the_first_layer_whitens_patches():
 
 @pytest.mark.parametrize("size", [16, 20, 24, 31, 32])
 @pytest.mark.parametrize("depths", [(2, 2, 2), (2, 2, 3), (3, 3, 3)])
-def test_the_network_takes_images_of_many_sizes(size, depths):
-    model = network(widths=(8, 12, 16), depths=depths)
+def test_the_whitened_network_takes_images_of_many_sizes(size, depths):
+    model = whitened_network(widths=(8, 12, 16), depths=depths)
     images = channels_last(2, 3, size, size, dtype=torch.float32)
     logits = model(images)
     assert logits.shape == (2, 10)
@@ -59,7 +65,7 @@ def test_the_network_takes_images_of_many_sizes(size, depths):
 
 
 def test_a_convolution_starts_as_the_identity():
-    model = network()
+    model = whitened_network()
     x = channels_last(1, 64, 9, 9, dtype=torch.float32)
     assert torch.allclose(model.groups[1].convolutions[0](x)[:, :64], functional.max_pool2d(x, 2), atol=1e-5)
     assert torch.allclose(model.groups[0].convolutions[1](x), x, atol=1e-5)
@@ -75,11 +81,61 @@ def test_a_convolution_starts_as_the_identity():
         ({"activation": "relu"}, "activation: got 'relu': give gelu or silu"),
     ],
 )
-def test_invalid_options_are_reported(options, said):
+def test_invalid_options_of_the_whitened_network_are_reported(options, said):
     with pytest.raises(LockstepError, match=said):
-        network(**options)
+        whitened_network(**options)
 
 
 def test_too_small_images_are_an_error():
-    with pytest.raises(LockstepError, match="16x16 pixels or more, got 8x8"):
-        whitened.build((1, 8, 8), 10)
+    for network in (whitened, residual):
+        with pytest.raises(LockstepError, match="16x16 pixels or more, got 8x8"):
+            network.build((1, 8, 8), 10)
+
+
+def residual_network(px=32, classes=5, **options):
+    torch.manual_seed(1)
+    return residual.build((3, px, px), classes, **options)
+
+
+@pytest.mark.parametrize(
+    ("px", "stride", "stages"), [(32, 1, 3), (48, 1, 3), (64, 2, 3), (128, 2, 4), (224, 2, 4), (256, 4, 4)]
+)
+def test_stem_and_stages_follow_from_the_size_of_the_images(px, stride, stages):
+    model = residual_network(px)
+    assert (model.stride, len(model.stages)) == (stride, stages)
+    assert model.min_px <= px // 2  # so that training can begin with images of half the side
+    for side in (model.min_px, px):
+        assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
+
+
+def test_a_stem_of_many_values_keeps_the_directions_of_the_greatest_variance():
+    torch.manual_seed(0)
+    smooth = torch.nn.functional.interpolate(torch.randn(200, 3, 16, 16), 64, mode="bilinear")
+    model = residual_network(64)
+    model.whiten(smooth)
+    patches = torch.nn.functional.unfold(smooth, 4, stride=4).transpose(1, 2).reshape(-1, 48)
+    filters = model.whitening[:32].flatten(1)
+    assert torch.linalg.matrix_rank(filters) == 32
+    directions = filters / filters.norm(dim=1, keepdim=True)
+    kept = (patches @ directions.T).square().sum() / patches.square().sum()
+    assert kept > 0.99
+
+
+@pytest.mark.parametrize("widths", [[], [64, 0], ["a"], [1.5]])
+def test_widths_that_are_no_counts_are_refused(widths):
+    with pytest.raises(LockstepError, match=r"model_options\.widths"):
+        residual_network(widths=widths)
+
+
+def test_whitening_sees_images_of_all_classes_of_a_sorted_dataset(monkeypatch):
+    """Images of a folder are sorted by class, so the first 2 000 may be of one class alone."""
+    seen = []
+    monkeypatch.setattr(residual.Residual, "whiten", lambda self, images: seen.append(images))
+    labels = np.repeat(np.arange(3), 1000)
+    images = np.broadcast_to(labels[:, None, None, None], (3000, 32, 32, 3)).astype(np.uint8)
+    initial_model(get_recipe("folder"), (3, 32, 32), Dataset.of(images, labels, ("a", "b", "c")))
+    first_pixels = seen[0][:, 0, 0, 0]
+    assert len(first_pixels) == 2000
+    counts = first_pixels.unique(return_counts=True)[1].tolist()
+    assert len(counts) == 3
+    assert max(counts) - min(counts) <= 1

@@ -69,13 +69,10 @@ class EvaluatingEvent:
 
 
 class Tensors(NamedTuple):
-    """Tensors of a step, float32 and keyed by name. They are valid only during the callback.
+    """Tensors of a step, float32 and keyed by name. They are valid only during the callback."""
 
-    weights: the parameters before the update. gradients: their mean over the batch, of all towers.
-    """
-
-    weights: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]  # the parameters before the update
+    gradients: Mapping[str, Tensor]  # their mean over the batch, of all towers
 
 
 class Listener:

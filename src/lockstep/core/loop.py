@@ -56,7 +56,7 @@ def train(
             if state_digest:
                 _compare_digests(metrics, reduction.processes, step)
                 log.digest(step, state_digest)
-            skipped = bool(non_finite) or (recipe.non_finite == "skip" and not is_finite(total))
+            skipped = bool(non_finite) or (recipe.non_finite == "skip" and not bool(is_finite(total)))
             if skipped and not state.may_skip:
                 raise NonFiniteError(non_finite, step, state.skipped_in_a_row)
             gradients.div_(recipe.batch * state.loss_scale)

@@ -43,15 +43,11 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class _Limits:
-    """The limits of a stage, in timeouts, and what its seconds count as.
+    """The limits of a stage, in timeouts, and what its seconds count as."""
 
-    progress: how long it may last without progress; None for no limit. sign: how long it may last without a sign that
-    the process runs at all. part: the part of a step that its seconds belong to; None if they are no training time.
-    """
-
-    progress: float | None
-    sign: float
-    part: str | None
+    progress: float | None  # how long it may last without progress; None for no limit
+    sign: float  # how long it may last without a sign that the process runs at all
+    part: str | None  # the part of a step that its seconds belong to; None if they are no training time
 
 
 # Imports and readers of data may keep Python's other threads from running, so `sign` is long there. A terminal or a
@@ -146,18 +142,15 @@ class Memory:
 
 
 class Mark(NamedTuple):
-    """A reading of the clock.
+    """A reading of the clock."""
 
-    seconds: time trained. steps: steps done. parts: seconds spent on each of PARTS. measured: steps that `parts` cover.
-    """
-
-    seconds: float = 0.0
-    steps: int = 0
-    parts: tuple[float, ...] = (0.0,) * len(PARTS)
-    measured: int = 0
+    seconds: float = 0.0  # time trained
+    steps: int = 0  # steps done
+    parts: tuple[float, ...] = (0.0,) * len(PARTS)  # seconds spent on each of PARTS
+    measured: int = 0  # steps that `parts` cover
 
 
-class Monitor:
+class Monitor(Memory):
     """What this process does, and the time that a session spends on training.
 
     A GPU computes asynchronously. There the parts of a step are measured only if `begin_step` asks for it, as each
@@ -169,7 +162,7 @@ class Monitor:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._memory = Memory(path)
+        super().__init__(path)
         self._ticks = self._moves = 0
         self._stage, self._step, self._tower = Stage.START, -1, -1
         self._part: int | None = None  # index in PARTS of what the present seconds count as
@@ -224,17 +217,7 @@ class Monitor:
     def tick(self) -> None:
         """Report that this process runs at all. The watching thread calls this."""
         self._ticks += 1
-        self._memory.write_ticks(self._ticks)
-
-    @property
-    def beat(self) -> Beat:
-        """Return the heartbeat as it is now."""
-        return self._memory.beat
-
-    @property
-    def save_asked(self) -> bool:
-        """Return whether the launcher has asked this process to save the state alone and to end."""
-        return self._memory.save_asked
+        self.write_ticks(self._ticks)
 
     def begin_step(self, measure: bool) -> None:
         """Begin a step. On a GPU, measure its parts only if `measure` is true."""
@@ -264,7 +247,7 @@ class Monitor:
     def _write(self) -> None:
         self._moves += 1
         long = self.warming_up and LIMITS[self._stage].progress == 1
-        self._memory.write(self._moves, Stage.WARM_UP if long else self._stage, self._step, self._tower)
+        self.write(self._moves, Stage.WARM_UP if long else self._stage, self._step, self._tower)
 
 
 def mean_parts(since: Mark, now: Mark) -> dict[str, float]:

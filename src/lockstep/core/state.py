@@ -132,7 +132,7 @@ class State:
 
     def is_finite(self) -> bool:
         """Return whether every parameter is finite. Waits for the device."""
-        return is_finite(self._flat)
+        return bool(is_finite(self._flat))
 
     def decay_losses(self) -> dict[str, Tensor]:
         """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device.
@@ -182,10 +182,7 @@ class State:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `tensors()` returned. Raises: LockstepError if names or shapes are those of another model."""
-        own = {name for name in self.named() if not name.startswith("optimizer/")}
-        if differing := sorted(own ^ {name for name in tensors if not name.startswith("optimizer/")}):
-            raise LockstepError(f"the checkpoint is of another model: {', '.join(differing[:5])} differ", DATA)
-        self._require_shapes(tensors)
+        self._require_fitting(tensors)
         self.step = int(tensors["step"])
         if "skipped" in tensors:
             self.skipped_steps, self.skipped_in_a_row = tensors["skipped"].tolist()
@@ -201,20 +198,20 @@ class State:
                 parameter = self.parameters[name]
                 self.optimizer.state[parameter][slot] = tensor.to(parameter.device, copy=True)
 
-    def _require_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise a LockstepError unless all `tensors` of a checkpoint have the shapes and types of this state's."""
-        expected = self.named()
+    def _require_fitting(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise a LockstepError unless `tensors` have the names, shapes and types of this state's."""
+        expected = {name: tensor for name, tensor in self.named().items() if not name.startswith("optimizer/")}
         slots = [name for name in tensors if name.startswith("optimizer/")]
-        for name in [name for name in expected if not name.startswith("optimizer/")] + slots:  # weights first
-            tensor = tensors[name]
-            if name in slots:
-                if (own := self.parameters.get(name.split("/", 2)[-1])) is None:
-                    raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
-                own = own if tensor.ndim else own.new_empty(())  # Adam's number of updates is a slot of one value.
-            else:
-                own = expected[name]
+        if differing := sorted(expected.keys() ^ (tensors.keys() - {*slots})):
+            raise LockstepError(f"the checkpoint is of another model: {', '.join(differing[:5])} differ", DATA)
+        for name in slots:
+            if (own := self.parameters.get(name.split("/", 2)[-1])) is None:
+                raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
+            # Adam's number of updates is a slot of one value.
+            expected[name] = own if tensors[name].ndim else own.new_empty(())
+        for name, own in expected.items():
             for what, stored, needed in (
-                ("shape", [*tensor.shape], [*own.shape]), ("type", tensor.dtype, own.dtype),
+                ("shape", [*tensors[name].shape], [*own.shape]), ("type", tensors[name].dtype, own.dtype),
             ):  # fmt: skip
                 if stored != needed:
                     raise LockstepError(

@@ -29,14 +29,10 @@ T = TypeVar("T")
 
 
 class Item(NamedTuple):
-    """An image to classify.
+    """An image to classify."""
 
-    name: the path of its file, or for an image in memory its number among the sources, from 0.
-    image: the path, or the image; or an error if there is none.
-    """
-
-    name: Path | int
-    image: Source | LockstepError
+    name: Path | int  # the path of its file, or for an image in memory its number among the sources, from 0
+    image: Source | LockstepError  # the path, or the image; or an error if there is none
 
 
 def items(sources: Sources) -> Iterator[Item]:

@@ -148,14 +148,11 @@ class TensorBoard(Listener):
             **{f"processes/memory_mib/{i}": held / 2**20 for i, held in enumerate(event.memory_bytes)},
             **{f"processes/cpu_utilisation/{i}": used for i, used in enumerate(event.cpu_utilisation or [])},
             **{f"processes/gpu_utilisation/{i}": used for i, used in enumerate(event.gpu_utilisation or [])},
+            "loss/scale": event.loss_scale,
+            "gradient_norm": event.gradient_norm,
+            "skipped_steps": event.skipped_steps,
         }
-        if event.loss_scale is not None:
-            scalars["loss/scale"] = event.loss_scale
-        if event.gradient_norm is not None:
-            scalars["gradient_norm"] = event.gradient_norm
-        if event.skipped_steps is not None:
-            scalars["skipped_steps"] = event.skipped_steps
-        summaries = [scalar(tag, value) for tag, value in scalars.items()]
+        summaries = [scalar(tag, value) for tag, value in scalars.items() if value is not None]
         summaries += [histogram(f"weights/{name}", weight) for name, weight in tensors.weights.items()]
         summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]
         with self._errors_logged():
