@@ -118,7 +118,7 @@ def explained(name: str, text: str) -> str:
 
 def settings() -> Iterator[tuple[str, str, str]]:
     """Yield the row of each setting of a recipe: its default, and its meaning from the docstring of Recipe."""
-    attributes = (inspect.getdoc(Recipe) or "").split("Attributes:\n")[1]
+    attributes = inspect.cleandoc(str(Recipe.__doc__)).split("Attributes:\n")[1]
     for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", attributes, re.M):
         each, meaning = names.split(", "), " ".join(text.split())
         for name in each:

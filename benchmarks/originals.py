@@ -28,19 +28,11 @@ def stated_rows() -> list[str]:
     tutorial = load("stated")["tutorial"]
     rows = []
     for row in tutorial["devices"]:
-        rates = [tutorial["images_per_batch"] / value for value in row["s_per_batch"]]
+        times = row["s_per_batch"]
+        rates = _span([tutorial["images_per_batch"] / seconds for seconds in times], ",.0f")
         accuracy = f"about {ABOUT.of(row['accuracy'])} after {row['steps']:,} steps"
-        rows.append(
-            _row(
-                str(row["gpus"]),
-                "float32",
-                _span(row["s_per_batch"], ".2f"),
-                _span(rates, ",.0f"),
-                accuracy,
-                "its comment",
-            )
-        )
-    return rows  # fmt: skip
+        rows.append(_row(str(row["gpus"]), "float32", _span(times, ".2f"), rates, accuracy, "its comment"))
+    return rows
 
 
 def tutorial_rows() -> list[str]:
@@ -67,8 +59,8 @@ def mnist_rows() -> list[str]:
     """Return the notebook's log, and our rates and accuracy of `mnist`."""
     notebook, peers, run = load("stated")["notebook"], load("peers-mnist")["images_per_s"], load(MNIST)["result"]
     span = _span(list(notebook["images_per_s"].values()), ",.0f")
-    stated, own = (f"{PERCENT.of(accuracy)} after {steps} steps" for accuracy, steps in (
-        (notebook["accuracy"], notebook["steps"]), (run["accuracy"]["raw"], run["steps"])))  # fmt: skip
+    stated = f"{PERCENT.of(notebook['accuracy'])} after {notebook['steps']} steps"
+    own = f"{PERCENT.of(run['accuracy']['raw'])} after {run['steps']} steps"
     place, source = _cpu("2 towers, 2 processes", "peers-mnist"), link("peers-mnist")
     rates = {precision: RATE.bare(peers[f"lockstep {precision}"]["median"]) for precision in ("float32", "bfloat16")}
     return [

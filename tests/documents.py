@@ -110,7 +110,7 @@ def shortened(words: list[str]) -> list[str]:
             kept.append(word)
     first = kept[0] if kept and not kept[0].startswith("-") else ""
     if first == PHOTOS:
-        return [command, *kept, *_SHORT[command], "--batch", "8", "--set", "image_px=32"]
+        return [command, *kept, *_SHORT[command], "--batch", "8", "--set", "image_px=32", "--set", "eval_batch=20"]
     if command == "train" and "/" in first:
         return [command, *kept, "--inline"]  # a run that is resumed has the length of its recipe
     named = first or command == "eval" or "--init" in kept  # --init RUN names the recipe too
@@ -122,7 +122,7 @@ def shortened_train(train: Callable[..., Any]) -> Callable[..., Any]:
 
     def short(what: Any = "digits", **options: Any) -> Any:
         if what == PHOTOS:
-            options |= {"batch": 8, "settings": {**options.get("settings", {}), "image_px": 32}}
+            options |= {"batch": 8, "settings": {**options.get("settings", {}), "image_px": 32, "eval_batch": 20}}
         return train(what, **{**options, "steps": 4, "epochs": None})
 
     return short

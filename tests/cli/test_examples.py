@@ -8,7 +8,14 @@ import pytest
 from tests import synthetic
 
 SCRIPT = Path(__file__).parents[2] / "examples/classify_your_photos.py"
-SHORT = {"steps": 20, "batch": 16, "towers": 1, "processes": 1, "settings": {"image_px": 32}, "quiet": True}
+SHORT = {
+    "steps": 20,
+    "batch": 16,
+    "towers": 1,
+    "processes": 1,
+    "settings": {"image_px": 32, "eval_batch": 20},
+    "quiet": True,
+}
 
 
 def classify(folder, *pictures):

@@ -51,22 +51,21 @@ def test_train_shows_the_progress_of_training_and_evaluation(terminal):
 
 
 @pytest.mark.slow
-def test_eval_shows_progress_on_stderr_and_results_on_stdout(terminal, tmp_path, program):
-    trained = program("train", "--steps", 2, "--set", "eval_batch=10", "--name", "x")
-    assert trained.returncode == 0, trained.stderr
-    silent = program("eval", "runs/x", "--split", "train", "--json")
+def test_eval_shows_progress_on_stderr_and_results_on_stdout(terminal, tmp_path, trained_once, refused_here):
+    run, _ = trained_once("--steps", 2, "--set", "eval_batch=10", "--processes", 1)
+    silent = refused_here("eval", run, "--split", "train", "--json", "--inline")
     assert silent.stderr == ""
     with (tmp_path / "out").open("w") as out:
-        code, text = terminal(60, "eval", "runs/x", "--split", "train", "--json", "--processes", 2, out=out.fileno())
+        code, text = terminal(60, "eval", run, "--split", "train", "--json", "--processes", 2, out=out.fileno())
     assert code == 0, text
     assert (tmp_path / "out").read_text() == silent.stdout
     assert json.loads(silent.stdout)["examples"] == 1442
     assert_redrawn_line_progresses(states(text), 60)
     assert "evaluating on train" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-    code, text = terminal(80, "eval", "runs/x", "--split", "train")
+    code, text = terminal(80, "eval", run, "--split", "train", "--inline")
     assert code == 0, text
     assert_redrawn_line_progresses(states(text), 80)
-    results = text[text.index("runs/x after 2 steps") :]
+    results = text[text.index("runs/a after 2 steps") :]
     assert "evaluating" not in results
     assert "\x1b" not in results
