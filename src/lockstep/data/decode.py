@@ -100,7 +100,7 @@ def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     if isinstance(source, Path | str):
-        source = _read(Path(source))
+        source = read_image(Path(source))
     if isinstance(source, bytes):
         return _decode(source, image_px)[0]
     with _one_error_type():
@@ -135,28 +135,22 @@ def decoder_versions() -> dict[str, str | None]:
     }
 
 
-def _read(path: Path) -> bytes:
+def read_image(path: Path) -> bytes:
+    """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too little memory."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Reading a pipe or a device may never end.
             raise UnreadableImageError("not a regular file")
-        return read_image(path)
-    except OSError as error:
-        raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
-    except MemoryError:
-        raise no_memory() from None
-
-
-def read_image(path: Path) -> bytes:
-    """Return the bytes of an image's file. Raises: OSError, MemoryError, UnreadableImageError if it is too large."""
-    try:
         return read_bytes(path, FILE_LIMIT)
     except ValueError:
         raise UnreadableImageError(f"more than {FILE_LIMIT / 1e9:.1f} GB") from None
+    except OSError as error:
+        raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
+    except MemoryError:
+        raise _no_memory() from None
 
 
-def no_memory() -> LockstepError:
-    """Return the error for a host whose memory does not suffice for an image."""
+def _no_memory() -> LockstepError:
     return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
 
 
@@ -230,7 +224,7 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
             raise _switch("Image.MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS) from None
         raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
     except MemoryError:
-        raise no_memory() from None
+        raise _no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
         # Pillow's decoders report a failed allocation as a plain OSError. An error number comes from the system.
         momentary = isinstance(error, OSError) and (error.errno is not None or "out of memory" in str(error))
