@@ -152,15 +152,6 @@ def test_digits_need_nothing_and_unknown_datasets_are_named(done):
         assert "unknown dataset 'mnits': did you mean mnist" in unknown.stderr
 
 
-def test_a_named_folder_is_not_filled(done, server, tmp_path):
-    (tmp_path / "mine").mkdir()
-    refused = done("train", "mnist", "--data", "mine", "--inline")
-    assert refused.returncode == DATA
-    assert f"or download it: lockstep data fetch mnist --data {tmp_path}/mine" in refused.stderr
-    assert server.requests == []
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist", "--inline")], ids=str)
 def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
     server.files = {}

@@ -145,23 +145,16 @@ def test_examples_come_back_in_order_whatever_their_number(count):
 
 def test_images_of_any_size_are_brought_to_image_px():
     images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(9)]
+    images[7:] = images[7].convert("LA"), images[8].convert("P")
     grey = RNG.integers(0, 256, (9, 50, 50), dtype=np.uint8)
-    exact = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-    with_alpha = [(Image.fromarray(grey[0]).convert("LA"), 0), (Image.fromarray(grey[1]).convert("P"), 1)]
-    data = {
-        "train": [(image, i % 3) for i, image in enumerate(images)],
-        "test": (grey, np.arange(9) % 3),
-        "same": (exact, [0, 1, 2]),
-        "modes": with_alpha,
-    }
-    splits = read(data, 32)
-    assert splits["train"].images.shape == (9, 32, 32, 3)
-    for i in range(9):
-        assert (splits["train"].images[i : i + 1].numpy()[0] == decode_image(images[i], 32)).all()
-        assert (splits["test"].images[i : i + 1].numpy()[0] == decode_image(grey[i], 32)).all()
+    exact = RNG.integers(0, 256, (9, 32, 32, 3), dtype=np.uint8)
+    labels = [0, 1, 2] * 3
+    pairs_of_images = list(zip(images, labels, strict=True))
+    splits = read({"train": pairs_of_images, "test": (grey, labels), "same": (exact, labels)}, 32)
+    for name, given in (("train", images), ("test", grey), ("same", exact)):
+        found = splits[name].images[:].numpy()
+        assert all((a == decode_image(b, 32)).all() for a, b in zip(found, given, strict=True))
     assert (splits["same"].images[:].numpy() == exact).all()
-    assert (exact[0] == decode_image(exact[0], 32)).all()
-    assert (splits["modes"].images[:1].numpy()[0] == decode_image(with_alpha[0][0], 32)).all()
 
 
 BROKEN = Image.open(

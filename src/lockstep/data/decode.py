@@ -45,15 +45,15 @@ _RESIZED_AS = {
     "HSV": "RGB",
 }  # fmt: skip
 _UNSUPPORTED_MODES = {"I": "32-bit integer pixels", "F": "floating-point pixels", "LAB": "CIE Lab colours"}
-# The first bytes of a file -> its format, for files that Pillow cannot identify.
-_MAGIC = (
-    (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG", "PNG"), (rb"RIFF....WEBP", "WebP"), (rb"BM", "BMP"), (rb"GIF8", "GIF"),
-    (rb"II\*\0|MM\0\*|II\+\0|MM\0\+", "TIFF"),
-)  # fmt: skip
-_FOREIGN = (
-    (rb"....ftyp(heic|heix|hevc|hevx|heim|heis|mif1|msf1)", "HEIC"), (rb"....ftyp(avif|avis)", "AVIF"),
-    (rb"%PDF", "PDF"), (rb"\s*(<\?xml[^>]*>\s*)?<svg", "SVG"), (rb"8BPS", "PSD"), (rb"\s*<(!doctype )?html", "HTML"),
-)  # fmt: skip
+# The first bytes of a file that Pillow cannot identify -> why it cannot be decoded.
+_CAUSES = {
+    rb"\xff\xd8\xff": "damaged JPEG", rb"\x89PNG": "damaged PNG", rb"RIFF....WEBP": "damaged WebP",
+    rb"BM": "damaged BMP", rb"GIF8": "damaged GIF", rb"II\*\0|MM\0\*|II\+\0|MM\0\+": "damaged TIFF",
+    rb"....ftyp(heic|heix|hevc|hevx|heim|heis|mif1|msf1)": "HEIC is not supported",
+    rb"....ftyp(avif|avis)": "AVIF is not supported", rb"%PDF": "PDF is not supported",
+    rb"(?i)\s*(<\?xml[^>]*>\s*)?<svg": "SVG is not supported", rb"8BPS": "PSD is not supported",
+    rb"(?i)\s*<(!doctype )?html": "HTML is not supported",
+}  # fmt: skip
 
 _PILLOWS_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # as warnings.filterwarnings adds it
 _FILTER_LOCK = threading.Lock()
@@ -100,7 +100,7 @@ def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     if isinstance(source, Path | str):
-        source = _read(Path(source))
+        source = read_image(Path(source))
     if isinstance(source, bytes):
         return _decode(source, image_px)[0]
     with _one_error_type():
@@ -135,28 +135,22 @@ def decoder_versions() -> dict[str, str | None]:
     }
 
 
-def _read(path: Path) -> bytes:
+def read_image(path: Path) -> bytes:
+    """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too little memory."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Reading a pipe or a device may never end.
             raise UnreadableImageError("not a regular file")
-        return read_image(path)
-    except OSError as error:
-        raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
-    except MemoryError:
-        raise no_memory() from None
-
-
-def read_image(path: Path) -> bytes:
-    """Return the bytes of an image's file. Raises: OSError, MemoryError, UnreadableImageError if it is too large."""
-    try:
         return read_bytes(path, FILE_LIMIT)
     except ValueError:
         raise UnreadableImageError(f"more than {FILE_LIMIT / 1e9:.1f} GB") from None
+    except OSError as error:
+        raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
+    except MemoryError:
+        raise _no_memory() from None
 
 
-def no_memory() -> LockstepError:
-    """Return the error for a host whose memory does not suffice for an image."""
+def _no_memory() -> LockstepError:
     return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
 
 
@@ -222,14 +216,15 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImageError(_unidentified(data)) from None
+        causes = (cause for start, cause in _CAUSES.items() if re.match(start, data, re.DOTALL))
+        raise UnreadableImageError(next(causes, "not a JPEG, PNG, WebP, BMP, GIF or TIFF image")) from None
     except Image.DecompressionBombError:
         # Pillow refuses more than twice its limit. At its default, that is above ours.
         if Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS < PIXEL_LIMIT:
             raise _switch("Image.MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS) from None
         raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
     except MemoryError:
-        raise no_memory() from None
+        raise _no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
         # Pillow's decoders report a failed allocation as a plain OSError. An error number comes from the system.
         momentary = isinstance(error, OSError) and (error.errno is not None or "out of memory" in str(error))
@@ -303,17 +298,6 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
             f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
         )
     return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
-
-
-def _unidentified(data: bytes) -> str:
-    """Return why Pillow does not identify a file."""
-    for pattern, name in _MAGIC:
-        if re.match(pattern, data, re.DOTALL):
-            return f"damaged {name}"
-    for pattern, name in _FOREIGN:
-        if re.match(pattern, data, re.DOTALL | re.IGNORECASE):
-            return f"{name} is not supported"
-    return "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"
 
 
 def _damage(error: Exception) -> str:

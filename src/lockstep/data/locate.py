@@ -1,7 +1,7 @@
 """Find the files of a dataset: in the folder that the user names, or in the user's cache."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,8 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     if (part := incomplete(source, folder)) is not None:
         hint = f"add it{_or_fetch(source, folder)}"
         raise LockstepError(f"dataset {source.name}: {part.folder} has no file {part.missing}: {hint}", DATA)
-    searched = ", ".join(str(default) for default in default_folders(source)) if folder is None else folder
+    default = filter(None, [_from_environment(), _cache(source)])
+    searched = ", ".join(map(str, default)) if folder is None else folder
     raise LockstepError(
         f"dataset {source.name}: no {source.files[0][0]} in {searched}. Give its folder as --data DIR or in "
         f"LOCKSTEP_DATA{_or_fetch(source, folder)}; the recipe 'digits' needs no files",
@@ -65,7 +66,7 @@ def _search(source: Source, folders: Iterable[Path]) -> tuple[list[Path] | None,
     """Return the paths in the first folder that has all files, and the first folder before it with only some files."""
     part = None
     for folder in folders:
-        paths = [_first(folder, names) for names in source.files]
+        paths = [next((folder / name for name in names if (folder / name).is_file()), None) for names in source.files]
         if all(paths):
             return [path for path in paths if path], part
         if any(paths) and part is None:
@@ -94,11 +95,6 @@ def _from_environment() -> Path | None:
     return Path(data) if data else None
 
 
-def default_folders(source: Source) -> list[Path]:
-    """Return the folders that are searched without --data: LOCKSTEP_DATA if it is set, then the user's cache."""
-    return [*filter(None, [_from_environment()]), _cache(source)]
-
-
 def destination(source: Source, folder: Path | None) -> Path:
     """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else in the cache."""
     data = folder or _from_environment()
@@ -113,7 +109,3 @@ def _cache(source: Source) -> Path:
 def _or_fetch(source: Source, folder: Path | None) -> str:
     option = f" --data {folder}" if folder is not None else ""
     return f", or download it: lockstep data fetch {source.name}{option}"
-
-
-def _first(folder: Path, names: Sequence[str]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)

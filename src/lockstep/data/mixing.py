@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.data.transforms import Keys, inside_boxes
+from lockstep.data.transforms import Keys, Range, inside_boxes
 
 
 class Mixing(NamedTuple):
@@ -54,7 +54,8 @@ def mix(images: Tensor, keys: Keys, mixing: Mixing) -> tuple[Tensor, Tensor]:
     )
     shares = np.where(cut, 1.0 - (bottom - top) * (right - left) / (height * width), shares)
     own = torch.from_numpy(np.where(cut, 1.0, shares).astype(np.float32)).to(images.device).view(-1, 1, 1, 1)
-    own = own.masked_fill(inside_boxes(top, bottom, left, right, height, width, images.device), 0.0)  # [b, 1, H, W]
+    boxes = inside_boxes((top, bottom), (left, right), height, width, images.device)  # [b, 1, H, W]
+    own = own.masked_fill(boxes, 0.0)
     mixed = (images * own).add_(partners(images) * (1.0 - own))
     return mixed.contiguous(memory_format=torch.channels_last), torch.from_numpy(shares).to(images.device)
 
@@ -74,8 +75,6 @@ def symmetric_beta(alpha: float, u: float, v: float) -> float:
     return (1.0 + math.copysign(math.sqrt(far / (near + far)), cosine)) / 2.0
 
 
-def _box(
-    centre: NDArray[np.int64], length: NDArray[np.int64], extent: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _box(centre: NDArray[np.int64], length: NDArray[np.int64], extent: int) -> Range:
     """Return the first position of each box along one axis, and the one behind its last, within [0, extent]."""
     return np.maximum(centre - length // 2, 0), np.minimum(centre - length // 2 + length, extent)

@@ -7,7 +7,7 @@ the same on any number of towers and processes, and after any resume.
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
+
+Range = tuple[
+    NDArray[np.int64], NDArray[np.int64]
+]  # for each image [b]: the first position, and the one behind the last
 
 
 class Keys(NamedTuple):
@@ -38,9 +42,11 @@ def shift(images: Tensor, keys: Keys, pixels: int) -> Tensor:
     """Move each image down and right by integers uniform in [-pixels, pixels]; uint8 [b, H, W, C], black edges."""
     if pixels == 0:
         return images
+    height, width = images.shape[1:3]
     padded = torch.nn.functional.pad(images, (0, 0, pixels, pixels, pixels, pixels))
     tops, lefts = (rng.below(keys.words(stream), 2 * pixels + 1) for stream in ("shift_y", "shift_x"))
-    return _crops(padded, tops, lefts, images.shape[1], images.shape[2])
+    rows, columns = (start[:, None] + np.arange(extent) for start, extent in ((tops, height), (lefts, width)))
+    return _gathered(padded, rows, columns)
 
 
 def random_crop_flip(images: Tensor, keys: Keys, size_px: int) -> Tensor:
@@ -49,7 +55,8 @@ def random_crop_flip(images: Tensor, keys: Keys, size_px: int) -> Tensor:
     tops = rng.below(keys.words("crop_y"), height - size_px + 1)
     lefts = rng.below(keys.words("crop_x"), width - size_px + 1)
     flips = rng.below(keys.words("flip"), 2) == 1
-    return _crops(images, tops, lefts, size_px, size_px, flips)
+    rows, columns = (start[:, None] + np.arange(size_px) for start in (tops, lefts))
+    return _gathered(images, rows, _mirrored(columns, flips))
 
 
 def central_crop(images: Tensor, size_px: int) -> Tensor:
@@ -78,7 +85,7 @@ def translate(images: Tensor, keys: Keys, pixels: int, flips: NDArray[np.bool_])
     tops, lefts = (rng.below(keys.words(stream), 2 * pixels + 1) - pixels for stream in ("shift_y", "shift_x"))
     rows = _reflected(tops[:, None] + np.arange(height), height)
     columns = _reflected(lefts[:, None] + np.arange(width), width)
-    return _gathered(images, rows, np.where(flips[:, None], columns[:, ::-1], columns))
+    return _gathered(images, rows, _mirrored(columns, flips))
 
 
 def resized_crop(
@@ -99,8 +106,7 @@ def resized_crop(
     rows = _sampled((height - down) * tops, down, height)
     columns = _sampled((width - across) * lefts, across, width)
     if flip:
-        mirrored = (rng.below(keys.words("flip"), 2) == 1)[:, None]
-        columns = np.where(mirrored, columns[:, ::-1], columns)
+        columns = _mirrored(columns, rng.below(keys.words("flip"), 2) == 1)
     return _interpolated(images, rows, columns)
 
 
@@ -117,7 +123,7 @@ def cutout(images: Tensor, keys: Keys, size_px: int) -> Tensor:
         rng.below(keys.words(stream), extent - size_px + 1)
         for stream, extent in (("cutout_y", height), ("cutout_x", width))
     )
-    boxes = inside_boxes(top, top + size_px, left, left + size_px, height, width, images.device)
+    boxes = inside_boxes((top, top + size_px), (left, left + size_px), height, width, images.device)
     return images.masked_fill_(boxes, 0.0)
 
 
@@ -141,23 +147,15 @@ def erase(images: Tensor, keys: Keys, probability: float) -> Tensor:
         _offset(keys.words(stream), extent - length)
         for stream, extent, length in (("erase_y", height, down), ("erase_x", width, across))
     )
-    boxes = inside_boxes(top, top + down, left, left + across, height, width, images.device)
+    boxes = inside_boxes((top, top + down), (left, left + across), height, width, images.device)
     return images.masked_fill_(boxes, 0.0)
 
 
-def inside_boxes(
-    top: NDArray[np.int64],
-    bottom: NDArray[np.int64],
-    left: NDArray[np.int64],
-    right: NDArray[np.int64],
-    height: int,
-    width: int,
-    device: torch.device,
-) -> Tensor:
-    """Return which pixels lie in rows [top, bottom) and columns [left, right), all [b]: bool [b, 1, H, W]."""
+def inside_boxes(rows: Range, columns: Range, height: int, width: int, device: torch.device) -> Tensor:
+    """Return which pixels lie in each image's own `rows` and `columns`: bool [b, 1, H, W]."""
     down, across = (
         torch.from_numpy((np.arange(extent) >= first[:, None]) & (np.arange(extent) < end[:, None])).to(device)
-        for first, end, extent in ((top, bottom, height), (left, right, width))
+        for (first, end), extent in ((rows, height), (columns, width))
     )
     return (down[:, :, None] & across[:, None])[:, None]
 
@@ -212,20 +210,9 @@ def _offset(words: rng.Words, most: NDArray[np.int64]) -> NDArray[np.int64]:
     return (words % (most + 1).astype(np.uint64)).astype(np.int64)
 
 
-def _crops(
-    images: Tensor,
-    tops: NDArray[np.int64],
-    lefts: NDArray[np.int64],
-    height: int,
-    width: int,
-    flips: NDArray[np.bool_] | None = None,
-) -> Tensor:
-    """Return images[i, tops[i] : tops[i] + height, lefts[i] : lefts[i] + width], flipped where flips[i]."""
-    rows = tops[:, None] + np.arange(height)  # [b, h]
-    columns = lefts[:, None] + np.arange(width)  # [b, w]
-    if flips is not None:
-        columns = np.where(flips[:, None], columns[:, ::-1], columns)
-    return _gathered(images, rows, columns)
+def _mirrored(columns: NDArray[Any], flips: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return the columns [b, w] of each image, in reverse order where `flips` [b] is true."""
+    return np.where(flips[:, None], columns[:, ::-1], columns)
 
 
 def _gathered(images: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Tensor:

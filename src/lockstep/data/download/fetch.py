@@ -70,16 +70,18 @@ def fetch(source: Source, folder: Path, timeout_s: float = TIMEOUT_S) -> bool:
             if _is_complete(folder, source.name):
                 return False  # another program downloaded it while this one waited for the lock
             _refuse_foreign_files(folder, source.name)
-            for abandoned in folder.parent.glob(f"{_partial_prefix(folder)}*"):
+            for abandoned in folder.parent.glob(f".{folder.name}-partial-*"):
                 shutil.rmtree(abandoned)
             _download(source, folder, timeout_s)
     except LockstepError as error:
         raise LockstepError(f"dataset {source.name}: {error}. {_by_hand(source, folder)}", error.code) from None
     except OSError as error:
         problem = "no room for" if no_room(error) else "cannot write"
+        # An archive is deleted only after it is unpacked.
+        needed = sum(archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives)
         raise LockstepError(
             f"dataset {source.name}: {problem} {folder} ({error.strerror or error}): it needs "
-            f"{size(_needed_bytes(source))}. LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. "
+            f"{size(needed)}. LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. "
             f"{_by_hand(source, folder)}",
             ENVIRONMENT,
         ) from None
@@ -91,7 +93,7 @@ def _is_complete(folder: Path, name: str) -> bool:
 
 
 def _download(source: Source, folder: Path, timeout_s: float) -> None:
-    partial = folder.parent / f"{_partial_prefix(folder)}{os.getpid()}"
+    partial = folder.parent / f".{folder.name}-partial-{os.getpid()}"
     partial.mkdir()
     try:
         for archive in source.archives:
@@ -133,10 +135,6 @@ def _publish(partial: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _partial_prefix(folder: Path) -> str:
-    return f".{folder.name}-partial-"
-
-
 def _refuse_foreign_files(folder: Path, name: str) -> None:
     """Raise a LockstepError if replacing `folder` would delete a file that no download put there."""
     if not folder.exists():
@@ -146,11 +144,6 @@ def _refuse_foreign_files(folder: Path, name: str) -> None:
         raise LockstepError(
             f"{folder}{origin} holds {foreign[0]}: move it away, or choose another folder with --data", DATA
         )
-
-
-def _needed_bytes(source: Source) -> int:
-    """Estimate the disk space of a download: an archive is deleted only after it is unpacked."""
-    return sum(archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives)
 
 
 def _by_hand(source: Source, folder: Path) -> str:

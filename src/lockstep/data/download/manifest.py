@@ -4,12 +4,11 @@ It marks the folder as made by a download, which a later download may replace, a
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.files import read_json
+from lockstep.files import read_json, sha256
 
 NAME = "lockstep-manifest.json"
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)  # the errors of reading a damaged manifest
@@ -75,9 +74,3 @@ def foreign_files(folder: Path, dataset: str) -> list[str]:
             listed |= set(files(folder))
     names = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir())
     return [name for name in names if name not in listed]
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

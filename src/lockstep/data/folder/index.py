@@ -138,11 +138,7 @@ def _examine(path: str) -> _Facts:
     try:
         data = decode.read_image(Path(path))
     except UnreadableImageError as error:
-        return _Facts(bytes(32), cause=str(error))
-    except OSError as error:
-        return _Facts(bytes(32), cause=(error.strerror or str(error)).lower(), momentary=True)
-    except MemoryError:
-        raise decode.no_memory() from None
+        return _Facts(bytes(32), cause=str(error), momentary=error.momentary)
     sha256 = hashlib.sha256(data).digest()
     try:
         facts = decode.inspect_image(data)

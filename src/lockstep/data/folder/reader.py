@@ -71,5 +71,5 @@ def _pixels(root: Path, name: str, sha256: bytes, image_px: int) -> NDArray[np.u
             forget(root, name)
             raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
         return decode_image(data, image_px)
-    except (OSError, UnreadableImageError) as error:
-        raise LockstepError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", DATA) from None
+    except UnreadableImageError as error:
+        raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
