@@ -57,12 +57,10 @@ def evaluate(
         typer.Option("--watch", help="Evaluate each new checkpoint once, until the run ends. The run may start later."),
     ] = False,
     interval: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="With --watch: seconds between two searches. Default: 5."),
+        float | None, typer.Option(metavar="S", help="With --watch: seconds between two searches. Default: 5.")
     ] = None,
     once: Annotated[
-        bool,
-        typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new."),
+        bool, typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new.")
     ] = False,
     model: Model = None,
     dataset: Dataset = None,
@@ -76,9 +74,7 @@ def evaluate(
     quiet: Annotated[
         bool,
         typer.Option(
-            "--quiet",
-            "-q",
-            help="Print only errors (and the JSON of --json). --watch still records in RUN/eval.",
+            "--quiet", "-q", help="Print only errors (and the JSON of --json). --watch still records in RUN/eval."
         ),
     ] = False,
     inline: Inline = False,

@@ -25,8 +25,7 @@ Dataset = Annotated[
     typer.Option("--dataset", help="The run's own package.module:function, to allow that its code is executed."),
 ]
 Inline = Annotated[
-    bool,
-    typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted."),
+    bool, typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted.")
 ]
 Quiet = Annotated[
     bool,

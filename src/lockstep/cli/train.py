@@ -39,8 +39,7 @@ def train(
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder that contains the runs.")] = Path("runs"),
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue from the last checkpoint. A finished run is left unchanged."),
+        bool, typer.Option("--resume", help="Continue from the last checkpoint. A finished run is left unchanged.")
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse to resume if the arithmetic or the model's source has changed.")
@@ -68,7 +67,6 @@ def train(
     """
     from lockstep.api.specs import RunFolder, train_spec
     from lockstep.config.overrides import parse
-    from lockstep.launch.attempts import report_complete
     from lockstep.launch.submit import submit
     from lockstep.launch.workers import Output
     from lockstep.launch.world import World
@@ -82,7 +80,10 @@ def train(
     if isinstance(spec, RunFolder):
         if world.process == 0:
             _print_complete(spec, quiet=quiet, json_output=json_output)
-        report_complete(world)
+        if world.outer and world.processes > 1:
+            from lockstep.launch.rendezvous import report_complete  # imports torch
+
+            report_complete(world)
         return
     outcome = submit(spec, Output(quiet, lines_to_stderr=json_output), world, inline=inline)
     if json_output and outcome.record is not None:

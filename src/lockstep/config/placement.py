@@ -59,9 +59,7 @@ class Placement(Settings):
     )
     init: Path | None = None  # the file whose SHA-256 the recipe has
     processes: int | None = Field(
-        None,
-        ge=1,
-        description="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads).",
+        None, ge=1, description="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads)."
     )
     device: Annotated[str, BeforeValidator(_device)] = Field(
         "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."
@@ -82,8 +80,7 @@ class Placement(Settings):
     keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")
     log_placement: bool = Field(False, description="Print each process's device, and how towers are added.")
     log_loss: Literal["mean", "last"] = Field(
-        "mean",
-        description="The loss to print: mean over all towers, or last (tower), as in TensorFlow's tutorial.",
+        "mean", description="The loss to print: mean over all towers, or last (tower), as in TensorFlow's tutorial."
     )
     profile: Annotated[tuple[int, int] | None, BeforeValidator(_profile)] = Field(
         None, description="Record the operators of these steps, as in steps=10:13; the end is not included."

@@ -14,8 +14,7 @@ from lockstep.config.recipe import Course, Recipe
 from lockstep.core.reduction import owned, owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.jobs.agreement import exchange
-from lockstep.jobs.session import Session
+from lockstep.jobs.session import Session, exchange
 from lockstep.words import duration, plural
 
 Line = tuple[str, str]  # (label, text)

@@ -14,8 +14,7 @@ from lockstep.core.vector import ControlFlags
 from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
-from lockstep.jobs.emergency_save import emergency_save
-from lockstep.jobs.open_run import OpenRun, opened
+from lockstep.jobs.open_run import OpenRun, emergency_save, opened
 from lockstep.jobs.profile import check_profile
 from lockstep.jobs.result import complete
 from lockstep.jobs.session import Session

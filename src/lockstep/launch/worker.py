@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from socket import gethostname
@@ -20,7 +21,7 @@ from lockstep.config.placement import Placement, check
 from lockstep.core.monitor import Monitor, Stage
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
-from lockstep.launch import attempts, watch
+from lockstep.launch import watch
 from lockstep.launch.signals import StopRequests, end_at_once, handled_by, leave
 from lockstep.launch.workers import Mailbox, Output, read_run_folder, write_run_folder
 from lockstep.launch.world import World
@@ -61,14 +62,14 @@ def compute(
         if not world.joined:
             return _compute(spec, world, output, mail, monitor, requests)
         from lockstep.core.group import is_lost_peer
-        from lockstep.launch.rendezvous import CompleteError
+        from lockstep.launch.rendezvous import CompleteError, record_failure
 
         try:
             return _compute(spec, world, output, mail, monitor, requests)
         except CompleteError:
             return None, 0
         except Exception as error:
-            attempts.record_failure(world, error)
+            record_failure(world, error)
             if is_lost_peer(error):
                 raise PeerLostError(f"lost the other processes: {error}") from error
             raise
@@ -154,30 +155,29 @@ def _join(
     """
     from lockstep.core.group import Alone, connect
 
-    def not_recorded(path: Path) -> None:
+    def begun(path: Path) -> None:
         """Do nothing: no later attempt of this launch can continue the run."""
 
     if world.rendezvous is None or (world.processes == 1 and not world.outer):
-        return spec, Alone(), not_recorded
+        return spec, Alone(), begun
     check(spec.recipe, spec.placement.replace(processes=world.processes))
-    from lockstep.launch.rendezvous import Board, of_this_attempt, open_store, require_one_device_type
+    from lockstep.launch import rendezvous
 
-    host_watch = attempts.watch(spec, world, monitor) if world.outer else None
-    store = raw = open_store(world.rendezvous, world.process, world.processes)
-    begun = not_recorded
+    host_watch = None
+    if world.outer:
+        timeout_s = spec.placement.timeout
+        host_watch = watch.HostWatch(monitor, world, timeout_s, partial(rendezvous.record_failure, world))
+    store = raw = rendezvous.open_store(world.rendezvous, world.process, world.processes)
     # A program that calls lockstep.train may do so again, for another run. Other launchers repeat the same command.
     if world.outer and world.launcher != "caller":
-        spec = attempts.continued(spec, world, raw)
-
-        def begun(path: Path) -> None:
-            attempts.begun(raw, path)
-
+        spec = rendezvous.continued(spec, world, raw)
+        begun = partial(rendezvous.begun, raw)
     if world.processes == 1:
         return spec, Alone(), begun
     if host_watch is not None:  # before the processes connect, which hangs if one of them dies
-        store = of_this_attempt(store, world.process, world.processes)
-        host_watch.join(Board(store, world.process, world.processes, spec.placement.timeout))
-    require_one_device_type(store, world.process, world.processes, device)
+        store = rendezvous.of_this_attempt(store, world.process, world.processes)
+        host_watch.join(rendezvous.Board(store, world.process, world.processes, spec.placement.timeout))
+    rendezvous.require_one_device_type(store, world.process, world.processes, device)
     return spec, connect(world.process, world.processes, device, store, monitor), begun
 
 
