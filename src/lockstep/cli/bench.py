@@ -163,7 +163,6 @@ def _check_plot(path: Path) -> None:
 
 
 def _draw(path: Path, summary: "Summary") -> None:
-    """Write the chart. Raises: LockstepError."""
     from lockstep.bench.chart import chart
     from lockstep.errors import ENVIRONMENT, LockstepError
 

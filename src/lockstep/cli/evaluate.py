@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lockstep.cli.options import EVERYWHERE, Dataset, Inline, Json, Model, options_from, placement_of
+from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.files import discard
 from lockstep.messages import logger
@@ -62,8 +62,8 @@ def evaluate(
     once: Annotated[
         bool, typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new.")
     ] = False,
-    model: Model = None,
-    dataset: Dataset = None,
+    model: Code = None,
+    dataset: Code = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a model or dataset whose source has changed since it was trained.")
     ] = False,

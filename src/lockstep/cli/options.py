@@ -16,13 +16,8 @@ from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
-Model = Annotated[
-    str | None,
-    typer.Option("--model", help="The run's own package.module:function, to allow that its code is executed."),
-]
-Dataset = Annotated[
-    str | None,
-    typer.Option("--dataset", help="The run's own package.module:function, to allow that its code is executed."),
+Code = Annotated[  # a run's own model or dataset
+    str | None, typer.Option(help="The run's own package.module:function, to allow that its code is executed.")
 ]
 Inline = Annotated[
     bool, typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted.")
@@ -66,13 +61,8 @@ def _of_recipe(name: str) -> inspect.Parameter:
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     """Return the option of a field: its name, bound and description, and its default in the help."""
     least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
-    shown = (
-        ""
-        if field.default in (None, False)
-        else f" Default: {field.default:g}."
-        if isinstance(field.default, float)
-        else f" Default: {field.default}."
-    )
+    default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+    shown = "" if default in (None, False) else f" Default: {default}."
     kind = str if name == "profile" else _plain(field.annotation)
     option = typer.Option(
         _flag(name), metavar=_METAVARS.get(name), min=least, help=f"{field.description}{shown}", show_default=False

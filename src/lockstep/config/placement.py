@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lockstep.errors import LockstepError, unknown
+from lockstep import hardware
+from lockstep.errors import ENVIRONMENT, LockstepError, unknown
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,6 +110,23 @@ class Placement(Settings):
         """Return the same placement on `processes` processes, and on the first of the GPUs that it names."""
         device = self.device if self.gpus is None else f"cuda:{','.join(map(str, self.gpus[:processes]))}"
         return self.replace(processes=processes, device=device)
+
+
+def gpus_here(placement: Placement) -> list[int]:
+    """Return the numbers of this host's GPUs that `placement` allows; [] to compute on the CPU.
+
+    Raises: LockstepError if it asks for a GPU that is not here.
+    """
+    count = hardware.gpus() if placement.device != "cpu" else 0
+    if placement.device.startswith("cuda") and count == 0:
+        raise LockstepError(
+            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
+        )
+    if missing := [number for number in placement.gpus or () if number >= count]:
+        raise LockstepError(
+            f"--device {placement.device}: there is no GPU {missing[0]}: choose from 0 to {count - 1}", ENVIRONMENT
+        )
+    return placement.gpus or list(range(count))
 
 
 def check(recipe: "Recipe", placement: Placement) -> None:

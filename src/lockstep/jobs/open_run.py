@@ -81,7 +81,6 @@ class OpenRun:
             raise
 
     def _read(self, strict: bool) -> None:
-        """Read what a resumed run continues from."""
         self.checkpoint = checkpoint.latest(self.run.checkpoints)
         if self.checkpoint is None:
             logger.warning(f"{self.run.path} has no checkpoint: it starts again before its first step")
@@ -115,7 +114,6 @@ class OpenRun:
             )
 
     def _other_data(self, split: str) -> str:
-        """Return the error for a split that is not the one that the run was trained on."""
         what = f"the {'training' if split == 'train' else split} data"
         if self._session.recipe.dataset != IMAGE_FOLDER:
             return (

@@ -16,8 +16,8 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from lockstep import files, hardware, numerics
-from lockstep.config.placement import Placement, check
+from lockstep import files, numerics
+from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.core.monitor import Monitor, Stage
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
@@ -125,17 +125,11 @@ def _device(placement: Placement, world: World) -> "torch.device":
     """Return this process's device. Raises: LockstepError if it has no GPU of its own, but should."""
     import torch
 
-    gpus = hardware.gpus() if placement.device != "cpu" else 0
-    if placement.device.startswith("cuda") and not gpus:
-        raise LockstepError(
-            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
-        )
-    if not gpus:
+    if not (numbers := gpus_here(placement)):
         return torch.device("cpu")
-    numbers = placement.gpus or list(range(gpus))
     # A launcher may show each process its own GPU only, as srun --gpus-per-task does.
     local = 0 if world.outer and len(numbers) == 1 else world.local
-    if local >= len(numbers) or numbers[local] >= gpus:
+    if local >= len(numbers):
         raise LockstepError(
             f"process {world.process} is number {local} of host {gethostname()} and has no GPU of its own: the host's "
             f"GPUs are {numbers}. Start as many processes on a host as it has GPUs; LOCAL_RANK numbers them there",
