@@ -148,10 +148,9 @@ class OpenRun:
             log_file = console.Plain(append(self.run.log), placement.log_every)
         except OSError as error:
             raise self._cannot_write(error) from None
-        listeners = [
-            *ctx.display.listeners(placement.log_every), log_file,
-            MetricsFile(self.run.metrics_path, placement.log_every),
-        ]  # fmt: skip
+        listeners: list[Listener] = [log_file, MetricsFile(self.run.metrics_path, placement.log_every)]
+        if (stream := ctx.display.stream) is not None:
+            listeners.insert(0, console.for_stream(stream, placement.log_every, ctx.display.columns))
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
 
