@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import popen
-from tests.images import bright_and_dark
 
 import lockstep
 from lockstep.data.digits import load
@@ -231,18 +230,6 @@ def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(tmp
     assert own.accuracy == record["accuracy"]["ema"]
     with pytest.raises(LockstepError, match="give one of them"):
         lockstep.train("digits", data=digits, dataset="mnist")
-
-
-def test_a_folder_of_images_is_trained_on(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    photos = bright_and_dark(tmp_path / "photos", 6)
-    run = lockstep.train(
-        photos, model="digits", precision="float32", tower_batch=4, steps=1, processes=1, quiet=True, summary_every=0,
-        settings={"image_px": 32, "eval_batch": 4, "test_views": "one"},
-    )  # fmt: skip
-    assert run.path == tmp_path / "runs/photos-1"
-    assert {p.label for p in lockstep.predict(run, photos)} <= {"bright", "dark"} == set(run.classes)
 
 
 @pytest.mark.parametrize("given", ["run", "path", "what"])

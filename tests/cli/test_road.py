@@ -79,8 +79,6 @@ def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_p
     """Nor does its current folder decide, later, where the run is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # an image has 480
     photos = bright_and_dark(tmp_path / "photos", 6)
 
     def train():
@@ -89,13 +87,18 @@ def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_p
             summary_every=0, settings={"image_px": 32, "eval_batch": 4, "test_views": "one"},
         )  # fmt: skip
 
-    run, opened = train(), lockstep.Run.open("runs/photos-1")
-    cut = photos / "bright/0.png"
-    whole = cut.read_bytes()
-    cut.write_bytes(whole[:-200])
-    with pytest.raises(LockstepError, match=r"bright/0\.png"):
-        train()
-    cut.write_bytes(whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # an image has 480
+        run, opened = train(), lockstep.Run.open("runs/photos-1")
+        cut = photos / "bright/0.png"
+        whole = cut.read_bytes()
+        cut.write_bytes(whole[:-200])
+        with pytest.raises(LockstepError, match=r"bright/0\.png"):
+            train()
+        cut.write_bytes(whole)
+    assert run.path == opened.path == tmp_path / "runs/photos-1"
+    assert {p.label for p in lockstep.predict(run, photos)} <= {"bright", "dark"} == set(run.classes)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     for each in (run, opened):

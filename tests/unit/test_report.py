@@ -101,21 +101,6 @@ def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     }  # fmt: skip
 
 
-def test_throughput_leaves_out_untimed_work(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    log = a_log([console.Plain(io.StringIO(), 10)], steps=30)
-    log.start([])
-    with log.monitor.doing(Stage.UPDATE):
-        for step in range(30):
-            now[0] += 10.0 if step < 5 else 0.5  # the first steps are slow
-            log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-            with log.monitor.doing(Stage.SAVE):
-                now[0] += 100.0
-    assert log.train_s == pytest.approx(62.5)
-    assert log.images_per_s == pytest.approx(128 / 0.5)
-
-
 @pytest.mark.parametrize(
     ("every", "seconds"), [(10, {0: 1.0, 10: 6.5, 20: 16.5, 24: 23.5}), (1, {step: step + 1.0 for step in range(25)})]
 )
@@ -251,29 +236,3 @@ def test_an_event_has_memory_and_cpu_use_of_every_process(monkeypatch):
     last = recorder.events[-1]
     assert last.memory_bytes == [100 * 2**20, 50 * 2**20]
     assert last.cpu_utilisation == pytest.approx([0.5, 0.25])
-
-
-def test_the_split_has_the_time_of_each_part_of_a_step(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    recorder = Recorder(2)
-    log = a_log([recorder], steps=5)
-    log.start([])
-    doing = log.monitor.doing
-    with doing(Stage.UPDATE):
-        for step in range(5):
-            log.begin(step)
-            with doing(Stage.EXCHANGE):
-                for part, seconds in ((Stage.DATA, 1.0), (Stage.COMPUTE, 4.0)):
-                    with doing(part, step, 0):
-                        now[0] += seconds
-                now[0] += 2.0
-            with doing(Stage.REPORT):
-                log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-                now[0] += 0.25
-            now[0] += 0.5
-            with doing(Stage.EVALUATE), doing(Stage.REPORT):
-                now[0] += 100.0
-    last = recorder.events[-1]
-    assert last.split == {"data": 1.0, "compute": 4.0, "communication": 2.0, "report": 0.25, "update": 0.5}
-    assert last.s_per_step == 7.75

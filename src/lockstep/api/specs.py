@@ -67,11 +67,7 @@ class Subject(NamedTuple):
 
 
 def subject_of(
-    what: str | Recipe,
-    changes: dict[str, Any],
-    data: Path | None = None,
-    *,
-    imports: bool = True,
+    what: str | Recipe, changes: dict[str, Any], data: Path | None = None, *, imports: bool = True
 ) -> Subject:
     """Return what the word `what` of a command names: a recipe, a recipe file, a run or a folder of images.
 

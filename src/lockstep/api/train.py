@@ -135,20 +135,14 @@ def _stored(data: Mapping[str, Any], what: str | Recipe, changes: dict[str, Any]
 
 
 def _named(what: str | Path | Recipe | Run | None) -> str | Recipe | None:
-    if isinstance(what, Run):
-        return _folder_text(what.path)
-    if isinstance(what, Path):
-        return _folder_text(what.expanduser())
+    if isinstance(what, Run | Path):
+        path = what.path if isinstance(what, Run) else what.expanduser()
+        return str(path) if len(path.parts) > 1 else f"./{path}"  # "digits" alone is the name of a recipe
     if what is None or isinstance(what, str | Recipe):
         return what
     raise LockstepError(
         f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run with resume=True"
     )
-
-
-def _folder_text(path: Path) -> str:
-    """Return the text of a path, such that it is not taken for the name of a recipe."""
-    return str(path) if len(path.parts) > 1 else f"./{path}"
 
 
 def _sorted(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any], dict[str, Any]]:

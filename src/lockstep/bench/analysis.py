@@ -120,7 +120,7 @@ def _of_a_step(seconds: float, share: float) -> str:
 def exchange_s(kind: str, devices: int, size: int, link: Link) -> float:
     """Return the seconds in which `devices` devices add vectors of `size` bytes with the reduction `kind`.
 
-    A latency-bandwidth model of `reduce/process.py`, with one tower per device. n stands for the size, W for devices:
+    A latency-bandwidth model of `core/reduction.py`, with one tower per device. n stands for the size, W for devices:
 
     tree: each device sends every other device a slice of n / W, then the sum of its own slice, one message after the
         other: 2 (W - 1) messages and 2 (W - 1) / W n bytes.

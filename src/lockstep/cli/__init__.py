@@ -88,6 +88,7 @@ def main() -> None:
     A LockstepError ends it with one message and the error's exit code. Any other exception keeps its traceback.
     """
     reserve_standard_streams()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Where it is ignored, the exit codes of workers would be lost.
     try:
         with handled(on_stderr if _world().process == 0 else lambda text: None):
             app(prog_name="lockstep")

@@ -37,7 +37,6 @@ def diff(
 
 
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the differences in words."""
     rows = [
         ("runs", [f"{' -> '.join(record['runs'])}: {_VERDICTS[record['same']]}"]),
         ("recipe", record["recipe"]["differences"] or ["the same"]),
@@ -79,7 +78,6 @@ def _tensors(tensors: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _results(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the results side by side."""
     names: dict[str, Callable[[Any], str]] = {
         "steps": str, "accuracy": _accuracy, "train_s": lambda value: f"{value} s", "processes": str,
         "weights_sha256": str,

@@ -17,8 +17,7 @@ def doctor(
         Path, typer.Option("--runs", metavar="DIR", help="Folder of the runs, whose disk is measured.")
     ] = Path("runs"),
     data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Folder of datasets. Default: LOCKSTEP_DATA, then the user's cache."),
+        Path | None, typer.Option("--data", help="Folder of datasets. Default: LOCKSTEP_DATA, then the user's cache.")
     ] = None,
     json_output: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lockstep.cli.options import EVERYWHERE, Dataset, Inline, Json, Model, options_from, placement_of
+from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.files import discard
 from lockstep.messages import logger
@@ -61,15 +61,13 @@ def evaluate(
         typer.Option("--watch", help="Evaluate each new checkpoint once, until the run ends. The run may start later."),
     ] = False,
     interval: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="With --watch: seconds between two searches. Default: 5."),
+        float | None, typer.Option(metavar="S", help="With --watch: seconds between two searches. Default: 5.")
     ] = None,
     once: Annotated[
-        bool,
-        typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new."),
+        bool, typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new.")
     ] = False,
-    model: Model = None,
-    dataset: Dataset = None,
+    model: Code = None,
+    dataset: Code = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a model or dataset whose source has changed since it was trained.")
     ] = False,
@@ -80,9 +78,7 @@ def evaluate(
     quiet: Annotated[
         bool,
         typer.Option(
-            "--quiet",
-            "-q",
-            help="Print only errors (and the JSON of --json). --watch still records in RUN/eval.",
+            "--quiet", "-q", help="Print only errors (and the JSON of --json). --watch still records in RUN/eval."
         ),
     ] = False,
     inline: Inline = False,

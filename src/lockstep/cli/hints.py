@@ -1,7 +1,6 @@
 """Hints for unknown options: an option of the original TensorFlow programs maps to the option of Lockstep."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import PurePath
 from shlex import quote
 from typing import Any
@@ -79,33 +78,28 @@ def _value(option: str, args: Sequence[str], is_switch: bool) -> str | None:
     return None
 
 
-@contextmanager
-def _hinting(command: TyperCommand | TyperGroup, args: Sequence[str]) -> Iterator[None]:
-    """Replace the error for an unknown option by a LockstepError with a hint, if there is one for it."""
-    given = list(args)  # a copy, as the parser removes what it has parsed
-    try:
-        yield
-    except Exception as error:
-        option = getattr(error, "option_name", None)  # of click's NoSuchOption, a class that typer keeps private
-        own = [name for parameter in command.params for name in parameter.opts]
-        if option is not None and option not in own and (message := hint(str(option), given, own)) is not None:
-            raise LockstepError(message) from None
-        raise
+class _Hinting:
+    """Replaces the error for an unknown option by a LockstepError with a hint, if there is one for it."""
+
+    params: list[Any]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as typer does. Raises: LockstepError with the hint."""
+        given = list(args)  # a copy, as the parser removes what it has parsed
+        try:
+            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            return parsed
+        except Exception as error:
+            option = getattr(error, "option_name", None)  # of click's NoSuchOption, a class that typer keeps private
+            own = [name for parameter in self.params for name in parameter.opts]
+            if option is not None and option not in own and (message := hint(str(option), given, own)) is not None:
+                raise LockstepError(message) from None
+            raise
 
 
-class HintingCommand(TyperCommand):
+class HintingCommand(_Hinting, TyperCommand):
     """A command whose error for an unknown option names the right one, if that is known."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as typer does. Raises: LockstepError with the hint."""
-        with _hinting(self, args):
-            return super().parse_args(ctx, args)
 
-
-class HintingGroup(TyperGroup):
+class HintingGroup(_Hinting, TyperGroup):
     """A group of commands with the same error for an unknown option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as typer does. Raises: LockstepError with the hint."""
-        with _hinting(self, args):
-            return super().parse_args(ctx, args)

@@ -16,17 +16,11 @@ from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
-Model = Annotated[
-    str | None,
-    typer.Option("--model", help="The run's own package.module:function, to allow that its code is executed."),
-]
-Dataset = Annotated[
-    str | None,
-    typer.Option("--dataset", help="The run's own package.module:function, to allow that its code is executed."),
+Code = Annotated[  # a run's own model or dataset
+    str | None, typer.Option(help="The run's own package.module:function, to allow that its code is executed.")
 ]
 Inline = Annotated[
-    bool,
-    typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted."),
+    bool, typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted.")
 ]
 Quiet = Annotated[
     bool,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Model, options_from
+from lockstep.cli.options import Code, options_from
 from lockstep.errors import DATA, LockstepError, printable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def predict(
             "batch prints the first result sooner.",
         ),
     ] = None,
-    model: Model = None,
+    model: Code = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each image.")] = False,
     csv_output: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     **options: Any,

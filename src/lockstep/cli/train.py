@@ -3,16 +3,13 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lockstep.cli.options import STARTED, Inline, Json, Quiet, options_from, placement_of
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
-
-if TYPE_CHECKING:
-    from lockstep.api.specs import RunFolder
 
 
 @options_from(recipe=tuple(RECIPE_OPTIONS), placement=[name for name in Placement.model_fields if name != "init"])
@@ -39,8 +36,7 @@ def train(
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder that contains the runs.")] = Path("runs"),
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue from the last checkpoint. A finished run is left unchanged."),
+        bool, typer.Option("--resume", help="Continue from the last checkpoint. A finished run is left unchanged.")
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse to resume if the arithmetic or the model's source has changed.")
@@ -68,7 +64,6 @@ def train(
     """
     from lockstep.api.specs import RunFolder, train_spec
     from lockstep.config.overrides import parse
-    from lockstep.launch.attempts import report_complete
     from lockstep.launch.submit import submit
     from lockstep.launch.workers import Output
     from lockstep.launch.world import World
@@ -80,19 +75,16 @@ def train(
         own_program=True, strict=strict, started=STARTED,
     )  # fmt: skip
     if isinstance(spec, RunFolder):
-        if world.process == 0:
-            _print_complete(spec, quiet=quiet, json_output=json_output)
-        report_complete(world)
+        if world.process == 0 and not quiet:
+            print(f"{spec.path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
+        if world.process == 0 and json_output:
+            print(json.dumps(spec.result))
+        if world.outer and world.processes > 1:
+            from lockstep.launch.rendezvous import report_complete  # imports torch
+
+            report_complete(world)
         return
     outcome = submit(spec, Output(quiet, lines_to_stderr=json_output), world, inline=inline)
     if json_output and outcome.record is not None:
         print(json.dumps(outcome.record))
     raise typer.Exit(outcome.code)
-
-
-def _print_complete(run: "RunFolder", *, quiet: bool, json_output: bool) -> None:
-    """Print that the `run` is complete; its result goes to stdout as JSON if asked for."""
-    if not quiet:
-        print(f"{run.path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
-    if json_output:
-        print(json.dumps(run.result))

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import EVERYWHERE, Dataset, Inline, Json, Model, options_from, placement_of
+from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of
 from lockstep.errors import CRASH, printable
+from lockstep.words import plural
 
 _SHOWN = 12  # tensors that are listed; --json lists all
 _MAX_ULP = 1_000_000  # A larger difference, in units in the last place (ulp), is not printed exactly.
@@ -43,8 +44,8 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE|RUN", help="The weights that the run was started from, to compute its step 0."),
     ] = None,
-    model: Model = None,
-    dataset: Dataset = None,
+    model: Code = None,
+    dataset: Code = None,
     inline: Inline = False,
     json_output: Json = False,
     **options: Any,
@@ -106,11 +107,9 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counted(compared: Mapping[str, int]) -> Iterator[str]:
-    names = {"digests": "digest", "checkpoints": "checkpoint", "losses": "loss"}
-    for what, name in names.items():
+    for what, name in {"digests": "digest", "checkpoints": "checkpoint", "losses": "loss"}.items():
         if count := compared[what]:
-            plural = "losses" if what == "losses" else f"{name}s"
-            yield f"{count} {name if count == 1 else plural}"
+            yield plural(count, name)
     if compared["weights_sha256"]:
         yield "the SHA-256 of the result"
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lockstep.errors import LockstepError, unknown
+from lockstep import hardware
+from lockstep.errors import ENVIRONMENT, LockstepError, unknown
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,9 +60,7 @@ class Placement(Settings):
     )
     init: Path | None = None  # the file whose SHA-256 the recipe has
     processes: int | None = Field(
-        None,
-        ge=1,
-        description="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads).",
+        None, ge=1, description="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads)."
     )
     device: Annotated[str, BeforeValidator(_device)] = Field(
         "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."
@@ -82,8 +81,7 @@ class Placement(Settings):
     keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")
     log_placement: bool = Field(False, description="Print each process's device, and how towers are added.")
     log_loss: Literal["mean", "last"] = Field(
-        "mean",
-        description="The loss to print: mean over all towers, or last (tower), as in TensorFlow's tutorial.",
+        "mean", description="The loss to print: mean over all towers, or last (tower), as in TensorFlow's tutorial."
     )
     profile: Annotated[tuple[int, int] | None, BeforeValidator(_profile)] = Field(
         None, description="Record the operators of these steps, as in steps=10:13; the end is not included."
@@ -112,6 +110,23 @@ class Placement(Settings):
         """Return the same placement on `processes` processes, and on the first of the GPUs that it names."""
         device = self.device if self.gpus is None else f"cuda:{','.join(map(str, self.gpus[:processes]))}"
         return self.replace(processes=processes, device=device)
+
+
+def gpus_here(placement: Placement) -> list[int]:
+    """Return the numbers of this host's GPUs that `placement` allows; [] to compute on the CPU.
+
+    Raises: LockstepError if it asks for a GPU that is not here.
+    """
+    count = hardware.gpus() if placement.device != "cpu" else 0
+    if placement.device.startswith("cuda") and count == 0:
+        raise LockstepError(
+            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
+        )
+    if missing := [number for number in placement.gpus or () if number >= count]:
+        raise LockstepError(
+            f"--device {placement.device}: there is no GPU {missing[0]}: choose from 0 to {count - 1}", ENVIRONMENT
+        )
+    return placement.gpus or list(range(count))
 
 
 def check(recipe: "Recipe", placement: Placement) -> None:

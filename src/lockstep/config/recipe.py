@@ -22,6 +22,7 @@ from lockstep.errors import LockstepError, printable, unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose, dotted
+from lockstep.words import listed
 
 if TYPE_CHECKING:
     from lockstep.data.plan import Pipeline, Plan
@@ -354,5 +355,5 @@ def _indivisible(batch: int, towers: int) -> str:
     below, above = batch // towers * towers, -(-batch // towers) * towers
     batches = f"{below} or {above}" if below else str(above)
     divisors = [str(d) for d in range(1, min(batch, 64) + 1) if batch % d == 0 and d <= max(towers, 16)]
-    several = f"{', '.join(divisors[:-1])} or {divisors[-1]}" if len(divisors) > 1 else divisors[0]
+    several = listed(divisors, "or")
     return f"batch {batch} does not divide into {towers} towers: choose {batches}, or {several} towers"

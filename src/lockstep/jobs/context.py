@@ -9,10 +9,8 @@ from typing import IO, Any
 
 import torch
 
-from lockstep.core.events import Listener
 from lockstep.core.group import Alone, Group
 from lockstep.core.monitor import Monitor
-from lockstep.report import console
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,6 @@ class Display:
     stream: IO[str] | None = None
     columns: int | None = None
     progress: IO[str] | None = None
-
-    def listeners(self, every: int) -> list[Listener]:
-        """Return the listener that shows a run, with a line for each `every` steps; none if nothing is shown."""
-        return [] if self.stream is None else [console.for_stream(self.stream, every, self.columns)]
 
 
 @dataclass

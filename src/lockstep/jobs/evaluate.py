@@ -5,8 +5,7 @@ Nothing here takes the run's lock, which is for programs that write recipe, metr
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import EvaluatingEvent
@@ -37,21 +36,11 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     session = Session(spec.recipe, spec.placement, ctx)
     if ctx.first:
         _note_division(spec, session)
-    stream = ctx.display.progress if ctx.first else None
-    line = progress_on(stream) if stream else None
-
-    def show(event: EvaluatingEvent) -> None:
-        if line:
-            line.evaluating(event)
-
-    evaluator = Evaluator(spec, session, show)
+    evaluator = Evaluator(spec, session, ctx.display.progress if ctx.first else None)
     if spec.watch:
-        watch(evaluator, spec, ctx, before_record=line.remove if line else lambda: None)
+        watch(evaluator, spec, ctx)
         return None
-    found = _read(evaluator.run, spec) if ctx.first else None
-    record = evaluator(found)
-    if line:
-        line.remove()
+    record = evaluator(_read(evaluator.run, spec) if ctx.first else None)
     if not ctx.first:
         return None
     if spec.save_model is not None:
@@ -72,16 +61,16 @@ def _read(run: Run, spec: EvaluateSpec) -> Checkpoint:
 class Evaluator:
     """Evaluates checkpoints of one run on one split with one kind of weights. All processes hold the same.
 
-    `show` receives the progress of each evaluation. Raises: LockstepError if the run has no such split or weights.
+    If `stream` is a terminal, it shows the progress of each evaluation. Raises: LockstepError if the run has no such
+    split or weights.
 
     Attributes:
         usual: True if the evaluation is the one that training makes: whole split, the classifier's weights.
     """
 
-    def __init__(
-        self, spec: EvaluateSpec, session: Session, show: Callable[[EvaluatingEvent], None] = lambda event: None
-    ) -> None:
-        self.session, self.run, self._show = session, Run(spec.path), show
+    def __init__(self, spec: EvaluateSpec, session: Session, stream: IO[str] | None = None) -> None:
+        self.session, self.run = session, Run(spec.path)
+        self._line = progress_on(stream) if stream else None
         self._strict, self._last_note, self._data_noted = spec.strict, "", False
         self.dataset = session.split(spec.split, spec.examples)
         own = "ema" if session.state.ema is not None else "raw"
@@ -100,9 +89,12 @@ class Evaluator:
         step = self.session.state.step
 
         def progress(share: float) -> None:
-            self._show(EvaluatingEvent(step, self.split, share))
+            if self._line:
+                self._line.evaluating(EvaluatingEvent(step, self.split, share))
 
         result = self.session.evaluate(self.dataset, self.weights, progress)
+        if self._line:
+            self._line.remove()
         subject = {"run": str(self.run.path), "step": step, "split": self.split, "weights": self.weights}
         return subject | record_of(result, self.dataset.classes)
 
@@ -139,12 +131,11 @@ def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:
     return {**result.summary(), "classes": by_class, "confusion": result.confusion}
 
 
-def watch(evaluator: Evaluator, spec: EvaluateSpec, ctx: Context, before_record: Callable[[], None]) -> None:
+def watch(evaluator: Evaluator, spec: EvaluateSpec, ctx: Context) -> None:
     """Evaluate each new checkpoint once, until the run has ended and its last checkpoint is evaluated.
 
     Every `spec.interval` seconds process 0 looks for checkpoints and decides what all processes do. The oldest new
-    checkpoint comes first. With `spec.once`, it looks once, and only at the newest. `before_record` is called before a
-    record is emitted, to remove what is drawn. Raises: LockstepError.
+    checkpoint comes first. With `spec.once`, it looks once, and only at the newest. Raises: LockstepError.
     """
     group = ctx.group
     watcher = Watcher(evaluator, spec.once) if ctx.first else None
@@ -154,7 +145,6 @@ def watch(evaluator: Evaluator, spec: EvaluateSpec, ctx: Context, before_record:
             record = evaluator(watcher.found if watcher else None)
             if watcher:
                 watcher.log.add(record, time.time())
-                before_record()
                 ctx.emit(record)
             decision = group.broadcast(watcher.after() if watcher else None)
         if decision == _END:

@@ -25,21 +25,13 @@ Line = tuple[str, str]  # (label, text)
 
 
 @dataclass(frozen=True)
-class Mismatch:
-    """A tensor that the file has in another shape or type than the model."""
-
-    name: str
-    in_file: str
-    in_model: str
-
-
-@dataclass(frozen=True)
 class InitialWeights:
     """What a model took from a file of weights. All names are the model's, except `unused`.
 
     Attributes:
         path, sha256: the file.
-        loaded, new, mismatched: the tensors that are loaded, that the file lacks, and that do not fit.
+        loaded, new: the tensors that are loaded, and that the file lacks.
+        mismatched: what the file has in another shape or type than the model, in words.
         unused: the tensors of the file that the model does not have.
         values, values_of_model: how many values of the parameters are loaded, and how many the model has.
         other_class: the first label whose name is another one in the file than in the dataset, and both names. None if
@@ -50,7 +42,7 @@ class InitialWeights:
     sha256: str
     loaded: tuple[str, ...]
     new: tuple[str, ...]
-    mismatched: tuple[Mismatch, ...]
+    mismatched: tuple[str, ...]
     unused: tuple[str, ...]
     values: int
     values_of_model: int
@@ -69,8 +61,7 @@ class InitialWeights:
             text = f"the file has other classes: label {label} is {name} in it, and {own} in the dataset"
             lines.append(("classes", f"{text}. The last layer starts from the outputs of the others"))
         if self.mismatched:
-            shapes = [f"{m.name} is {m.in_file} in the file, {m.in_model} in the model" for m in self.mismatched]
-            lines.append(("mismatched", f"{_some(shapes, '; ')}: not loaded"))
+            lines.append(("mismatched", f"{_some(self.mismatched, '; ')}: not loaded"))
         if self.new:
             lines.append(("new", f"{_some(self.new)}: not in the file"))
         if self.unused:
@@ -95,7 +86,7 @@ def load_initial_weights(
         own.setdefault(id(tensor), []).append(key)
     loaded: list[str] = []
     new: list[str] = []
-    mismatched: list[Mismatch] = []
+    mismatched: list[str] = []
     for names in own.values():
         if names[0].endswith(_COUNTER):
             continue
@@ -112,7 +103,8 @@ def load_initial_weights(
                 target.copy_(tensor)
             loaded.append(names[0])
         else:
-            mismatched.append(Mismatch(names[0], _kind(tensor, target), _kind(target, tensor)))
+            in_file, in_model = _kind(tensor, target), _kind(target, tensor)
+            mismatched.append(f"{names[0]} is {in_file} in the file, {in_model} in the model")
     loaded_parameters = [targets[key] for key in loaded if isinstance(targets[key], nn.Parameter)]
     if not loaded_parameters:
         raise LockstepError(
@@ -120,6 +112,7 @@ def load_initial_weights(
             f"has {_some(_shapes(found))}. The model has {_some(_shapes(targets))}. Give the weights of this model, or "
             f"--model the network of these weights"
         )
+    stated = _stated_classes(path)
     unused = (key for key in found if key not in targets and not key.endswith(_COUNTER))
     return InitialWeights(
         path,
@@ -130,12 +123,8 @@ def load_initial_weights(
         tuple(unused),
         sum(p.numel() for p in loaded_parameters),
         sum(p.numel() for p in model.parameters()),
-        _other_class(_stated_classes(path), classes),
+        first_other_class(stated, classes) if len(stated) == len(classes) else None,
     )
-
-
-def _other_class(stated: Sequence[str], own: Sequence[str]) -> tuple[int, str, str] | None:
-    return first_other_class(stated, own) if len(stated) == len(own) else None
 
 
 def _stated_classes(path: Path) -> list[str]:
@@ -214,7 +203,6 @@ def _fits(tensor: Tensor, target: Tensor) -> bool:
 
 
 def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
-    """Raise a LockstepError unless all values of the tensor are finite."""
     if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
         raise LockstepError(f"--init {path}: {name} has values that are infinite or not a number", DATA)
 

@@ -1,7 +1,9 @@
 """OpenRun: the folder of a run, as process 0 has it open: locked, with a saver and the listeners that write into it."""
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lockstep.core.events import Listener
@@ -11,6 +13,7 @@ from lockstep.data.user_data import first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
 from lockstep.jobs.context import Context
+from lockstep.jobs.due import Due
 from lockstep.jobs.probe import Probe
 from lockstep.jobs.profile import Profile
 from lockstep.jobs.session import Session
@@ -27,6 +30,7 @@ from lockstep.runs.saver import Saver
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
+_LOCK_S = 5.0  # seconds for process 0 to end, in an emergency
 
 
 class OpenRun:
@@ -77,7 +81,6 @@ class OpenRun:
             raise
 
     def _read(self, strict: bool) -> None:
-        """Read what a resumed run continues from."""
         self.checkpoint = checkpoint.latest(self.run.checkpoints)
         if self.checkpoint is None:
             logger.warning(f"{self.run.path} has no checkpoint: it starts again before its first step")
@@ -111,7 +114,6 @@ class OpenRun:
             )
 
     def _other_data(self, split: str) -> str:
-        """Return the error for a split that is not the one that the run was trained on."""
         what = f"the {'training' if split == 'train' else split} data"
         if self._session.recipe.dataset != IMAGE_FOLDER:
             return (
@@ -146,10 +148,9 @@ class OpenRun:
             log_file = console.Plain(append(self.run.log), placement.log_every)
         except OSError as error:
             raise self._cannot_write(error) from None
-        listeners = [
-            *ctx.display.listeners(placement.log_every), log_file,
-            MetricsFile(self.run.metrics_path, placement.log_every),
-        ]  # fmt: skip
+        listeners: list[Listener] = [log_file, MetricsFile(self.run.metrics_path, placement.log_every)]
+        if (stream := ctx.display.stream) is not None:
+            listeners.insert(0, console.for_stream(stream, placement.log_every, ctx.display.columns))
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
 
@@ -260,3 +261,28 @@ def opened(spec: TrainSpec, ctx: Context, session: Session, probe: Probe) -> Ite
         raise run._cannot_write(error) from None
     finally:
         run.close()
+
+
+def emergency_save(session: Session, due: Due, run: OpenRun | None, run_folder: Callable[[], Path | None]) -> None:
+    """Save the state of this process as a checkpoint of the run, without the other processes.
+
+    A thread calls this while the main thread waits for a process that hangs. The state is that after the last update,
+    which was the same in all processes when their digests were last compared. A process other than process 0 has no
+    open `run`; it finds the folder by `run_folder` and locks it, as soon as process 0 has ended.
+    Raises: LockstepError, OSError.
+    """
+    if run is not None:
+        folder = run.run
+        run.saver.wait()
+    elif (path := run_folder()) is not None:
+        folder, until = Run(path), time.monotonic() + _LOCK_S
+        while folder.is_held() and time.monotonic() < until:
+            time.sleep(0.05)
+        folder.lock()
+    else:
+        raise LockstepError("this process does not know the run's folder")
+    with session.state.update_lock:  # so that no update is half done
+        if not session.state.is_finite():
+            raise LockstepError("a weight is not finite")
+        tensors, facts = session.state.tensors(), {**session.checkpoint_facts(), **due.facts()}
+    checkpoint.save(folder.checkpoints, tensors, facts, folder.require_lock)

@@ -118,7 +118,6 @@ def _seconds(tower: Tower, state: State, shard: Shard, calls: int = _TIMED_CALLS
 
 
 def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
-    """Return the first images of tower 0 at step 0."""
     plan = recipe.bind(len(dataset)).plan(0)
     return dataset.shard(plan.first(_IMAGES_OF_LARGE if _is_large(network) else _IMAGES), 0)
 

@@ -1,6 +1,7 @@
 """Session: one process's data, network and state. All processes of a run hold the same."""
 
 import json
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,22 +14,23 @@ from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation, Progress, evaluate
+from lockstep.core.group import Group
 from lockstep.core.monitor import Stage
 from lockstep.core.network import Network, initial_model, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import OverflowedError
-from lockstep.data import IMAGE_FOLDER
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, custom
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import decoder_versions
-from lockstep.errors import USAGE, LockstepError
-from lockstep.jobs.agreement import exchange, require_equal
+from lockstep.data.download.fetch import ensure
+from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.probe import Probe, probe, slowdown
-from lockstep.jobs.splits import read_splits
 from lockstep.runs.checkpoint import Checkpoint
-from lockstep.runs.provenance import fingerprint, sources
+from lockstep.runs.provenance import compare, fingerprint, sources
+from lockstep.settings import load_object
 
 
 class Session:
@@ -281,3 +283,63 @@ def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
         )
     kept, held = train_set.held_out(count)
     return {"train": kept, "held-out": held}
+
+
+def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
+    """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is downloaded.
+
+    Raises: LockstepError.
+    """
+    try:
+        if recipe.dataset == IMAGE_FOLDER:
+            from lockstep.data.folder.reader import load as load_folder
+
+            assert recipe.image_px is not None
+            return load_folder(
+                placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
+                skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
+            )  # fmt: skip
+        if recipe.dataset == MEMORY:
+            assert recipe.dataset_sha256 is not None
+            return custom.load_stored(placement.data, recipe.dataset_sha256)
+        if "dataset" in recipe.custom_code:
+            return custom.load_function(recipe.dataset, placement.data, recipe.image_px)
+        ensure(recipe.dataset, placement.data)
+        splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+        return splits
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
+
+
+def exchange(text: str, group: Group) -> list[str]:
+    """Return every process's `text`, in order of process."""
+    data = text.encode()
+    longest = int(group.gather(torch.tensor([len(data)])).max())
+    padded = torch.tensor(list(data.ljust(longest)), dtype=torch.uint8)
+    return [bytes(row.tolist()).decode().rstrip() for row in group.gather(padded)]
+
+
+def require_equal(what: str, own: str, group: Group, fingerprint: Mapping[str, Any]) -> None:
+    """Raise a LockstepError, in every process, unless all processes have the same text `own` for `what`.
+
+    The message names two processes that differ, their hosts, and how their `fingerprint`s differ.
+    """
+    texts = exchange(own, group)
+    other = next((process for process, text in enumerate(texts) if text != texts[0]), None)
+    if other is None:
+        return
+    fingerprints = [json.loads(text) for text in exchange(json.dumps(fingerprint), group)]
+    hosts = exchange(socket.gethostname(), group)
+    differences = list(map(str, compare(fingerprints[0], fingerprints[other])))
+    cause = (
+        f"Their environments differ: {'; '.join(differences)}. Use hosts with the same CPU or GPU model, libraries "
+        f"and variables"
+        if differences
+        else "Their CPUs, libraries and variables are the same. Give every host the same files and options, and let a "
+        "model draw random numbers only from torch's generator"
+    )
+    raise LockstepError(
+        f"process 0 (host {hosts[0]}) and process {other} (host {hosts[other]}) do not have the same {what}, so "
+        f"they would not train one network. {cause}",
+        ENVIRONMENT,
+    )

@@ -14,8 +14,7 @@ from lockstep.config.recipe import Course, Recipe
 from lockstep.core.reduction import owned, owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.jobs.agreement import exchange
-from lockstep.jobs.session import Session
+from lockstep.jobs.session import Session, exchange
 from lockstep.words import duration, plural
 
 Line = tuple[str, str]  # (label, text)
@@ -37,12 +36,13 @@ def startup_lines(
     """
     recipe, placement, device = session.recipe, session.placement, session.device
     processes = session.group.processes
+    data = str(placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
     shape = "x".join(map(str, train_set.images.shape[1:]))
     watch = f"tail -f {shlex.quote(str(run / 'log.txt'))}"
     watch += f", or tensorboard --logdir {shlex.quote(str(run))}" if placement.summary_every else ""
     lines = [
         ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
-        ("data", f"{_data_name(session)}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
+        ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
                  f"images, {shape}, {len(train_set.classes)} classes"),
         ("model", f"{recipe.model}: {session.parameter_count:,} parameters, computed in {recipe.precision}"),
         ("batch", f"{recipe.batch} images a step (global) = {plural(recipe.towers, 'tower')} "
@@ -122,7 +122,6 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
 
 
 def _describe_process(device: torch.device) -> str:
-    """Return this process's host, number, device and memory, in words."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, total = f"{device} ({properties.name})", properties.total_memory
@@ -131,11 +130,6 @@ def _describe_process(device: torch.device) -> str:
         name = f"CPU ({plural(cores, 'core')}, {torch.get_num_threads()} used)"
         total = psutil.virtual_memory().total
     return f"{socket.gethostname()}, pid {os.getpid()}, {name}, {total / 2**30:.1f} GiB"
-
-
-def _data_name(session: Session) -> str:
-    """Return the dataset's name, or the folder of images."""
-    return str(session.placement.data) if session.recipe.dataset == IMAGE_FOLDER else session.recipe.dataset
 
 
 def idle_devices(
@@ -149,7 +143,7 @@ def idle_devices(
         available, each, unit = len(placement.gpus or range(torch.cuda.device_count())), 1, "GPU"
     else:
         available, each, unit = hardware.cores(), recipe.threads_per_tower, "core"
-    towers = f"{plural(recipe.towers, 'tower')}"
+    towers = plural(recipe.towers, "tower")
     if unit == "core":
         towers += f" of {_threads(recipe)}"
     if recipe.towers > processes:
@@ -189,4 +183,4 @@ def _processes(session: Session) -> str:
 
 
 def _threads(recipe: Recipe) -> str:
-    return f"{plural(recipe.threads_per_tower, 'thread')}"
+    return plural(recipe.threads_per_tower, "thread")

@@ -1,4 +1,7 @@
-"""Rendezvous: how the processes of a run find each other, and what they know of each other beside the vectors."""
+"""Rendezvous: how the processes of a run find each other, and what they know of each other beside the vectors.
+
+An outer launcher such as torchrun may start the processes of a run again, with the same command: another attempt.
+"""
 
 import os
 import socket
@@ -13,6 +16,9 @@ import torch.distributed as dist
 
 from lockstep.core.monitor import Beat
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.jobs.specs import Spec, TrainSpec
+from lockstep.launch.world import World
+from lockstep.runs.folder import Run
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for all processes to start
 _POLL_S = 0.02
@@ -115,11 +121,55 @@ def require_one_device_type(store: Store, process: int, processes: int, device: 
             )
 
 
-def record_for_torchrun(error: Exception) -> None:
-    """Write `error` into the file that torchrun names in TORCHELASTIC_ERROR_FILE, if it does."""
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # takes a tenth of a second
+def continued(spec: Spec, world: World, store: Store) -> Spec:
+    """Return `spec`, or if an earlier attempt of this launch has begun the run, one that resumes it.
 
-    get_error_handler().record_exception(error)
+    The launcher's `store` outlives an attempt, and process 0 has written the path of the run's folder into it.
+    """
+    if not isinstance(spec, TrainSpec) or world.process != 0 or not store.check([_key()]):
+        return spec
+    path = Path(store.get(_key()).decode())
+    # Process 0 may be on another host than before. Its folder of the same name may hold another run.
+    if (path / "recipe.json").is_file() and Run(path).recipe().digest() == spec.recipe.digest():
+        return spec.replace(path=path, resume=True, numbered=False)
+    note = f"an earlier attempt trained in {path}, which is not on this host: starting at step 0, with the same bits"
+    return spec.replace(notes=(*spec.notes, note))
+
+
+def report_complete(world: World) -> None:
+    """Tell the other processes that the run is complete: those whose hosts do not have its folder wait for this one.
+
+    Raises: LockstepError if process 0 does not have the complete run.
+    """
+    assert world.rendezvous is not None
+    store = open_store(world.rendezvous, world.process, world.processes)
+    try:
+        of_this_attempt(store, world.process, world.processes, complete=world.process == 0)
+    except CompleteError:
+        return
+    if world.process != 0:
+        raise LockstepError(
+            f"the run is complete on host {socket.gethostname()}, but process 0 trains it: it does not have this "
+            f"folder. Give all hosts one folder as --runs, or remove the copy here",
+            ENVIRONMENT,
+        )
+
+
+def begun(store: Store, path: Path) -> None:
+    """Record, for later attempts of this launch, that process 0 trains the run in the folder `path`."""
+    store.set(_key(), str(path))
+
+
+def _key() -> str:
+    return f"lockstep/run/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+
+
+def record_failure(world: World, error: Exception) -> None:
+    """Write `error` where torchrun looks for the cause of a failure, in the file TORCHELASTIC_ERROR_FILE."""
+    if world.launcher == "torchrun":
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # takes a tenth of a second
+
+        get_error_handler().record_exception(error)
 
 
 class Board:

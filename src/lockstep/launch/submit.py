@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from lockstep import hardware, numerics
-from lockstep.config.placement import Placement, check
+from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.specs import Spec
@@ -121,7 +121,6 @@ def submit_from_program(spec: Spec, output: Output, streams: Streams, world: Wor
 
 
 def _compute_here(spec: Spec, output: Output, world: World, on_record: Callable[[Record], None]) -> Outcome:
-    """Do this program's part of the job in this process."""
     numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
     from lockstep.launch.worker import Mail, compute
 
@@ -153,17 +152,7 @@ def count(recipe: Recipe, placement: Placement) -> int:
 
 def capacity(recipe: Recipe, placement: Placement) -> int:
     """Return how many processes this host has devices for. Raises: LockstepError if it lacks the GPUs asked for."""
-    gpus = hardware.gpus() if placement.device != "cpu" else 0
-    if placement.device.startswith("cuda") and gpus == 0:
-        raise LockstepError(
-            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
-        )
-    if placement.gpus is not None:
-        if missing := [number for number in placement.gpus if number >= gpus]:
-            raise LockstepError(
-                f"--device {placement.device}: there is no GPU {missing[0]}: choose from 0 to {gpus - 1}", ENVIRONMENT
-            )
-        gpus = len(placement.gpus)
+    gpus = len(gpus_here(placement))
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(
             f"{placement.processes} processes need as many GPUs, and there {'is' if gpus == 1 else 'are'} {gpus}: "

@@ -143,7 +143,6 @@ class Supervisor:
         return isinstance(self._spec, TrainSpec) and self.signals.received is not None and self._outer is None
 
     def _stalled(self, observer: Observer) -> list[Stalled]:
-        """Return the workers that hang."""
         timeout_s = self._spec.placement.timeout
         stalled = observer.stalled(timeout_s)
         if self._stopping and not stalled and self.signals.since() > _STOP_S:

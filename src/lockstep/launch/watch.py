@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lockstep.core.monitor import Beat, Monitor
 from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, printable
 from lockstep.launch.liveness import Observer
+from lockstep.launch.world import World
 
 if TYPE_CHECKING:
     from lockstep.launch.rendezvous import Board
@@ -60,16 +61,14 @@ class HostWatch:
     that it cannot reach. So every side of a broken network ends by itself. A process that is asked to stop while it
     waits for one that hangs saves its state, if it is process 0, and ends.
 
-    agent: the process id of torchrun's agent, with which this process ends; None for other launchers.
-    failed: called with the error before the process ends.
+    Under torchrun it ends with torchrun's agent, too. `failed` is called with the error before the process ends.
     """
 
     def __init__(
-        self, monitor: Monitor, process: int, timeout_s: float, agent: int | None,
-        failed: Callable[[LockstepError], None],
-    ) -> None:  # fmt: skip
-        self._monitor, self._process, self._timeout_s = monitor, process, timeout_s
-        self._agent, self._failed = agent, failed
+        self, monitor: Monitor, world: World, timeout_s: float, failed: Callable[[LockstepError], None]
+    ) -> None:
+        self._monitor, self._process, self._timeout_s, self._failed = monitor, world.process, timeout_s, failed
+        self._agent = os.getppid() if world.launcher == "torchrun" else None
         self._board: Board | None = None
         self._beats: dict[int, Beat] = {}
         self._answered = time.monotonic()  # when the store answered last
@@ -118,6 +117,7 @@ class HostWatch:
             if blocked and self._board is not None and (error := self._cause(others, now)) is not None:
                 try:
                     self._failed(error)
+                    print(printable(f"lockstep: {error}"), file=sys.stderr, flush=True)
                 finally:  # even if nobody reads the message
                     os._exit(ENVIRONMENT)
             if self._stop_asked is not None:

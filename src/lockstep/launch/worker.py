@@ -10,19 +10,19 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from lockstep import files, hardware, numerics
-from lockstep.config.placement import Placement, check
+from lockstep import files, numerics
+from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.core.monitor import Monitor, Stage
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
-from lockstep.launch import attempts, watch
+from lockstep.launch import watch
 from lockstep.launch.signals import StopRequests, end_at_once, handled_by, leave
-from lockstep.launch.watch import HostWatch
 from lockstep.launch.workers import Mailbox, Output, read_run_folder, write_run_folder
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
@@ -62,14 +62,14 @@ def compute(
         if not world.joined:
             return _compute(spec, world, output, mail, monitor, requests)
         from lockstep.core.group import is_lost_peer
-        from lockstep.launch.rendezvous import CompleteError
+        from lockstep.launch.rendezvous import CompleteError, record_failure
 
         try:
             return _compute(spec, world, output, mail, monitor, requests)
         except CompleteError:
             return None, 0
         except Exception as error:
-            attempts.record_failure(world, error)
+            record_failure(world, error)
             if is_lost_peer(error):
                 raise PeerLostError(f"lost the other processes: {error}") from error
             raise
@@ -80,17 +80,16 @@ def _compute(
 ) -> tuple[dict[str, Any] | None, int]:
     numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
     device = _device(spec.placement, world)
-    host_watch = attempts.watch(spec, world, monitor) if world.outer else None
-    with contextlib.closing(host_watch) if host_watch else contextlib.nullcontext():
-        return _joined(spec, world, output, mail, monitor, requests, device, host_watch)
+    with contextlib.ExitStack() as watching:
+        spec, group, begun = _join(spec, device, world, monitor, watching)
+        return _do(spec, world, output, mail, monitor, requests, device, group, begun)
 
 
-def _joined(
+def _do(
     spec: Spec, world: World, output: Output, mail: Mail, monitor: Monitor, requests: StopRequests,
-    device: "torch.device", host_watch: HostWatch | None,
+    device: "torch.device", group: "Group", begun: Callable[[Path], None],
 ) -> tuple[dict[str, Any] | None, int]:  # fmt: skip
-    """Connect to the other processes, and do the job with them."""
-    spec, group, begun = _join(spec, device, world, monitor, host_watch)
+    """Do the job's function with the other processes."""
     from lockstep.jobs.context import Context, Display  # imports torch
     from lockstep.jobs.train import StoppedError
 
@@ -135,17 +134,11 @@ def _device(placement: Placement, world: World) -> "torch.device":
     """Return this process's device. Raises: LockstepError if it has no GPU of its own, but should."""
     import torch
 
-    gpus = hardware.gpus() if placement.device != "cpu" else 0
-    if placement.device.startswith("cuda") and not gpus:
-        raise LockstepError(
-            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
-        )
-    if not gpus:
+    if not (numbers := gpus_here(placement)):
         return torch.device("cpu")
-    numbers = placement.gpus or list(range(gpus))
     # A launcher may show each process its own GPU only, as srun --gpus-per-task does.
     local = 0 if world.outer and len(numbers) == 1 else world.local
-    if local >= len(numbers) or numbers[local] >= gpus:
+    if local >= len(numbers):
         raise LockstepError(
             f"process {world.process} is number {local} of host {gethostname()} and has no GPU of its own: the host's "
             f"GPUs are {numbers}. Start as many processes on a host as it has GPUs; LOCAL_RANK numbers them there",
@@ -156,38 +149,39 @@ def _device(placement: Placement, world: World) -> "torch.device":
 
 
 def _join(
-    spec: Spec, device: "torch.device", world: World, monitor: Monitor, host_watch: HostWatch | None
+    spec: Spec, device: "torch.device", world: World, monitor: Monitor, watching: contextlib.ExitStack
 ) -> tuple[Spec, "Group", Callable[[Path], None]]:
     """Connect this process to the others.
 
-    Return the spec, which may continue an earlier attempt; the group; and a function that records the run's folder for
-    later attempts.
+    Return the spec, which may continue an earlier start's run; the group; and a function that records the run's folder
+    for later starts. In an outer launch, the processes are watched until `watching` closes.
     """
     from lockstep.core.group import Alone, connect
 
-    def not_recorded(path: Path) -> None:
-        """Do nothing: no later attempt of this launch can continue the run."""
+    def begun(path: Path) -> None:
+        """Do nothing: no later start of this launch can continue the run."""
 
     if world.rendezvous is None or (world.processes == 1 and not world.outer):
-        return spec, Alone(), not_recorded
+        return spec, Alone(), begun
     check(spec.recipe, spec.placement.replace(processes=world.processes))
-    from lockstep.launch.rendezvous import Board, of_this_attempt, open_store, require_one_device_type
+    from lockstep.launch import rendezvous
 
-    store = raw = open_store(world.rendezvous, world.process, world.processes)
-    begun = not_recorded
+    host_watch = None
+    if world.outer:
+        timeout_s = spec.placement.timeout
+        host_watch = watch.HostWatch(monitor, world, timeout_s, partial(rendezvous.record_failure, world))
+        watching.enter_context(contextlib.closing(host_watch))
+    store = raw = rendezvous.open_store(world.rendezvous, world.process, world.processes)
     # A program that calls lockstep.train may do so again, for another run. Other launchers repeat the same command.
     if world.outer and world.launcher != "caller":
-        spec = attempts.continued(spec, world, raw)
-
-        def begun(path: Path) -> None:
-            attempts.begun(raw, path)
-
+        spec = rendezvous.continued(spec, world, raw)
+        begun = partial(rendezvous.begun, raw)
     if world.processes == 1:
         return spec, Alone(), begun
     if host_watch is not None:  # before the processes connect, which hangs if one of them dies
-        store = of_this_attempt(store, world.process, world.processes)
-        host_watch.join(Board(store, world.process, world.processes, spec.placement.timeout))
-    require_one_device_type(store, world.process, world.processes, device)
+        store = rendezvous.of_this_attempt(store, world.process, world.processes)
+        host_watch.join(rendezvous.Board(store, world.process, world.processes, spec.placement.timeout))
+    rendezvous.require_one_device_type(store, world.process, world.processes, device)
     return spec, connect(world.process, world.processes, device, store, monitor), begun
 
 

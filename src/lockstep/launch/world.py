@@ -140,7 +140,6 @@ def _meeting(text: str) -> Path | tuple[str, int]:
 
 
 def _master(variables: Mapping[str, str], launcher: str) -> tuple[str, int]:
-    """Return MASTER_ADDR and MASTER_PORT."""
     address, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT", "")
     if not address or not (port.isdecimal() and 0 < int(port) <= _MAX_PORT):
         raise LockstepError(
