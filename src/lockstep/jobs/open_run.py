@@ -103,27 +103,24 @@ class OpenRun:
     def _require_same_data(self, manifest: Mapping[str, Any]) -> None:
         """Raise a LockstepError unless splits and classes are those that the checkpoint was trained on."""
         before = manifest["data_sha256"]
+        images = self._session.placement.data if self._session.recipe.dataset == IMAGE_FOLDER else None
+        where = f" in {images}" if images else ""
+        what_to_do = "give the same files as --data to resume"
+        if images:
+            what_to_do = "images were added, removed or changed since. Restore them, or start a new run"
         for name, digest in self._session.data_sha256.items():
             if before.get(name, digest) != digest:
-                raise LockstepError(self._other_data(name), DATA)
+                raise LockstepError(
+                    f"the {'training' if name == 'train' else name} data{where} is not what {self.run.path} was "
+                    f"trained on (its sha256 differs): {what_to_do}",
+                    DATA,
+                )
         if other := first_other_class(manifest["classes"], self._session.splits["train"].classes):
             raise LockstepError(
                 f"the classes are not those that {self.run.path} was trained on: label {other[0]} was {other[1]} and "
                 f"is {other[2]}. Give the same names in the same order to resume, or start a new run",
                 DATA,
             )
-
-    def _other_data(self, split: str) -> str:
-        what = f"the {'training' if split == 'train' else split} data"
-        if self._session.recipe.dataset != IMAGE_FOLDER:
-            return (
-                f"{what} is not what {self.run.path} was trained on (its sha256 differs): give the same files as "
-                f"--data to resume"
-            )
-        return (
-            f"{what} in {self._session.placement.data} is not what {self.run.path} was trained on (its sha256 "
-            f"differs): images were added, removed or changed since. Restore them, or start a new run"
-        )
 
     def _differences_from(self, earlier: Mapping[str, Any]) -> list[str]:
         """Return each way in which this session computes differently from an `earlier` one, in words."""
