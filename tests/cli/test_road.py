@@ -114,13 +114,12 @@ def test_a_path_need_not_be_utf_8(program):
 
 
 def test_hosts_with_other_intervals_are_told_the_options():
-    class Agreeing(MemoryGroup):
-        def agree(self) -> None:
-            built = session({})
-            built.group, built.placement = self, Placement(eval_every=1 + self.process)
-            built.require_agreement()
+    def agree(group: MemoryGroup) -> None:
+        built = session({})
+        built.group, built.placement = group, Placement(eval_every=1 + group.process)
+        built.require_agreement()
 
-    for ended in on_replicas(2, Agreeing.agree, Agreeing):
+    for ended in on_replicas(2, agree):
         assert "do not have the same options --eval-every" in str(ended)
 
 

@@ -439,7 +439,7 @@ def test_the_index_of_a_folder(tmp_path, edits):
         cache = index.cache_file(root)
         cache.write_bytes(edited(cache.read_bytes(), edits))
         found = index.index_of(scan(root))
-        assert (found.paths, found.sha256.tolist()) == (whole.paths, whole.sha256.tolist())
+        assert (found.paths, found.files["sha256"].tolist()) == (whole.paths, whole.files["sha256"].tolist())
 
 
 @bounded

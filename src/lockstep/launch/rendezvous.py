@@ -1,6 +1,6 @@
 """Rendezvous: how the processes of a run find each other, and what they know of each other beside the vectors.
 
-An outer launcher such as torchrun may start the processes of a run again, with the same command: another attempt.
+An outer launcher such as torchrun may start the processes of a run again, with the same command: another start.
 """
 
 import os
@@ -30,7 +30,7 @@ Store = Any  # a key-value store of torch.distributed, whose stubs do not define
 def open_store(rendezvous: Path | tuple[str, int], process: int, processes: int) -> Store:
     """Return the key-value store in which the processes find each other: a file's, or the one at an address.
 
-    A store at an address may have keys of an earlier attempt: torchrun keeps one store while it restarts processes.
+    A store at an address may have keys of an earlier start: torchrun keeps one store while it restarts processes.
     """
     if isinstance(rendezvous, Path):
         store = dist.FileStore(str(rendezvous), processes)  # type: ignore[attr-defined]
@@ -70,8 +70,8 @@ class CompleteError(Exception):
     """The run is complete in process 0's folder, so there is nothing to do."""
 
 
-def of_this_attempt(store: Store, process: int, processes: int, *, complete: bool = False) -> Store:
-    """Return a part of `store` that only these processes use, and no processes of an earlier attempt.
+def of_this_start(store: Store, process: int, processes: int, *, complete: bool = False) -> Store:
+    """Return a part of `store` that only these processes use, and no processes of an earlier start.
 
     Process 0 makes a new name and gives it to each of the others, by the name that they give themselves. It waits
     until each has answered, because a name that it finds may be that of an earlier process. If process 0 finds that the
@@ -81,19 +81,19 @@ def of_this_attempt(store: Store, process: int, processes: int, *, complete: boo
     own = f"{_COMPLETE}-{uuid.uuid4().hex}" if complete else uuid.uuid4().hex
     if process != 0:
         store.set(f"here/{process}", own)
-        store.wait([f"attempt/{own}"], JOIN_TIMEOUT)
-        attempt = store.get(f"attempt/{own}").decode()
-        store.set(f"joined/{attempt}/{process}", "")
-        if attempt.startswith(_COMPLETE):
+        store.wait([f"start/{own}"], JOIN_TIMEOUT)
+        name = store.get(f"start/{own}").decode()
+        store.set(f"joined/{name}/{process}", "")
+        if name.startswith(_COMPLETE):
             raise CompleteError
-        return dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+        return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     missing, until = set(range(1, processes)), time.monotonic() + JOIN_TIMEOUT.total_seconds()
     while missing:
         for other in sorted(missing):
             if store.check([f"joined/{own}/{other}"]):
                 missing.remove(other)
             elif store.check([f"here/{other}"]):
-                store.set(f"attempt/{store.get(f'here/{other}').decode()}", own)
+                store.set(f"start/{store.get(f'here/{other}').decode()}", own)
         if time.monotonic() > until:
             absent = ", ".join(map(str, sorted(missing)))
             raise LockstepError(
@@ -122,9 +122,9 @@ def require_one_device_type(store: Store, process: int, processes: int, device: 
 
 
 def continued(spec: Spec, world: World, store: Store) -> Spec:
-    """Return `spec`, or if an earlier attempt of this launch has begun the run, one that resumes it.
+    """Return `spec`, or if an earlier start of this launch has begun the run, one that resumes it.
 
-    The launcher's `store` outlives an attempt, and process 0 has written the path of the run's folder into it.
+    The launcher's `store` outlives a start, and process 0 has written the path of the run's folder into it.
     """
     if not isinstance(spec, TrainSpec) or world.process != 0 or not store.check([_key()]):
         return spec
@@ -132,7 +132,7 @@ def continued(spec: Spec, world: World, store: Store) -> Spec:
     # Process 0 may be on another host than before. Its folder of the same name may hold another run.
     if (path / "recipe.json").is_file() and Run(path).recipe().digest() == spec.recipe.digest():
         return spec.replace(path=path, resume=True, numbered=False)
-    note = f"an earlier attempt trained in {path}, which is not on this host: starting at step 0, with the same bits"
+    note = f"an earlier start trained in {path}, which is not on this host: starting at step 0, with the same bits"
     return spec.replace(notes=(*spec.notes, note))
 
 
@@ -144,7 +144,7 @@ def report_complete(world: World) -> None:
     assert world.rendezvous is not None
     store = open_store(world.rendezvous, world.process, world.processes)
     try:
-        of_this_attempt(store, world.process, world.processes, complete=world.process == 0)
+        of_this_start(store, world.process, world.processes, complete=world.process == 0)
     except CompleteError:
         return
     if world.process != 0:
@@ -156,7 +156,7 @@ def report_complete(world: World) -> None:
 
 
 def begun(store: Store, path: Path) -> None:
-    """Record, for later attempts of this launch, that process 0 trains the run in the folder `path`."""
+    """Record, for later starts of this launch, that process 0 trains the run in the folder `path`."""
     store.set(_key(), str(path))
 
 

@@ -174,7 +174,7 @@ class Supervisor:
         return {saver: code}
 
     def _restart_or_raise(self, failure: Failure) -> None:
-        """Prepare the next generation. Raises: LockstepError if there must be none."""
+        """Prepare a restart. Raises: LockstepError if there must be none."""
         spec = self._spec
         restarts = spec.placement.max_restarts if isinstance(spec, TrainSpec) else 0
         # A program that crashes before its first step does so again.

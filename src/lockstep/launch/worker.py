@@ -179,7 +179,7 @@ def _join(
     if world.processes == 1:
         return spec, Alone(), begun
     if host_watch is not None:  # before the processes connect, which hangs if one of them dies
-        store = rendezvous.of_this_attempt(store, world.process, world.processes)
+        store = rendezvous.of_this_start(store, world.process, world.processes)
         host_watch.join(rendezvous.Board(store, world.process, world.processes, spec.placement.timeout))
     rendezvous.require_one_device_type(store, world.process, world.processes, device)
     return spec, connect(world.process, world.processes, device, store, monitor), begun
