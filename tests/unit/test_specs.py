@@ -65,7 +65,7 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, spec):
     monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "1", "[true, false, null]"])
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), str(os.getppid()), "[true, false, null]"])
     with pytest.raises(SystemExit) as ended:
         worker.main()
     assert ended.value.code == 7

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -203,27 +204,35 @@ def main() -> None:
     mail = Mail(
         Mailbox(folder).put, lambda path: write_run_folder(folder, path), lambda: read_run_folder(folder)
     )  # fmt: skip
-    with _failure_file(folder, world.process, monitor):
+    with _failure_told(folder, parent, world.process, monitor):
         _, code = compute(spec, world, output, mail, monitor)
-    _end(folder, world.process, code)
+    _end(folder, parent, world.process, code)
 
 
-def _end(folder: Path, process: int, code: int) -> None:
+def _end(folder: Path, parent: int, process: int, code: int) -> None:
     """End this process with the exit code, without clean-up: a collective may be pending in another thread."""
     sys.stdout.flush()
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)  # Programs that clean /tmp may have removed it.
-        (folder / f"ended-{process}").write_text(str(code))
+        _tell(folder, parent, f"ended-{process}", str(code))
     os._exit(code)
 
 
+def _tell(folder: Path, parent: int, name: str, text: str) -> None:
+    """Write a file for the launcher. If it has ended, remove its temporary folder instead."""
+    if os.getppid() != parent:
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        return
+    folder.mkdir(parents=True, exist_ok=True)  # Programs that clean /tmp may have removed it.
+    files.replace(folder / name, text.encode())
+
+
 @contextlib.contextmanager
-def _failure_file(folder: Path, process: int, monitor: Monitor) -> Iterator[None]:
+def _failure_told(folder: Path, parent: int, process: int, monitor: Monitor) -> Iterator[None]:
     """Write an error within the context into `folder` for the launcher, which prints the first cause; then exit."""
     try:
         yield
     except SystemExit as end:  # A signal has ended the reading of the dataset, a bench or a verification.
-        _end(folder, process, int(end.code or 0))
+        _end(folder, parent, process, int(end.code or 0))
     except Exception as error:
         if monitor.save_asked:  # The launcher has ended the others. The watching thread saves, and ends this process.
             threading.Event().wait()
@@ -237,9 +246,8 @@ def _failure_file(folder: Path, process: int, monitor: Monitor) -> Iterator[None
             "code": code,
             "message": str(error) if known else f"process {process} crashed:\n{traceback.format_exc()}",
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        files.replace(folder / f"process-{process}.json", json.dumps(failure).encode())
-        _end(folder, process, code)
+        _tell(folder, parent, f"process-{process}.json", json.dumps(failure))
+        _end(folder, parent, process, code)
 
 
 if __name__ == "__main__":
