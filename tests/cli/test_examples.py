@@ -31,6 +31,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_folder_goes_in_and_answers_come_out(folder, capsys):
     (folder / "more/broken.jpg").write_bytes(b"")
     classify(folder, "new.jpg", "more/")

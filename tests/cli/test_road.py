@@ -48,6 +48,7 @@ def test_one_process_is_started_again_with_the_same_bits(started, tmp_path, trai
     assert sha256(out) == trained_once(*ALONE)[1]["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(started, tmp_path, trained_once):
     """Programs that clean a temporary folder remove them in a long run: heartbeats, rendezvous, the run's path."""
     (tmp_path / "temporary").mkdir()
@@ -75,6 +76,7 @@ def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path
     assert (tmp_path / "flags").read_text() == "1 True"
 
 
+@pytest.mark.slow
 def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_path, monkeypatch):
     """Nor does its current folder decide, later, where the run is."""
     monkeypatch.chdir(tmp_path)
@@ -106,6 +108,7 @@ def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_p
         assert lockstep.evaluate(each, processes=1, quiet=True).accuracy == each.accuracy
 
 
+@pytest.mark.slow
 def test_a_path_need_not_be_utf_8(program):
     runs = os.fsdecode(b"runs-\xff")
     done = program("train", "--steps", 2, "--processes", 2, "--runs", runs, "--json")

@@ -123,6 +123,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(resumed, da
     assert re.search(r"step-00000000[49] is damaged .*: trying the one before it", err)
 
 
+@pytest.mark.slow
 def test_every_byte_region_of_a_manifest_is_covered(resumed, stopped):
     """Also the accuracy, which chooses the best checkpoint, and the digests of recipe and data."""
     text = (stopped[0] / NEWEST / "manifest.json").read_text()
