@@ -150,7 +150,7 @@ def load_object(path: str) -> Any:
 def import_path_restored() -> Iterator[None]:
     """Remove the current folder from sys.path afterwards, if `load_object` added it within the context.
 
-    For functions that run in a program of the user's own, whose sys.path is not ours to change.
+    For functions that run in the user's program, whose sys.path is not ours to change.
     """
     folder = os.getcwd()
     known = folder in sys.path

@@ -21,7 +21,7 @@ def diff(
 ) -> None:
     """Compare two runs by their folders alone: nothing is computed, and none of their code is executed.
 
-    Prints how the recipes, the data, the user's own code and the environments of the last sessions differ, the first
+    Prints how the recipes, the data, the user's code and the environments of the last sessions differ, the first
     step whose digests differ, the tensors that differ at the first common checkpoint that does, with units in the last
     place (ulp), and the results side by side. The exit code is 0 whether or not they differ; --json has it as "same".
 

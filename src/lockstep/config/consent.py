@@ -42,7 +42,7 @@ def stated(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_code(source: Path, recipe: Recipe, given: Mapping[str, Any]) -> None:
-    """Raise a LockstepError unless `given` names all code of the user's own in `recipe`, which `source` names.
+    """Raise a LockstepError unless `given` names all of the user's code in `recipe`, which `source` names.
 
     `given` maps settings to what the user states: model, dataset (None stands for nothing) and settings of the model,
     as in `stated`. A setting that is not a key of it is not checked, because it is not used. Options of the model

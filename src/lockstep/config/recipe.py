@@ -210,7 +210,7 @@ class Recipe(Settings):
 
     @property
     def custom_code(self) -> dict[str, str]:
-        """Return the settings that name code of the user's own, as package.module:function.
+        """Return the settings that name the user's code, as package.module:function.
 
         If an option of the model holds text, the model is a call with its options: a command must name both before
         the code is executed (consent.py).
@@ -222,7 +222,7 @@ class Recipe(Settings):
         return code
 
     def command(self, name: str, run: Path, *options: str) -> str:
-        """Return a shell command on the folder `run`. It names the user's own code, because the command runs it."""
+        """Return a shell command on the folder `run`. It names the user's code, because the command runs it."""
         code = [word for setting, value in self.custom_code.items() for word in (f"--{setting}", value)]
         return shlex.join(["lockstep", name, str(run), *options, *code])
 

@@ -1,4 +1,4 @@
-"""Datasets of the user's own: a function `package.module:function`, or values that a Python program gives.
+"""The user's datasets: a function `package.module:function`, or values that a Python program gives.
 
 Values that are not arrays, and all that a Python program gives, are written once to a cache of images, which every
 process maps. The cache is named after the SHA-256 of its contents.

@@ -110,7 +110,7 @@ class Classifier:
     def _build(self) -> nn.Module:
         """Return the recipe's model with initial weights, on the CPU. Raises: LockstepError if it is another model."""
         # The shapes of a built-in model are compared before any memory is taken for them: a damaged or hostile file
-        # may ask for any width. A model of the user's own may need real tensors while it is built.
+        # may ask for any width. A user's model may need real tensors while it is built.
         for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):
             with _computing(), torch.device(device):
                 module = build_model(self.recipe, self._shape, len(self.classes))

@@ -43,7 +43,7 @@ class Session:
         reduction: adds the vectors of all towers.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters.
-        model_source: SHA-256 of each source file of the user's own model and dataset; {} if both are built in.
+        model_source: SHA-256 of each source file of the user's model and dataset; {} if both are built in.
         decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `provenance.fingerprint`.
     """
@@ -99,7 +99,7 @@ class Session:
         self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
         self.network = Network(recipe, model, shape, device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
-        # A module of the user's own, which has been imported by now, may have set torch's flags for itself.
+        # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)
 
     @property

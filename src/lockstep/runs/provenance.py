@@ -39,7 +39,7 @@ _STANDARD_LIBRARY = tuple({f"{os.path.realpath(sysconfig.get_path(name))}/" for 
 class Difference:
     """An entry that is not what was recorded. Its text is `name: before -> after`, and is safe to print."""
 
-    kind: str  # "source" (of the user's own code), "data", "classes", "probe", "decoder" or "environment"
+    kind: str  # "source" (of the user's code), "data", "classes", "probe", "decoder" or "environment"
     name: str  # of the entry: a source file, a split, or a dotted name as in versions.torch
     # before, after: the recorded value and the value now; None if there is none
     before: Any
@@ -137,7 +137,7 @@ def sources(function: str) -> dict[str, str]:
 
 
 def describe_custom_code(recipe: Recipe) -> str:
-    """Return in words which code of the user's own the recipe names, as in "model mynet:build"."""
+    """Return in words which code of the user the recipe names, as in "model mynet:build"."""
     return " and ".join(f"{name} {value}" for name, value in recipe.custom_code.items()) or f"model {recipe.model}"
 
 
