@@ -47,6 +47,7 @@ def finished(process: subprocess.Popen) -> str:
     return out
 
 
+@pytest.mark.slow
 def test_a_script_trains_in_a_thread_beside_torch_with_the_weights_of_the_command_line(tmp_path, trained_once):
     """Without `if __name__`, with torch on other threads, and with a child process of its own that stays."""
     code = f"""
@@ -118,7 +119,7 @@ print("sha", run.result()["weights_sha256"])
     out = "".join(printed)
     assert "returned False stopped None None" in out
     assert re.search(r"stopped +after \d+ steps, saved", out)
-    assert f"lockstep.train('runs/long', resume=True)" in out
+    assert "lockstep.train('runs/long', resume=True)" in out
     _, record = trained_once("--steps", LONG, "--processes", 1)
     assert f"sha {record['weights_sha256']}" in out
 

@@ -48,10 +48,8 @@ def rows(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param(RUNS[0], id="float32"), pytest.param(RUNS[1], id="views-bfloat16", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", RUNS, ids=["float32", "views-bfloat16"])
 def test_predicting_the_files_of_the_test_set_counts_as_eval_does(options, trained_once, program, predict, pictures):
     run, _ = trained_once(*options)
     folder, labels = pictures

@@ -39,6 +39,7 @@ def test_a_failure_is_told_where_the_caller_ignores_the_end_of_its_children(tmp_
     assert done.stderr.count("RuntimeError: no such weights") == 1
 
 
+@pytest.mark.slow
 def test_one_process_is_started_again_with_the_same_bits(started, tmp_path, trained_once):
     process, children = begin(started, 1)
     workers(children)[0].kill()

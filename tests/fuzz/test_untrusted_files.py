@@ -428,6 +428,7 @@ def test_a_cache_of_images(tmp_path, name, edits, changes):
 
 @bounded
 @given(edits=EDITS)
+@pytest.mark.slow
 def test_the_index_of_a_folder(tmp_path, edits):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
