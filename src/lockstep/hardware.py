@@ -56,7 +56,7 @@ def quota(groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs
         inner = root / path.lstrip("/")
         for group in (inner, *inner.parents):
             if group.is_relative_to(root):
-                with contextlib.suppress(OSError, ValueError):  # A group without a limit has no such file, or "max".
+                with contextlib.suppress(OSError, ValueError):  # No limit: no such file, or "max" in it.
                     limits.append(_quota_v1(group) if controllers else _quota_v2(group))
     return min(limits)
 

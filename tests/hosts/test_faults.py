@@ -147,7 +147,7 @@ def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders
 def test_process_0_that_is_cut_off_writes_nothing_more_while_the_rest_goes_on(
     hosts, torchrun, folders, slow, undisturbed
 ):
-    """The rest goes on: both hosts share the folder of the run, and host 1 has the rendezvous."""
+    """The other processes continue: both hosts share the folder of the run, and host 1 has the rendezvous."""
     shared = (*TRAIN, "--timeout", TIMEOUT_S, "--json", "--runs", folders[0] / "runs")
     first, second = (
         torchrun(host, *shared, cwd=folders[host], nnodes="1:2", store=1, max_restarts=3) for host in (0, 1)

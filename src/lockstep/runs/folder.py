@@ -254,7 +254,7 @@ class Run:
             )
         for path in paths:
             kind, wanted = ("folder", "file") if path.name not in _FOLDERS else ("file", "folder")
-            # A run goes on without summaries.
+            # Training continues without summaries.
             if path.exists() and path.is_dir() == (kind == "folder") and path != self.summaries:
                 raise LockstepError(f"{path} is a {kind}, and the run needs a {wanted} there: move it away", DATA)
         try:
