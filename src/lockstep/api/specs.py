@@ -26,7 +26,7 @@ from lockstep.launch.world import World
 from lockstep.messages import collected, handled, logger
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
-from lockstep.runs.weights_file import WeightsFile, find_weights
+from lockstep.runs.weights_file import PACKAGED, WeightsFile, find_weights, own_weights
 from lockstep.settings import dotted, validated
 
 _ALLOWED = (
@@ -146,13 +146,13 @@ def with_initial_weights(
             raise LockstepError(f"{folder.path} was not started from {weights.path}: leave out --init to resume it")
         return recipe.replace(init_sha256=stated) if weights or recipe.init_sha256 is None else recipe
     if weights is not None:
-        if own_recipe and recipe.init_sha256 not in (None, weights.sha256):
+        if own_recipe and recipe.init_sha256 not in (None, weights.sha256, *PACKAGED):
             raise LockstepError(
                 f"{weights.path} has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
                 f"{recipe.init_sha256}: give that file, or --set init_sha256=none to start from this one"
             )
         return recipe.replace(init_sha256=weights.sha256)
-    if recipe.init_sha256 is not None:
+    if recipe.init_sha256 is not None and recipe.init_sha256 not in PACKAGED:
         raise LockstepError(
             f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give their file or run as "
             f"--init, or start from random ones with --set init_sha256=none"
@@ -280,10 +280,16 @@ def train_spec(
         if folder.result is not None:
             return folder
         placement = placement.replace(data=data_of(folder.path, placement.data))
+    placement = with_own_weights(recipe, placement, folder.path)
     return TrainSpec(
         recipe=recipe, placement=placement, path=folder.path, resume=folder.stated is not None,
         numbered=folder.numbered, notes=tuple(notes), **others,
     )  # fmt: skip
+
+
+def with_own_weights(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:
+    """Return `placement` with the file that `recipe` starts from, if it needs no --init. Raises: LockstepError."""
+    return placement if placement.init else placement.replace(init=own_weights(recipe.init_sha256, run))
 
 
 def evaluate_spec(
@@ -303,8 +309,9 @@ def evaluate_spec(
     recipe = run.recipe()
     check_code(run.path, recipe, code)
     run.check_recipe()
+    placement = placement.replace(data=data_of(run.path, placement.data))
     return EvaluateSpec(
-        recipe=recipe, placement=placement.replace(data=data_of(run.path, placement.data)), path=run.path,
+        recipe=recipe, placement=with_own_weights(recipe, placement, run.path), path=run.path,
         split=split or recipe.evaluated_split, checkpoint=chosen_checkpoint(checkpoint), **others,
     )  # fmt: skip
 
@@ -328,6 +335,7 @@ def verify_spec(
     if weights and weights.sha256 != recipe.init_sha256:
         raise LockstepError(f"{run.path} was not started from {weights.path}: leave out --init to verify it")
     placement = placement.replace(data=data_of(run.path, placement.data), init=weights.path if weights else None)
+    placement = with_own_weights(recipe, placement, run.path)
     return VerifySpec(recipe=recipe, placement=placement, path=run.path, **others)
 
 

@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Policy
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Features, Policy
 from lockstep.errors import LockstepError, printable, unknown
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -108,6 +108,10 @@ class Recipe(Settings):
             "default" stands for all parameters of two or more dimensions (Muon: exactly two) that are not named.
         clip: the largest norm of the mean gradient of all parameters together; a longer gradient is shortened to it
             before the update. None does not clip.
+        head: the name of the network's last layer, to train it alone. The layers before it have the weights of
+            `init_sha256` and compute, in `precision`, each image and its mirror image once, before the first step
+            (core/features.py). The head computes in float32. `augmentation` may only mirror. None trains the whole
+            network.
         freeze: name of a layer or parameter -> share of the run after which it is no longer trained; 0 from the start.
             The backward pass ends before frozen layers at the input. Buffers of frozen layers do not change either, and
             their norm layers compute with the running averages. This holds for a norm layer that is named, lies in a
@@ -162,6 +166,7 @@ class Recipe(Settings):
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     clip: float | None = Field(None, gt=0)
+    head: str | None = Field(None, min_length=1)
     freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
     lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     ema: EMA | None = None
@@ -201,12 +206,36 @@ class Recipe(Settings):
             raise ValueError("skip_limit is for non_finite=skip: set that too, or leave it out")
         if (self.mixup or self.cutmix) and self.tower_batch == 1:
             raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
+        if self.head is not None:
+            self._check_head()
         return self
+
+    def _check_head(self) -> None:
+        """Raise a ValueError if a setting needs images in each step, where the head sees only features."""
+        for name in ("policy", "erasing", "mixup", "cutmix", "progressive", "compile", "freeze"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} changes what the layers before the head {self.head} compute, and that is computed once: "
+                    f"leave it out, or train these layers too, with head=none"
+                )
+        views = self.augmentation.views
+        if views is None:
+            raise ValueError(
+                f"augmentation {self.augmentation.kind} has more views of an image than itself and its mirror image, "
+                f"and with a head each view is computed once: set augmentation=plain, or flip-translate with pixels=0"
+            )
+        if self.test_views != "one" and (self.test_views, views) != ("flip", 2):
+            raise ValueError(f"test_views {self.test_views} needs views that are not computed: set test_views=one")
 
     @property
     def tower_batch(self) -> int:
         """Return the number of examples that a tower sees in a step."""
         return self.batch // self.towers
+
+    @property
+    def input(self) -> Augmentation | Features:
+        """Return how what a dataset holds becomes the input of the layers that are trained."""
+        return self.augmentation if self.head is None else Features()
 
     @property
     def custom_code(self) -> dict[str, str]:
@@ -334,7 +363,7 @@ class Course:
         recipe = self.recipe
         mixing = Mixing(recipe.mixup, recipe.cutmix)
         return Pipeline(
-            recipe.augmentation, recipe.policy, recipe.erasing, mixing, balanced=recipe.class_weights == "balanced"
+            recipe.input, recipe.policy, recipe.erasing, mixing, balanced=recipe.class_weights == "balanced"
         )
 
 

@@ -115,13 +115,13 @@ def evaluate(
 def classify(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """Return float32 logits [b, classes] twice: the mean over the recipe's views of `images`, and by one view.
 
-    `images` is uint8 [b, H, W, C]. `counted`, bool [b], is False for the repeats that fill the last chunk up. The
-    unmoved image has half the weight, the two moved ones the other half, and mirror images count equally. With
-    "unsure" in the views, only the images whose two best classes are closest to each other are moved: a quarter of the
-    `counted` ones.
+    `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`, bool [b], is False
+    for the repeats that fill the last chunk up. The unmoved image has half the weight, the two moved ones the other
+    half, and mirror images count equally. With "unsure" in the views, only the images whose two best classes are
+    closest to each other are moved: a quarter of the `counted` ones.
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
     """
-    images, views = recipe.augmentation.test(images), recipe.test_views
+    images, views = recipe.input.test(images), recipe.test_views
     one_view = network(images)
     if views == "one":
         return one_view, one_view

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -28,16 +29,22 @@ class State:
         skipped_steps: number of steps so far without an update, because a value was not finite.
         skipped_in_a_row: how many of them were the latest steps, without those that lowered the loss scale.
         parameters, buffers: the tensors, by name.
+        frozen: the tensors before the head of a recipe with `head`, by name. No update changes them.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
         decay: the weight-decay coefficient of each parameter that has one, by name.
         update_lock: a thread that copies the state holds it, so that no update changes the state meanwhile.
     """
 
     def __init__(
-        self, recipe: Recipe, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], device: torch.device
+        self,
+        recipe: Recipe,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        device: torch.device,
+        frozen: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Make the state before the first step, from copies of `parameters` and `buffers`."""
-        self._recipe = recipe
+        """Make the state before the first step, from copies of `parameters` and `buffers`; `frozen` is not copied."""
+        self._recipe, self.frozen = recipe, frozen
         self.step = self.skipped_steps = self.skipped_in_a_row = 0
         self.update_lock = threading.Lock()
         initial = {name: p.detach() for name, p in parameters.items()}
@@ -176,8 +183,8 @@ class State:
         return {name: t.detach() for name, t in named.items()}
 
     def _weights_and_average(self) -> dict[str, Tensor]:
-        """Return parameters, buffers and averages, by their names in a checkpoint."""
-        groups = {"parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
+        """Return all weights, buffers and averages, by their names in a checkpoint."""
+        groups = {"frozen": self.frozen, "parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
         return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -223,9 +230,12 @@ class State:
             raise LockstepError("the loss scale in the checkpoint is not finite", DATA)
 
     def weights_sha256(self) -> str:
-        """Return the SHA-256, in hex, of the raw little-endian bytes of parameters, then buffers, sorted by name."""
+        """Return the SHA-256, in hex, of the raw little-endian bytes of all tensors, sorted by name.
+
+        Parameters, with what is `frozen`, come first, then buffers.
+        """
         digest = hashlib.sha256()
-        for group in (self.parameters, self.buffers):
+        for group in ({**self.frozen, **self.parameters}, self.buffers):
             for name in sorted(group):
                 digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()

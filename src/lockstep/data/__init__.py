@@ -2,6 +2,7 @@
 
 from lockstep.data.augmentations import Crop as Crop
 from lockstep.data.augmentations import Distort as Distort
+from lockstep.data.augmentations import Features as Features
 from lockstep.data.augmentations import FlipTranslate as FlipTranslate
 from lockstep.data.augmentations import Plain as Plain
 from lockstep.data.augmentations import Shift as Shift

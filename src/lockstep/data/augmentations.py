@@ -22,6 +22,14 @@ Shape = tuple[int, int, int]
 class _Augmentation(Settings):
     """The base of the augmentations: by itself, pixels / 255 in training and testing."""
 
+    @property
+    def views(self) -> int | None:
+        """Return how many different results an image has in training; None if there are more than two.
+
+        The first view is that of `test`. The second one, if there is one, is its mirror image.
+        """
+        return None
+
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size. Raises: ValueError if they do not fit."""
         return channels, height, width
@@ -41,6 +49,11 @@ class Plain(_Augmentation):
     """Pixels / 255, so values in [0, 1]; no augmentation."""
 
     kind: Literal["plain"] = "plain"
+
+    @property
+    def views(self) -> int | None:
+        """Return 1: training does not change an image."""
+        return 1
 
 
 class Shift(_Augmentation):
@@ -123,6 +136,11 @@ class FlipTranslate(_Augmentation):
         _require_pairs(self.mean, self.std)
         return self
 
+    @property
+    def views(self) -> int | None:
+        """Return 1 or 2, by `flip`, if images are neither moved nor cut out."""
+        return None if self.pixels or self.cutout_px else 1 + self.flip
+
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
         _require_channels(self.mean, channels)
@@ -189,6 +207,28 @@ class Crop(_Augmentation):
         from lockstep.data import transforms
 
         return transforms.normalise(images, self.mean, self.std)
+
+
+class Features(_Augmentation):
+    """What the head of a recipe with `head` sees: the features of an image's view. Not for recipes to choose.
+
+    "Images" are the bytes of float32 features, uint8 [b, 1, views, 4 * features] (core/features.py), and the result is
+    float32 [b, features, 1, views] with the chosen view first. So mirroring the result mirrors the image.
+    """
+
+    kind: Literal["features"] = "features"
+
+    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+        """Return the features of the mirror image first in every other epoch of an example, as FlipTranslate flips."""
+        from lockstep.data import transforms
+
+        return transforms.mirrored(self.test(images), transforms.alternating_flip(keys))
+
+    def test(self, images: "Tensor") -> "Tensor":
+        """Return the features, those of the image itself first."""
+        from lockstep.data import transforms
+
+        return transforms.features(images)
 
 
 def _require_pairs(mean: Sequence[float], std: Sequence[float]) -> None:

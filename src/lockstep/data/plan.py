@@ -12,7 +12,7 @@ from lockstep.data.mixing import Mixing
 from lockstep.data.transforms import Keys
 
 if TYPE_CHECKING:
-    from lockstep.data import Augmentation, Policy
+    from lockstep.data import Augmentation, Features, Policy
 
 
 class Pipeline(NamedTuple):
@@ -21,7 +21,7 @@ class Pipeline(NamedTuple):
     `balanced` stands for `class_weights` "balanced", and `mixing` for `mixup` and `cutmix`.
     """
 
-    augmentation: "Augmentation"
+    augmentation: "Augmentation | Features"
     policy: "Policy | None" = None
     erasing: float = 0.0
     mixing: Mixing = Mixing()

@@ -76,6 +76,17 @@ def alternating_flip(keys: Keys) -> NDArray[np.bool_]:
     return flipped
 
 
+def features(images: Tensor) -> Tensor:
+    """Return the float32 values whose bytes are uint8 [b, 1, views, 4 * features], as [b, features, 1, views]."""
+    return images.contiguous().view(torch.float32).permute(0, 3, 1, 2)
+
+
+def mirrored(values: Tensor, flips: NDArray[np.bool_]) -> Tensor:
+    """Return [b, C, h, w] with each image mirrored where `flips`, bool [b], is true."""
+    chosen = torch.from_numpy(flips).to(values.device)[:, None, None, None]
+    return torch.where(chosen, values.flip(-1), values)
+
+
 def translate(images: Tensor, keys: Keys, pixels: int, flips: NDArray[np.bool_]) -> Tensor:
     """Move each image by integers uniform in [-pixels, pixels] along both axes, and flip it where `flips` is true.
 

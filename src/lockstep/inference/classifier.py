@@ -20,6 +20,7 @@ from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
+from lockstep.core.features import Prefix, head_of
 from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -90,7 +91,7 @@ class Classifier:
     def __init__(self, weights: _Weights, device: torch.device) -> None:
         self.recipe, self.device = weights.recipe, device
         self.classes, self.image_shape = _classes_and_shape(weights)
-        self._weights = weights
+        self._weights, self._threads = weights, torch.get_num_threads()
         if self.recipe.precision == "auto":
             raise weights.damaged("its recipe does not fix the precision")
         try:
@@ -98,7 +99,14 @@ class Classifier:
         except ValueError as error:
             raise weights.damaged(error) from None
         # Uncompiled: the compiler takes a minute, and changes torch's settings in the caller's program.
-        self._network = Network(self.recipe.replace(compile=False), self._build(), self._shape, device)
+        computed, trained = self.recipe.replace(compile=False), self._build()
+        self._prefix = None
+        if self.recipe.head is not None:
+            trained.load_state_dict(dict(weights.tensors), strict=False)
+            with _computing():
+                self._prefix = Prefix(self.recipe, trained, self._shape, device)
+            computed, trained = self.recipe.replace(precision="float32"), head_of(self.recipe, trained)
+        self._network = Network(computed, trained, self._shape, device)
         self._network.load_parameters({name: self._tensor(name) for name in self._network.parameters})
         self._network.load_buffers({name: self._tensor(name) for name in self._network.buffers})
         self._network.module.eval()
@@ -182,7 +190,7 @@ class Classifier:
     def _predict(self, sources: Sources, top: int, size: int) -> Iterator[Prediction]:
         waiting: list[tuple[Path | int, NDArray[np.uint8] | LockstepError]] = []
         images = 0
-        for name, pixels in decoded(items(sources), self._pixels, ahead=size - 1):
+        for name, pixels in decoded(items(sources), self._input, ahead=size - 1):
             waiting.append((name, pixels))
             images += not isinstance(pixels, LockstepError)
             if images == size:
@@ -211,8 +219,9 @@ class Classifier:
 
     @torch.no_grad()
     def _probabilities(self, images: NDArray[np.uint8], size: int) -> Tensor:
-        """Return the probabilities, float64 [n, classes], of uint8 images [n, H, W, C]; NaN if logits are not finite.
+        """Return the probabilities, float64 [n, classes], of what `_input` returns for n images.
 
+        They are NaN if logits are not finite.
         The images are padded to `size` as evaluation pads its last chunk.
         """
         with _computing():
@@ -223,6 +232,15 @@ class Classifier:
             finite = logits.isfinite().all(1, keepdim=True)
             probabilities = logits.double().softmax(1).masked_fill(~finite, torch.nan)
             return probabilities[: len(images)].cpu()
+
+    def _input(self, source: Source) -> NDArray[np.uint8]:
+        """Return what the recipe's `input` takes: pixels, or the bytes of features if only a head was trained."""
+        pixels = self._pixels(source)
+        if self._prefix is None:
+            return pixels
+        torch.set_num_threads(self._threads)  # of this thread, which decodes ahead; a new one has the machine's cores
+        with _computing():
+            return self._prefix(torch.from_numpy(pixels)[None])[0].numpy()
 
     def _pixels(self, source: Source) -> NDArray[np.uint8]:
         """Return an image as uint8 [H, W, C] of `image_shape`. Raises: LockstepError if it cannot be read."""
@@ -305,7 +323,7 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _
     run.require_recipe(found.path, found.manifest)
     group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
-    tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer")}
+    tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer", "frozen")}
     return _Weights(found.path, run.recipe(), found.manifest, tensors)
 
 

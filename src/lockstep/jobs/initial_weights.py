@@ -172,7 +172,7 @@ def _of_checkpoint(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             groups.setdefault(group, {})[name] = tensor
     if "parameter" not in groups:
         return tensors
-    return {**groups["parameter"], **groups.get("ema", {}), **groups.get("buffer", {})}
+    return {**groups["parameter"], **groups.get("ema", {}), **groups.get("buffer", {}), **groups.get("frozen", {})}
 
 
 def _of_pickle(value: object, path: Path) -> dict[str, Tensor]:

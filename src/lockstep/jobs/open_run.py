@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 from lockstep.core.events import Listener
@@ -27,6 +28,7 @@ from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import LostRunError, Run
 from lockstep.runs.provenance import compare, describe_custom_code, texts
 from lockstep.runs.saver import Saver
+from lockstep.runs.weights_file import KEPT, PACKAGED
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
@@ -67,6 +69,9 @@ class OpenRun:
             self.run.lock()
         else:
             self.run = Run.create(spec.path, session.recipe, spec.numbered)
+            if session.recipe.head and placement.init and session.recipe.init_sha256 not in PACKAGED:
+                # Every session computes features by these weights, and the user's file may be gone by then.
+                copyfile(placement.init, self.run.path / f"{KEPT}{placement.init.suffix}")
         try:
             if spec.resume:
                 self._read(spec.strict)

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation, Progress, evaluate
+from lockstep.core.features import Prefix, head_of
 from lockstep.core.group import Group
 from lockstep.core.monitor import Stage
 from lockstep.core.network import Network, initial_model, persistent_buffers
@@ -88,16 +89,26 @@ class Session:
         self._seeded_state: State | None = None
         if placement.init is not None and recipe.init_sha256 is not None:
             # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
-            self._seeded_state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
+            self._seeded_state = _state(recipe, model, device)
             self.initial_weights = load_initial_weights(
                 model, recipe.model, placement.init, recipe.init_sha256, train_set.classes
             )
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
         self.fingerprint = fingerprint(device, self.decoder)
+        self._prefix, self._ctx = None, ctx
+        if recipe.head is not None:
+            if self.initial_weights is None:
+                raise LockstepError(
+                    f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
+                    f"weights: give their file or run as --init"
+                )
+            numerics.configure(recipe.threads_per_tower, recipe.exact)
+            self._prefix = Prefix(recipe, model, shape, device)
         # The state copies the weights first, because the network casts them in place.
-        self.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), device)
-        self.network = Network(recipe, model, shape, device)
+        self.state = _state(recipe, model, device, self._prefix)
+        trained = head_of(recipe, model) if self._prefix else model
+        self.network = Network(_of_head(recipe), trained, shape, device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
         # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)
@@ -127,7 +138,7 @@ class Session:
         weights = weights or ("ema" if state.ema is not None else "raw")
         parameters = state.ema if weights == "ema" else state.parameters
         assert parameters is not None
-        facts = {
+        facts: dict[str, Any] = {
             "model": recipe.model,
             "model_options": recipe.model_options,
             "classes": train_set.classes,
@@ -139,12 +150,13 @@ class Session:
             "recipe": recipe.model_dump(mode="json"),
             "model_source": self.model_source,
         }
-        return {**parameters, **state.buffers}, facts
+        return {**state.frozen, **parameters, **state.buffers}, facts
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
-        """Return a split, or `examples` of it, on the device. Raises: LockstepError if it does not exist.
+        """Return a split, or `examples` of it, on the device; for a recipe with `head` its features.
 
-        These are the first, or in a folder of images, whose order is by class, evenly spread ones.
+        All processes call this together. Raises: LockstepError if the split does not exist.
+        The `examples` are the first, or in a folder of images, whose order is by class, evenly spread ones.
         """
         if name not in self.splits:
             raise LockstepError(
@@ -159,7 +171,16 @@ class Session:
                 )
             folder = self.recipe.dataset == IMAGE_FOLDER
             dataset = dataset.spread(examples) if folder else dataset.first(examples)
-        return dataset.to(self.device)
+        if self._prefix is None:
+            return dataset.to(self.device)
+        ctx, placement = self._ctx, self.placement
+        key = json.dumps([self.fingerprint, self.recipe.augmentation.model_dump(mode="json"), self.recipe.precision])
+        with ctx.loading_guard(), ctx.monitor.doing(Stage.READ):
+            return self._prefix.dataset(
+                dataset, self.group, key, placement.cache_limit if examples is None else 0,
+                first_of_host=not ctx.local,
+                threads=max(1, hardware.cores() // ctx.local_processes // self.recipe.threads_per_tower),
+            ).to(self.device)  # fmt: skip
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
@@ -192,7 +213,7 @@ class Session:
 
     def emulation_note(self, train_set: Dataset) -> str | None:
         """Return a note with the measured cost if the device emulates the recipe's precision, else None."""
-        if not emulated(self.recipe.precision, self.device):
+        if self.recipe.head is not None or not emulated(self.recipe.precision, self.device):
             return None
         plain = self.recipe.replace(precision="float32")
         model = initial_model(plain, self.network.shape, train_set)
@@ -258,6 +279,18 @@ class Session:
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
 
 
+def _of_head(recipe: Recipe) -> Recipe:
+    """Return the recipe that trains: a head computes in float32."""
+    return recipe if recipe.head is None else recipe.replace(precision="float32")
+
+
+def _state(recipe: Recipe, model: nn.Module, device: torch.device, prefix: Prefix | None = None) -> State:
+    """Return the state before the first step: of the whole `model`, or of its head, with what `prefix` freezes."""
+    module = model if recipe.head is None else head_of(recipe, model)
+    frozen = prefix.tensors if prefix else {}
+    return State(_of_head(recipe), dict(module.named_parameters()), persistent_buffers(module), device, frozen)
+
+
 def _require_validation(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
     """Raise a LockstepError unless the dataset has a validation split, of other images than its test split."""
     validation, test = splits.get("validation"), splits.get("test")
@@ -298,6 +331,7 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
             return load_folder(
                 placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
                 skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
+                read_once=recipe.head is not None,
             )  # fmt: skip
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None

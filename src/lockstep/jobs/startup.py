@@ -37,7 +37,7 @@ def startup_lines(
     recipe, placement, device = session.recipe, session.placement, session.device
     processes = session.group.processes
     data = str(placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
-    shape = "x".join(map(str, train_set.images.shape[1:]))
+    shape = "x".join(map(str, session.splits["train"].images.shape[1:]))
     watch = f"tail -f {shlex.quote(str(run / 'log.txt'))}"
     watch += f", or tensorboard --logdir {shlex.quote(str(run))}" if placement.summary_every else ""
     lines = [

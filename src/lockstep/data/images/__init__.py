@@ -11,6 +11,7 @@ import numpy as np
 from lockstep import hardware
 from lockstep.data.images import mapped
 from lockstep.data.images.base import Images as Images
+from lockstep.data.images.base import Shape
 from lockstep.data.images.base import Source as Source
 from lockstep.data.images.decoded import DecodedImages as DecodedImages
 from lockstep.data.images.decoded import decoded
@@ -39,13 +40,12 @@ def open_images(source: Source, key: str, cache_limit: float | None = None) -> I
     """
     if cache_limit == 0:
         return DecodedImages(source, "the cache limit is 0")
-    name = hashlib.sha256(f"{key} {source.count} {tuple(source.shape)}".encode()).hexdigest()[:32]
-    folder = mapped.caches() / name
+    folder = cache_of(source.count, source.shape, key)
     if folder.exists():
         return MappedImages(folder)
     try:
         waiting = f"another program is making the cache {folder}: waiting for it"
-        with mapped.locked_cache(name, lambda: logger.warning(waiting)):
+        with mapped.locked_cache(folder.name, lambda: logger.warning(waiting)):
             if not folder.exists():
                 mapped.remove_abandoned(folder)  # first, because the folders of killed programs take space
                 if (problem := _no_space(source, folder, cache_limit)) is not None:
@@ -55,6 +55,11 @@ def open_images(source: Source, key: str, cache_limit: float | None = None) -> I
         problem = "the disk is full" if no_room(error) else f"{error.strerror or error}"
         return DecodedImages(source, f"no cache can be written in {folder.parent}: {problem}")
     return MappedImages(folder)
+
+
+def cache_of(count: int, shape: Shape, key: str) -> Path:
+    """Return the folder of the cache of `count` images (H, W, C) of `shape`. It exists if the cache is complete."""
+    return mapped.caches() / hashlib.sha256(f"{key} {count} {tuple(shape)}".encode()).hexdigest()[:32]
 
 
 def _no_space(source: Source, folder: Path, limit: float | None) -> str | None:

