@@ -72,7 +72,7 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(h
     done = here("train", "runs/a", "--resume")
     refused(done, DATA, "photos is not what runs/a was trained on", "added, removed or changed")
     other = bright_and_dark(tmp_path / "other", 20)
-    refused(here("train", other, "--resume"), USAGE, "no run of folder on", "other in runs/ to resume")
+    refused(here("train", other, "--resume"), USAGE, "no run of folder or photos on", "other in runs/ to resume")
 
 
 def test_another_recipe_trains_on_a_folder(here, tmp_path):

@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import finite, first_link, open_lock, parse_json, read_json, remove_abandoned, replace
 from lockstep.runs.manifest import Entries, checkpoints_in, manifest_if_valid, read_manifest
 from lockstep.settings import validated
+from lockstep.words import listed
 
 
 # What a run writes. A link in the place of one of them, or in one of the folders, would lead elsewhere.
@@ -439,8 +440,8 @@ def fresh_path(runs: Path, stem: str) -> Path:
     return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
 
 
-def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
-    """Return the run of `recipe_name` in `runs` that was started last, if `data` is given one on that data folder.
+def newest(runs: Path, recipe_names: Sequence[str], data: Path | None = None) -> Path:
+    """Return the run of one of `recipe_names` in `runs` that was started last, if `data` is given one on that data folder.
 
     Raises: LockstepError if there is none.
     """
@@ -449,9 +450,9 @@ def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
         with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
             run = Run(recipe_json.parent)
             same = data is None or os.path.realpath(run.data() or "") == os.path.realpath(data)
-            if same and run.recipe().name == recipe_name:
+            if same and run.recipe().name in recipe_names:
                 started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
     if not started:
-        what = recipe_name if data is None else f"{recipe_name} on {data}"
+        what = listed(recipe_names, "or") + (f" on {data}" if data is not None else "")
         raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
     return max(started)[1]
