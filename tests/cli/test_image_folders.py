@@ -131,18 +131,20 @@ def test_mistakes(here, tmp_path, args, code, words):
 
 
 def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
-    photos = write(tmp_path / "photos", {"a": range(10), "b": range(10, 30)})
-    done = here("data", "check", "photos")
+    photos = write(tmp_path / "pets", {"a": range(10), "b": range(10, 30)})
+    done = here("data", "check", "pets")
     assert done.returncode == 0, done.stderr
-    assert "photos: 30 images" in done.stdout
-    assert done.stdout.endswith("ok: lockstep train photos\n")
+    assert "pets: 30 images" in done.stdout
+    assert done.stdout.endswith("ok: lockstep train pets\n")
+    photos = photos.rename(tmp_path / "digits")  # a recipe, unless it is written as a path
+    assert here("data", "check", "digits").stdout.endswith("ok: lockstep train digits/\n")
     (photos / "a/bad.png").touch()
-    done = here("data", "check", "photos/", "--json")
+    done = here("data", "check", "digits/", "--json")
     assert done.returncode == DATA
     record = json.loads(done.stdout)
     assert record["unreadable"] == {"a/bad.png": "empty"}
     assert len(record["problems"]) == 1
-    assert done.stderr.startswith("lockstep: photos cannot be trained on: 1 image cannot be read")
+    assert done.stderr.startswith("lockstep: digits cannot be trained on: 1 image cannot be read")
 
 
 def test_bench_measures_a_folder(here, tmp_path):
