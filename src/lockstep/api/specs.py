@@ -128,7 +128,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> tuple[R
     Raises: LockstepError if the folder cannot be trained on.
     """
     recipe, changes = subject.recipe, subject.changes
-    if changes is None or recipe.dataset != IMAGE_FOLDER:
+    if changes is None or subject.data is None or recipe.dataset != IMAGE_FOLDER:
         return recipe, None
     if stated:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])

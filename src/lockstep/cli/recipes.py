@@ -52,7 +52,7 @@ def show(
     from lockstep.runs.folder import Run
 
     subject = subject_of(what, {}, imports=False)
-    run_path, recipe = subject.run, fitted(subject)[0] if subject.data else subject.recipe
+    run_path, (recipe, _) = subject.run, fitted(subject)
     result = Run.existing(run_path).result() if run_path else None
     if json_output:
         print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))
