@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from lockstep.words import listed
 
 if TYPE_CHECKING:
@@ -50,6 +48,8 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     Colour images whose median shorter side is 96 pixels or more are photos. All others get the recipe `folder`, whose
     size, channels, mirror images and length follow the images.
     """
+    import numpy as np  # here, because a start without a folder of images needs no numpy
+
     used = found.index.files[np.concatenate(list(found.splits.values()))]
     side, grey = float(np.median(used["size_px"].min(axis=1))), bool(used["grey"].all())
     count = len(found.splits["train"])

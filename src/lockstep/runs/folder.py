@@ -441,7 +441,7 @@ def fresh_path(runs: Path, stem: str) -> Path:
 
 
 def newest(runs: Path, recipe_names: Sequence[str], data: Path | None = None) -> Path:
-    """Return the run of one of `recipe_names` in `runs` that was started last, if `data` is given one on that data folder.
+    """Return the run in `runs` that was started last of those with one of `recipe_names`, and on `data` if it is given.
 
     Raises: LockstepError if there is none.
     """
