@@ -52,9 +52,15 @@ def test_the_choice_by_colour_and_median_shorter_side(sides, grey, recipe, setti
     assert (fit.recipe, fit.settings) == (recipe, settings)
 
 
-@pytest.mark.parametrize(("count", "epochs"), [(50_000, None), (50_001, 11.0), (124_800, 4.4), (200_000, 3.0)])
-def test_large_sets_are_seen_fewer_times(count, epochs):
-    found = survey_of([32] * (count + 1), [False] * (count + 1), train=count)
+@pytest.mark.parametrize(
+    ("count", "grey", "epochs"),
+    [
+        (50_000, False, None), (55_000, False, 10.0), (124_800, False, 4.4), (200_000, False, 3.0),
+        (27_000, True, None), (30_000, True, 10.0), (124_800, True, 2.4), (200_000, True, 2.0),
+    ],
+)  # fmt: skip
+def test_large_sets_are_seen_fewer_times(count, grey, epochs):
+    found = survey_of([32] * (count + 1), [grey] * (count + 1), train=count)
     assert fitting(found, {}).settings.get("epochs") == epochs
     assert "epochs" not in fitting(found, {"epochs": 5}).settings | fitting(found, {"steps": 5}).settings
 
