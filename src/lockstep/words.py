@@ -1,6 +1,9 @@
 """Numbers in words: counts, durations, sizes and lists, for messages and tables."""
 
+import math
 from collections.abc import Sequence
+
+_FEW = 200  # examples below which an accuracy is stated with its interval
 
 
 def plural(count: int, word: str) -> str:
@@ -11,6 +14,26 @@ def plural(count: int, word: str) -> str:
 def plural_word(word: str) -> str:
     """Return the plural of `word`: with -s, or after an s with -es."""
     return f"{word}es" if word.endswith("s") else f"{word}s"
+
+
+def wilson_interval(correct: int, examples: int) -> list[float]:
+    """Return the 95% interval [low, high] of a share of which `correct` of `examples` were seen.
+
+    Source: Wilson 1927, equation for the score interval without continuity correction.
+    """
+    z = 1.959964  # the 97.5% quantile of the normal distribution
+    share, weight = correct / examples, z * z / examples
+    middle, half = share + weight / 2, z * math.sqrt((share * (1 - share) + weight / 4) / examples)
+    return [max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))]
+
+
+def counted(correct: int, examples: int, what: str = "") -> str:
+    """Return `144 of 153 test images`; of fewer than 200 with the 95% interval of the share."""
+    text = f"{correct} of {examples} {what}".rstrip()
+    if examples >= _FEW:
+        return text
+    low, high = wilson_interval(correct, examples)
+    return f"{text}; 95% interval {100 * low:.1f} to {high:.1%}"
 
 
 def listed(words: Sequence[str], last: str = "and") -> str:

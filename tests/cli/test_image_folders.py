@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from PIL import Image
 from tests.cli.test_mistakes import refused
 from tests.images import bright_and_dark, encoded, write
 
@@ -72,7 +73,7 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(h
     done = here("train", "runs/a", "--resume")
     refused(done, DATA, "photos is not what runs/a was trained on", "added, removed or changed")
     other = bright_and_dark(tmp_path / "other", 20)
-    refused(here("train", other, "--resume"), USAGE, "no run of folder on", "other in runs/ to resume")
+    refused(here("train", other, "--resume"), USAGE, "no run of folder or photos on", "other in runs/ to resume")
 
 
 def test_another_recipe_trains_on_a_folder(here, tmp_path):
@@ -82,6 +83,30 @@ def test_another_recipe_trains_on_a_folder(here, tmp_path):
     assert "photos is a folder of images: they replace the dataset digits, at 32 pixels a side" in done.stdout
     recipe = json.loads((tmp_path / "runs/photos-1/recipe.json").read_text())
     assert (recipe["dataset"], recipe["image_px"]) == ("folder", 32)
+
+
+def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
+    for number in range(20):
+        path = tmp_path / "letters" / ("Train_1", "Test_1")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (28, 30), 10 * number).save(path)
+    short = ("--steps", 1, "--tower-batch", 4, "--precision", "float32", "--set", "eval_batch=20", "--processes", 1)
+    done = here("train", "letters", *short, "--name", "a")
+    assert done.returncode == 0, done.stderr
+    assert "32x32x1, 2 classes" in done.stdout
+    assert "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in done.stdout
+    assert "because all images are grey and their median shorter side is 28 pixels" in done.stdout
+    assert "Test_1 and Train_1 look like splits but are read as classes" in done.stdout
+    assert "test images; 95% interval " in done.stdout
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    record = json.loads(here("eval", "runs/a", "--split", "train", "--json").stdout)
+    assert len(result["accuracy_interval"]) == len(record["accuracy_interval"]) == 2
+    Image.new("RGB", (90, 90), (255, 0, 0)).save(tmp_path / "red.png")
+    paths = [str(path) for path in (tmp_path / "letters").rglob("*.png")]
+    lines = here("predict", "runs/a", "red.png", *paths, "--json").stdout.splitlines()
+    right = [one["label"] in one["source"] for one in map(json.loads, lines[1:])]
+    test = json.loads(here("eval", "runs/a", "--json").stdout)
+    assert (len(lines), sum(right)) == (21, record["correct"] + test["correct"])
 
 
 def test_notes_are_printed_at_the_start(here, tmp_path):
@@ -131,18 +156,20 @@ def test_mistakes(here, tmp_path, args, code, words):
 
 
 def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
-    photos = write(tmp_path / "photos", {"a": range(10), "b": range(10, 30)})
-    done = here("data", "check", "photos")
+    photos = write(tmp_path / "pets", {"a": range(10), "b": range(10, 30)})
+    done = here("data", "check", "pets")
     assert done.returncode == 0, done.stderr
-    assert "photos: 30 images" in done.stdout
-    assert done.stdout.endswith("ok: lockstep train photos\n")
+    assert "pets: 30 images" in done.stdout
+    assert done.stdout.endswith("ok: lockstep train pets\n")
+    photos = photos.rename(tmp_path / "digits")  # a recipe, unless it is written as a path
+    assert here("data", "check", "digits").stdout.endswith("ok: lockstep train digits/\n")
     (photos / "a/bad.png").touch()
-    done = here("data", "check", "photos/", "--json")
+    done = here("data", "check", "digits/", "--json")
     assert done.returncode == DATA
     record = json.loads(done.stdout)
     assert record["unreadable"] == {"a/bad.png": "empty"}
     assert len(record["problems"]) == 1
-    assert done.stderr.startswith("lockstep: photos cannot be trained on: 1 image cannot be read")
+    assert done.stderr.startswith("lockstep: digits cannot be trained on: 1 image cannot be read")
 
 
 def test_bench_measures_a_folder(here, tmp_path):

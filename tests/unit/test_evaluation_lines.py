@@ -4,11 +4,14 @@ import json
 import re
 from types import SimpleNamespace
 
+import pytest
+
 from lockstep.cli.evaluate import precision_line, summary_line, table_lines
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
 from lockstep.jobs.evaluate import _note_division, record_of
 from lockstep.messages import collected
+from lockstep.words import counted, wilson_interval
 
 
 def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path):
@@ -46,12 +49,30 @@ SMALL = evaluation(
 
 def test_summary_and_precision_lines():
     assert summary_line(SMALL) == (
-        "runs/x after 1000 steps, ema weights, test: accuracy 88.57% (93 of 105), loss 0.5000"
+        "runs/x after 1000 steps, ema weights, test: accuracy 88.57% (93 of 105; 95% interval 81.1 to 93.3%), "
+        "loss 0.5000"
     )
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: precision @ 1 = 0\.886  \(step 1000, ema, 105 test images\)",
         precision_line(SMALL),
     )
+
+
+def test_the_interval_is_that_of_published_examples():
+    """Newcombe, Statistics in Medicine 17 (1998), page 861: Wilson's score method without continuity correction."""
+    for correct, examples, expected in (
+        (81, 263, [0.2553, 0.3662]), (15, 148, [0.0624, 0.1605]), (0, 20, [0, 0.1611]), (1, 29, [0.0061, 0.1718]),
+    ):  # fmt: skip
+        assert [round(bound, 4) for bound in wilson_interval(correct, examples)] == expected
+        above = [1 - bound for bound in reversed(wilson_interval(examples - correct, examples))]
+        assert above == pytest.approx(wilson_interval(correct, examples))
+    assert SMALL["accuracy_interval"] == wilson_interval(93, 105)
+
+
+def test_only_few_images_are_stated_with_their_interval():
+    assert counted(144, 153, "test images") == "144 of 153 test images; 95% interval 89.2 to 96.9%"
+    assert counted(190, 199) == "190 of 199; 95% interval 91.6 to 97.6%"
+    assert counted(190, 200, "test images") == "190 of 200 test images"
 
 
 def test_each_class_has_its_row_of_the_confusion_matrix():

@@ -98,6 +98,10 @@ def test_train_alone_is_divided(photos):
     [
         (["train/a", "train/b", "val/a", "valid/a"], ["val and valid are the same split"]),
         (["train/a", "train/b", "val/a", "cars"], ["the folder train is beside cars", "rename it"]),
+        (
+            ["train/a", "train/b", "testing/a", "cars"],
+            ["beside cars, testing", "; rename testing test; if"],
+        ),
         (["test/a", "val/a"], ["there is test, val, but no train"]),
         (["train/a", "train/b", "test/a", "test/c", "test/d"], ["test: 2 classes that train lacks, c, d"]),
         (["cats"], ["only one class, cats", "at least two", "photos/cats"]),
@@ -109,6 +113,23 @@ def test_wrong_layouts_are_named(photos, folders, words):
     for number, folder in enumerate(folders):
         write(photos, {folder: [number, 100 + number]})
     refused(photos, *words)
+
+
+@pytest.mark.parametrize(
+    ("folders", "note"),
+    [
+        (["Train_png/a", "Test_png/a"], "Test_png and Train_png look like splits but are read as classes: rename them "
+                                        "test and train"),
+        (["training/a", "val-data/a", "2testing/a"], "2testing, training and val-data look like splits but are read as "
+                                                     "classes: rename them test, train and val"),
+        (["train", "bus", "contest"], None),
+        (["test_1", "test_2"], None),
+    ],
+)  # fmt: skip
+def test_folders_that_look_like_splits_get_a_hint(photos, folders, note):
+    for number, folder in enumerate(folders):
+        write(photos, {folder: range(10 * number, 10 * number + 9)})
+    assert sound(photos).notes == ([note] if note else [])
 
 
 def test_a_class_may_be_called_train_and_one_that_a_split_lacks_keeps_its_label(photos):

@@ -167,7 +167,7 @@ def test_too_little_memory_is_no_damage_of_the_file(photos, monkeypatch):
         lambda data: b"no index",
         lambda data: data[: len(data) // 2],
         lambda data: data[:200] + bytes(100) + data[300:],
-        lambda data: data.replace(b'"layout": 4', b'"layout": 3'),
+        lambda data: data.replace(b'"layout": 5', b'"layout": 4'),
     ],
 )
 def test_a_damaged_cache_file_is_rebuilt(photos, examined, damage):

@@ -79,7 +79,7 @@ def test_settings_given_as_text_are_typed():
 @pytest.mark.parametrize("text", ["False", "false", "FALSE", "no", "off", "0", '"False"', "True", "yes", "on", "1"])
 def test_false_means_false(text):
     changes = parse([f"{name}={text}" for name in ("optimizer.nesterov", "ema.warmup", "exact")], {})
-    recipe, _, _ = subject_of("digits", changes)
+    recipe = subject_of("digits", changes).recipe
     assert {recipe.optimizer.nesterov, recipe.ema.warmup, recipe.exact} == {text in ("True", "yes", "on", "1")}
 
 

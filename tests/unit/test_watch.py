@@ -121,7 +121,7 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(t
         assert row.pop("kind") == "evaluation"
         assert row.pop("class_correct") == [each["correct"] for each in record["classes"]]
         assert row.items() <= record.items()
-        assert len(row) == 7
+        assert len(row) == 8
     folder = training.run.path / "eval"
     for tag, field in (("precision@1", "accuracy"), ("loss", "loss")):
         assert events(folder, tag) == [(record["step"], pytest.approx(record[field])) for record in records]

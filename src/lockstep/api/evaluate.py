@@ -24,6 +24,7 @@ class EvaluationRecord:
         split, weights: what was evaluated; weights are "ema" or "raw".
         examples, correct: how many examples there are, and how many are classified correctly.
         accuracy: correct / examples.
+        accuracy_interval: its 95 % interval [low, high], by Wilson's score.
         loss: mean cross-entropy.
         classes: for each class its "name", "examples", "correct" and "accuracy", in order of label.
         confusion: [classes][classes], the row is the label, the column the prediction.
@@ -37,6 +38,7 @@ class EvaluationRecord:
     examples: int
     correct: int
     accuracy: float
+    accuracy_interval: list[float]
     loss: float
     classes: list[dict[str, Any]]
     confusion: list[list[int]]

@@ -23,8 +23,9 @@ from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.specs import EvaluateSpec, TrainSpec, VerifySpec
 from lockstep.launch.world import World
-from lockstep.messages import collected, handled, logger
+from lockstep.messages import collected, handled, logger, muted
 from lockstep.recipes import RECIPES, get_recipe
+from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
 from lockstep.runs.weights_file import PACKAGED, WeightsFile, find_weights, own_weights
 from lockstep.settings import dotted, validated
@@ -58,12 +59,15 @@ class Subject(NamedTuple):
     """What a command is about.
 
     recipe: with the command's changes. run: the folder of the run, if the command names one. data: the folder of the
-    dataset, if the command names one; or else the folder of images that it names.
+    dataset, if the command names one; or else the folder of images that it names. changes: the command's changes if
+    `fitted` fits the recipe to the images in `data`, else None. named: whether the command names the recipe.
     """
 
     recipe: Recipe
     run: Path | None = None
     data: Path | None = None
+    changes: Mapping[str, Any] | None = None
+    named: bool = True
 
 
 def subject_of(
@@ -84,7 +88,8 @@ def subject_of(
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
         subject = _switch_to_images(_fields(str(start)) if start else {}, [settings, changes], data)
     elif what in RECIPES or not (path.is_dir() or "/" in what):
-        return _switch_to_images(_fields(what), [changes], data)
+        subject = _switch_to_images(_fields(what), [changes], data)
+        return subject._replace(changes=changes) if what == FOLDER else subject
     elif (path / "recipe.json").is_file():
         fields = Run.existing(path).recipe().model_dump(mode="json")
         subject = Subject(make(fields, changes, note=logger.warning), path, data)
@@ -100,7 +105,7 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None) -> Subject:
-    """Return the recipe "folder" on the images in `path`. Raises: LockstepError if it holds none."""
+    """Return the recipe "folder", not fitted yet, on the images in `path`. Raises: LockstepError if it holds none."""
     if not path.exists():
         raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
     if path.is_file():
@@ -112,7 +117,28 @@ def _folder_of_images(path: Path, changes: dict[str, Any], data: Path | None) ->
         )
     if data is not None and data.resolve() != path.resolve():
         raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
-    return Subject(make(_fields("folder"), changes, note=logger.warning), None, path.absolute())
+    recipe = make(_fields(FOLDER), changes, note=logger.warning)
+    return Subject(recipe, None, path.absolute(), changes, named=False)
+
+
+def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> tuple[Recipe, str | None]:
+    """Return the recipe of `subject` as it fits the images, and the reason if it is chosen now.
+
+    A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new since the last start.
+    Raises: LockstepError if the folder cannot be trained on.
+    """
+    recipe, changes = subject.recipe, subject.changes
+    if changes is None or subject.data is None or recipe.dataset != IMAGE_FOLDER:
+        return recipe, None
+    if stated:
+        same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
+        return (make(stated, changes) if same else recipe), None
+    from lockstep.data.folder.survey import survey
+
+    found = survey(subject.data, recipe.test_share, recipe.skip_unreadable).require_sound()
+    stated_settings = {**changes, **({"grey": recipe.grey} if "grey" in changes else {})}  # as a boolean
+    fit = fitting(found, stated_settings, recipe.name if subject.named else None)
+    return make(_fields(fit.recipe), fit.settings, changes), fit.note()
 
 
 def _switch_to_images(fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None) -> Subject:
@@ -198,7 +224,8 @@ def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, wor
     elif subject.run is not None:
         path = subject.run
     elif resume:
-        path = newest(runs, subject.recipe.name, images)
+        names = [subject.recipe.name] if subject.named else [FOLDER, PHOTOS]
+        path = newest(runs, names, images)
     else:
         stem = _NOT_PLAIN.sub("-", images.resolve().name).lstrip("-.") if images else ""
         return RunFolder(fresh_path(runs, stem or subject.recipe.name), numbered=True)
@@ -264,16 +291,23 @@ def train_spec(
     data = data_of(parent, placement.data) if parent else placement.data
     with handled(lambda text: None), collected() as notes:  # The run prints them, and has them in its log.
         subject = subject_of(what or str(parent.absolute() if parent else "digits"), changes, data)
+        if not subject.named and weights and weights.run and Run(weights.run).recipe().dataset == IMAGE_FOLDER:
+            # A recipe that fits other images may have other parameters than the run's weights.
+            parent = weights.run
+            subject = subject_of(str(parent.absolute()), changes, subject.data)
+            logger.warning(f"the recipe is that of {parent}, whose weights the run starts from")
     if parent:
         subject = subject._replace(run=None)
-    recipe, placement = subject.recipe, placement.replace(data=subject.data)
+    placement = placement.replace(data=subject.data)
     folder = folder_for(subject, name, runs, resume, world)
+    with muted(world.process != 0):
+        recipe, fit_note = fitted(subject, folder.stated)
     own_recipe = parent is None or "init_sha256" in changes
     recipe = with_initial_weights(recipe, weights, folder, own_recipe)
     if own_program:
         numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, precision_note = fixed_precision(recipe, placement.device, folder.stated)
-    notes += [precision_note] if precision_note else []
+    notes += filter(None, (fit_note, precision_note))
     if folder.stated is not None:
         if world.process == 0:
             require_same(folder, recipe)

@@ -80,7 +80,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep import numerics
-    from lockstep.api.specs import fixed_precision, subject_of
+    from lockstep.api.specs import fitted, fixed_precision, subject_of
     from lockstep.bench.analysis import Link, summarise
     from lockstep.config import overrides
     from lockstep.errors import LockstepError
@@ -98,7 +98,7 @@ def bench(
     changes = overrides.parse(settings or [], {name: options[name] for name in _RECIPE})
     placement = placement_of(options)
     subject = subject_of(what, changes, placement.data)
-    recipe = subject.recipe
+    recipe, _ = fitted(subject)
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, _ = fixed_precision(recipe, placement.device)
     placement = placement.replace(data=subject.data)

@@ -169,6 +169,7 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool) -> None:
     from lockstep.data.folder.check import lines_of, record_of
     from lockstep.data.folder.survey import survey
     from lockstep.launch.signals import handled_by, leave
+    from lockstep.recipes import RECIPES
 
     if data is not None:
         raise LockstepError(f"--data is for datasets by name, and {folder} is a folder: leave it out")
@@ -181,7 +182,8 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool) -> None:
         print(*map(printable, [*lines_of(record), *(f"note: {note}" for note in found.notes)]), sep="\n")
     found.require_sound()
     if not json_output:
-        print(printable(f"ok: lockstep train {quote(str(folder))}"))
+        recipe = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
+        print(printable(f"ok: lockstep train {quote(str(folder))}{'/' if recipe else ''}"))
 
 
 def _source(name: str) -> "Source":

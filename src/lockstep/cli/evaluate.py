@@ -16,6 +16,7 @@ from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, p
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.files import discard
 from lockstep.messages import logger
+from lockstep.words import counted
 
 if TYPE_CHECKING:
     from lockstep.runs.folder import Run
@@ -170,7 +171,8 @@ def summary_line(record: Mapping[str, Any]) -> str:
     """Return one line with the checkpoint, the weights, the accuracy and the loss."""
     return (
         f"{record['run']} after {record['step']} steps, {record['weights']} weights, {record['split']}: "
-        f"accuracy {record['accuracy']:.2%} ({record['correct']} of {record['examples']}), loss {record['loss']:.4f}"
+        f"accuracy {record['accuracy']:.2%} ({counted(record['correct'], record['examples'])}), "
+        f"loss {record['loss']:.4f}"
     )
 
 

@@ -48,10 +48,11 @@ def show(
       lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml
       lockstep show runs/digits-1                       the recipe of a run, and its accuracy
     """
-    from lockstep.api.specs import subject_of
+    from lockstep.api.specs import fitted, subject_of
     from lockstep.runs.folder import Run
 
-    recipe, run_path, _ = subject_of(what, {}, imports=False)
+    subject = subject_of(what, {}, imports=False)
+    run_path, (recipe, _) = subject.run, fitted(subject)
     result = Run.existing(run_path).result() if run_path else None
     if json_output:
         print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))

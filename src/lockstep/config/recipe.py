@@ -74,6 +74,7 @@ class Recipe(Settings):
         dataset_sha256: the SHA-256 of the data that a Python program gave; None for all other datasets.
         image_px: the side in pixels to which the images of a folder, or of your own dataset, are brought. None for all
             others, and for own images that have one size.
+        grey: True brings the images of a folder to one channel.
         test_share: of a folder without a test part, the share of the images that become it, by a hash of each file.
         skip_unreadable: False makes files of a folder that are no readable images an error.
         held_out: number of training images that are left out of training. The run is then evaluated on them in place
@@ -140,6 +141,7 @@ class Recipe(Settings):
     dataset: str
     dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     image_px: int | None = Field(None, ge=MIN_IMAGE_PX, le=256)
+    grey: bool = False
     test_share: float = Field(0.2, gt=0, lt=1)
     skip_unreadable: bool = False
     held_out: int = Field(0, ge=0)
@@ -191,8 +193,9 @@ class Recipe(Settings):
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in --set image_px=64")
-        for name in ("image_px", "test_share", "skip_unreadable"):
-            if self.dataset in DATASETS and getattr(self, name) != type(self).model_fields[name].default:
+        for name in ("image_px", "grey", "test_share", "skip_unreadable"):
+            given_elsewhere = self.dataset in DATASETS or (name == "grey" and self.dataset != IMAGE_FOLDER)
+            if given_elsewhere and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
                     f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"
                 )

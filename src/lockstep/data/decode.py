@@ -72,15 +72,21 @@ class UnreadableImageError(LockstepError):
 
 
 class ImageFacts(NamedTuple):
-    """What `inspect_image` finds: the format in Pillow's words, and the size in pixels as the image is stored."""
+    """What `inspect_image` finds: the format in Pillow's words, and the size in pixels as the image is stored.
+
+    `grey` is True if red, green and blue are equal in every pixel of the small image that `inspect_image` decodes.
+    """
 
     format: str
     width: int
     height: int
+    grey: bool
 
 
-def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int) -> NDArray[np.uint8]:
-    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes and `image_px`.
+def decode_image(
+    source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int, grey: bool = False
+) -> NDArray[np.uint8]:
+    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes and the arguments.
 
     `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
     [H, W, 4] (RGB and alpha).
@@ -94,6 +100,7 @@ def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image
        first averages whole blocks of pixels if the square is 4 `image_px` wide or more.
     5. Transparency is laid on white. Grey is copied to red, green and blue.
     6. The EXIF orientation is applied. Unreadable EXIF data counts as none.
+    7. With `grey`, the result is [image_px, image_px, 1]: Pillow's luminance of the three colours.
 
     A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
     May be called from several threads. Pillow's warnings are silenced in this process.
@@ -102,9 +109,11 @@ def decode_image(source: "Path | str | bytes | Image | NDArray[np.uint8]", image
     if isinstance(source, Path | str):
         source = read_image(Path(source))
     if isinstance(source, bytes):
-        return _decode(source, image_px)[0]
-    with _one_error_type():
-        return _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px)
+        pixels = _decode(source, image_px)[0]
+    else:
+        with _one_error_type():
+            pixels = _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px)
+    return _luminance(pixels) if grey else pixels
 
 
 def upright(image: "Image") -> "Image":
@@ -115,11 +124,12 @@ def upright(image: "Image") -> "Image":
 
 
 def inspect_image(data: bytes) -> ImageFacts:
-    """Return format and size of an image file's bytes, after decoding it once.
+    """Return what is known of an image file's bytes, after decoding it once.
 
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
-    return _decode(data, 32)[1]
+    pixels, format, (width, height) = _decode(data, 32)
+    return ImageFacts(format, width, height, grey=bool((pixels == pixels[..., :1]).all()))
 
 
 def decoder_versions() -> dict[str, str | None]:
@@ -154,8 +164,15 @@ def _no_memory() -> LockstepError:
     return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
 
 
-def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], ImageFacts]:
-    """Return the pixels and the facts of a file's bytes. Raises: UnreadableImageError."""
+def _luminance(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return RGB pixels [H, W, 3] as [H, W, 1]. Grey pixels keep their value."""
+    from PIL import Image
+
+    return np.array(Image.fromarray(pixels).convert("L"))[..., None]
+
+
+def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
+    """Return the pixels, the format and the stored size of a file's bytes. Raises: UnreadableImageError."""
     from PIL import Image
 
     _load_plugins()
@@ -163,10 +180,10 @@ def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], ImageFacts]:
         raise UnreadableImageError("empty")
     _require_default_switches()
     with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        facts = ImageFacts("JPEG" if image.format == "MPO" else str(image.format), *image.size)
+        format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
         pixels = _square(image, image_px, draft=True)
     _require_default_switches()  # Another thread may have set one meanwhile.
-    return pixels, facts
+    return pixels, format, size
 
 
 def _require_default_switches() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image, fromarray
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from lockstep import words
@@ -257,10 +257,7 @@ class Classifier:
                 f"brought to squares in grey or RGB: give arrays uint8 {list(self.image_shape)}",
                 DATA,
             )
-        pixels = decode_image(source, height)
-        if channels == 3:
-            return pixels
-        return np.array(fromarray(pixels).convert("L"))[..., None]
+        return decode_image(source, height, grey=channels == 1)
 
 
 def load(

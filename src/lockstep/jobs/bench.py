@@ -138,7 +138,7 @@ def bench(spec: BenchSpec, ctx: Context) -> Record:
     )
     # The shape of another dataset is known only when it is read.
     invented = "synthetic" in modes and (recipe.dataset in synthetic.SHAPES or recipe.image_px is not None)
-    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px) if invented else None
+    splits = synthetic.load(recipe.dataset, 4 * recipe.batch, recipe.image_px, recipe.grey) if invented else None
     session = Session(recipe, spec.placement, ctx, splits)
     dataset, state = session.split("train"), session.state
     course = recipe.bind(len(dataset))

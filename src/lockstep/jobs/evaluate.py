@@ -23,6 +23,7 @@ from lockstep.runs.checkpoint import Checkpoint, none_yet, read_chosen, read_res
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.tensors import save_model
+from lockstep.words import wilson_interval
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
 _EVALUATE, _MORE, _WAIT, _END = b"evaluate", b"more", b"wait", b"end"
@@ -128,7 +129,8 @@ def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
     counts = zip(classes, result.class_examples, result.class_correct, strict=True)
     by_class = [{"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None} for name, n, k in counts]
-    return {**result.summary(), "classes": by_class, "confusion": result.confusion}
+    interval = wilson_interval(result.correct, result.examples)
+    return {**result.summary(), "accuracy_interval": interval, "classes": by_class, "confusion": result.confusion}
 
 
 def watch(evaluator: Evaluator, spec: EvaluateSpec, ctx: Context) -> None:

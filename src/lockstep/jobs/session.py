@@ -329,7 +329,7 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
 
             assert recipe.image_px is not None
             return load_folder(
-                placement.data, image_px=recipe.image_px, test_share=recipe.test_share,
+                placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
                 skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
                 read_once=recipe.head is not None,
             )  # fmt: skip

@@ -24,7 +24,7 @@ from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
 from lockstep.messages import Held, handled, logger
 from lockstep.runs.tensors import save_model
-from lockstep.words import plural
+from lockstep.words import counted, plural, wilson_interval
 
 
 class StoppedError(Exception):
@@ -221,6 +221,7 @@ def _complete(
         "accuracy": {
             weights: evaluations[weights].accuracy if weights in evaluations else None for weights in ("ema", "raw")
         },
+        "accuracy_interval": wilson_interval(best.correct, best.examples),
         **one_view,
         "loss": {"train": log.last_loss} | {weights: result.loss for weights, result in evaluations.items()},
         "train_s": round(log.train_s, 3),
@@ -239,7 +240,7 @@ def _complete(
     if "ema" in evaluations:
         others = f" by the averaged weights, {evaluations['raw'].accuracy:.2%} by the raw ones"
     others += f"; {one_view['accuracy_one_view']:.2%} without test_views" if one_view else ""
-    counts = f"{best.correct} of {best.examples} {recipe.evaluated_split} images"
+    counts = counted(best.correct, best.examples, f"{recipe.evaluated_split} images")
     # A run with `patience` has chosen its weights by the evaluated split, so another split must judge them.
     test_split = ("--split", "test") if recipe.patience is not None else ()
     suggestion = recipe.command("predict", folder.path, "IMAGE.jpg")

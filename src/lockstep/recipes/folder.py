@@ -7,8 +7,9 @@ from lockstep.optim import Muon
 
 
 def folder() -> Recipe:
-    """A residual network on a folder of images of your own: 2 to 200 classes, 50 to 100 000 images.
+    """A residual network on a folder of images of your own: 2 to 200 classes, 50 to 200 000 images.
 
+    The image size, channels, mirror images and length follow the images, unless you set them.
     Measured: CIFAR-10 as JPEG files (quality 95): 92.62 %; the first 5,000 images of it: 81.50 %; MNIST (55,000
     training images) as PNG files, without flips: 99.67 %; 100 images of cats and dogs, of CIFAR-10: 65.55 % (one seed,
     bfloat16, 2 cores of an Intel Xeon). `python -m benchmarks.image_folders`

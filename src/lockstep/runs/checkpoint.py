@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lockstep.messages import logger
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import flush, remove_abandoned, replace, sha256
+from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.manifest import (
     MANIFEST,
@@ -201,6 +201,7 @@ def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
 
 
 def none_yet(run: Run) -> LockstepError:
+    """Return the error for a run without a checkpoint."""
     return LockstepError(f"{run.path} has no checkpoint yet", DATA)
 
 

@@ -12,17 +12,19 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.messages import logger
+from pydantic import Field
+
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import finite, first_link, open_lock, parse_json, read_json, remove_abandoned, replace
+from lockstep.messages import logger
 from lockstep.runs.manifest import Entries, checkpoints_in, manifest_if_valid, read_manifest
 from lockstep.settings import validated
-
+from lockstep.words import listed
 
 # What a run writes. A link in the place of one of them, or in one of the folders, would lead elsewhere.
 _FOLDERS = ("checkpoints", "tb", "profile")
@@ -43,13 +45,13 @@ _MAX_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 time
 class _Session(Entries):
     step: int
     data: str | None = None
-    model_source: dict[str, str] = {}
+    model_source: dict[str, str] = Field({})
 
 
 class _Result(Entries):
     steps: int | None = None
     best_step: int | None = None
-    accuracy: dict[str, float | None] = {}
+    accuracy: dict[str, float | None] = Field({})
     total_s: float | None = None
     weights_sha256: str | None = None
 
@@ -439,8 +441,8 @@ def fresh_path(runs: Path, stem: str) -> Path:
     return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
 
 
-def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
-    """Return the run of `recipe_name` in `runs` that was started last, if `data` is given one on that data folder.
+def newest(runs: Path, recipe_names: Sequence[str], data: Path | None = None) -> Path:
+    """Return the run in `runs` that was started last of those with one of `recipe_names`, and on `data` if it is given.
 
     Raises: LockstepError if there is none.
     """
@@ -449,9 +451,9 @@ def newest(runs: Path, recipe_name: str, data: Path | None = None) -> Path:
         with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
             run = Run(recipe_json.parent)
             same = data is None or os.path.realpath(run.data() or "") == os.path.realpath(data)
-            if same and run.recipe().name == recipe_name:
+            if same and run.recipe().name in recipe_names:
                 started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
     if not started:
-        what = recipe_name if data is None else f"{recipe_name} on {data}"
+        what = listed(recipe_names, "or") + (f" on {data}" if data is not None else "")
         raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
     return max(started)[1]

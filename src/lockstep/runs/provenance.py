@@ -119,9 +119,9 @@ def deciding(variables: Iterable[str]) -> list[str]:
 def sources(function: str) -> dict[str, str]:
     """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
 
-    The files are the function's module, and all modules of its folder or package that this process has imported, as they
-    were when it did (`imported_sha256`). For an installed package it is the module alone: the package's version covers
-    the rest.
+    The files are the function's module, and all modules of its folder or package that this process has imported, as
+    they were when it did (`imported_sha256`). For an installed package it is the module alone: the package's version
+    covers the rest.
     """
     name = function.partition(":")[0] if ":" in function else ""
     path = _file(sys.modules.get(name))

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.messages import logger
 from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.messages import logger
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import Run
@@ -74,8 +74,9 @@ class Recorded:
     def range(self, start: int | None, steps: int | None) -> tuple[int, tuple[int, ...]]:
         """Return the step that a replay starts from, and the numbers of updates of the recorded states in it.
 
-        The replay has `steps` steps from step `start` on. By default these are the steps between the newest two valid checkpoints, or from step 0 on if there is one only.
-        With `start`, they end at the next checkpoint. Raises: LockstepError if nothing is recorded in them.
+        The replay has `steps` steps from step `start` on. By default these are the steps between the newest two valid
+        checkpoints, or from step 0 on if there is one only. With `start`, they end at the next checkpoint.
+        Raises: LockstepError if nothing is recorded in them.
         """
         valid = self._newest_valid(start)
         begin = next(valid, 0)

@@ -17,8 +17,9 @@ class Saver:
     """Writes checkpoints into `folder`, one at a time, in its own thread. Only process 0 has one.
 
     The thread first copies the state, into memory that later checkpoints use again, while the towers compute the next
-    step; only an update waits for the copy. Then the thread writes the copy, and deletes all but `keep` checkpoints. If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most
-    `every_s` seconds of training. `fence` raises a LockstepError if another program has taken over the run.
+    step; only an update waits for the copy. Then the thread writes the copy, and deletes all but `keep` checkpoints.
+    If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most `every_s` seconds of
+    training. `fence` raises a LockstepError if another program has taken over the run.
     """
 
     def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Callable[[], None] = lambda: None) -> None:

@@ -27,8 +27,10 @@ from lockstep.data.folder.scan import Scan
 from lockstep.data.progress import progress
 from lockstep.messages import logger
 
-_LAYOUT = 4  # the version of the cache file
-_FILE = np.dtype([("sha256", "u1", 32), ("format", "u1"), ("size_px", "<i4", 2), ("stamps", "<i8", 5)])  # see `Index`
+_LAYOUT = 5  # the version of the cache file
+_FILE = np.dtype(  # see `Index`
+    [("sha256", "u1", 32), ("format", "u1"), ("size_px", "<i4", 2), ("grey", "?"), ("stamps", "<i8", 5)]
+)
 # A file may change again within the clock's grain after it was read, so a file that is younger is read again next time.
 _GRAIN_NS = 2_000_000_000
 _LOW_63_BITS = 2**63 - 1
@@ -45,6 +47,7 @@ class Index:
             sha256: uint8 [32], of the file's bytes; zeros if the file could not be opened.
             format: uint8, position in FORMATS.
             size_px: int32 [2], width and height as stored; zeros for a file that cannot be decoded.
+            grey: bool, whether the image has no colour; see `ImageFacts`.
             stamps: int64 [5], size, st_mtime_ns, st_ctime_ns, st_dev and st_ino.
         causes: row -> why the file cannot be decoded.
         momentary: the rows of `causes` whose cause is this host's, and may be gone at the next start, such as a missing
@@ -63,6 +66,7 @@ class _Facts(NamedTuple):
     sha256: bytes
     format: int = 0
     size_px: tuple[int, int] = (0, 0)
+    grey: bool = False
     cause: str = ""
     momentary: bool = False
 
@@ -119,7 +123,7 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
         with lock:
             for row, fact in zip(rows, facts, strict=True):
                 sha256 = np.frombuffer(fact.sha256, np.uint8)
-                index.files[row] = (sha256, fact.format, fact.size_px, index.files["stamps"][row])
+                index.files[row] = (sha256, fact.format, fact.size_px, fact.grey, index.files["stamps"][row])
                 if fact.cause:
                     index.causes[row] = fact.cause
                 (index.momentary if fact.momentary else done).add(row)
@@ -144,7 +148,7 @@ def _examine(path: str) -> _Facts:
         facts = decode.inspect_image(data)
     except UnreadableImageError as error:
         return _Facts(sha256, cause=str(error), momentary=error.momentary)
-    return _Facts(sha256, FORMATS.index(facts.format), (facts.width, facts.height))
+    return _Facts(sha256, FORMATS.index(facts.format), (facts.width, facts.height), facts.grey)
 
 
 def _known(path: Path, scan: Scan) -> tuple[Index, list[int]]:

@@ -23,21 +23,23 @@ def load(
     image_px: int,
     test_share: float,
     skip_unreadable: bool,
+    grey: bool = False,
     cache_limit: float | None = None,
     read_once: bool = False,
 ) -> dict[str, Dataset]:
-    """Return the splits of an image folder, images [N, image_px, image_px, 3]; see `survey` for the splits.
+    """Return the splits of an image folder, images [N, image_px, image_px, 3 or 1]; see `survey` for the splits.
 
-    The SHA-256 of a split covers the classes, `image_px`, and the SHA-256 and label of each file. `cache_limit` is as
-    in `open_images`. What a user should know is logged as warnings. The first call for a folder reads all files and
-    caches their pixels, unless they are `read_once`; later ones are fast.
+    The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, and the
+    SHA-256 and label of each file. `cache_limit` is as in `open_images`. What a user should know is logged as warnings.
+    The first call for a folder reads all files and caches their pixels, unless they are `read_once`; later ones are
+    fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
     found = survey(folder, test_share, skip_unreadable).require_sound()
     for note in found.notes:
         logger.warning(note)
     splits = {
-        name: _dataset(found, found.splits[name], image_px, 0 if read_once else cache_limit)
+        name: _dataset(found, found.splits[name], image_px, grey, 0 if read_once else cache_limit)
         for name in ORDER
         if name in found.splits
     }
@@ -49,9 +51,9 @@ def load(
     return splits
 
 
-def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit: float | None) -> Dataset:
+def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, grey: bool, cache_limit: float | None) -> Dataset:
     labels, sha256 = found.labels[rows], found.index.files["sha256"][rows]
-    digest = hashlib.sha256(json.dumps([RULES, image_px, list(found.classes)]).encode())
+    digest = hashlib.sha256(json.dumps([RULES, image_px, list(found.classes), *(["grey"] if grey else [])]).encode())
     digest.update(labels.tobytes())
     digest.update(sha256.tobytes())
     # The decoder decides the pixels, and so the cache. It is no part of the dataset's SHA-256: another decoder is
@@ -61,13 +63,13 @@ def _dataset(found: Survey, rows: NDArray[np.int64], image_px: int, cache_limit:
     paths = [found.index.paths[row] for row in rows.tolist()]
 
     def decode(row: int) -> NDArray[np.uint8]:
-        return _pixels(found.scan.root, paths[row], sha256[row].tobytes(), image_px)
+        return _pixels(found.scan.root, paths[row], sha256[row].tobytes(), image_px, grey)
 
-    images = open_images(Source(len(paths), (image_px, image_px, 3), decode), key, cache_limit)
+    images = open_images(Source(len(paths), (image_px, image_px, 1 if grey else 3), decode), key, cache_limit)
     return Dataset(images, torch.from_numpy(labels), found.classes, digest.hexdigest())
 
 
-def _pixels(root: Path, name: str, sha256: bytes, image_px: int) -> NDArray[np.uint8]:
+def _pixels(root: Path, name: str, sha256: bytes, image_px: int, grey: bool) -> NDArray[np.uint8]:
     """Return the pixels of the file `name` in `root`. Raises: LockstepError if its SHA-256 is not that of the index."""
     path = root / name
     try:
@@ -75,6 +77,6 @@ def _pixels(root: Path, name: str, sha256: bytes, image_px: int) -> NDArray[np.u
         if hashlib.sha256(data).digest() != sha256:
             forget(root, name)
             raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
-        return decode_image(data, image_px)
+        return decode_image(data, image_px, grey)
     except UnreadableImageError as error:
         raise LockstepError(f"{path} cannot be read: {error}", DATA) from None

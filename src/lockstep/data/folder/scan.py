@@ -5,9 +5,10 @@ Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**, where val may
 
 import heapq
 import os
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,9 @@ from lockstep.errors import DATA, LockstepError
 
 # Folder of a split, in lower case -> the split's name.
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+# Words in a folder's name that suggest a split -> the split's folder.
+_WORDS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+          "testing": "test"}  # fmt: skip
 SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff"}
 # Suffixes of images that cannot be read. They are counted by name, because a user expects them to be trained on.
 UNSUPPORTED = {
@@ -97,6 +101,14 @@ def is_divided(root: Path) -> bool:
     return not {"test", "validation"} & {split for split, _ in _split_folders(Scan(root))}
 
 
+def like_splits(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> split of the names with a split's word in them, as Train_png, if several splits are there."""
+    words = {name: re.findall("[a-z]+", name.lower()) for name in names}
+    found = {name: next((_WORDS[word] for word in own if word in _WORDS), "") for name, own in words.items()}
+    found = {name: split for name, split in found.items() if split}
+    return found if "train" in found.values() and len({*found.values()}) > 1 else {}
+
+
 def is_image_folder(root: Path) -> bool:
     """Return whether `root` is a folder with a folder in it that holds an image, so that it can be trained on."""
     looked_at, waiting = 0, [(root, 0)]
@@ -129,9 +141,10 @@ def _split_folders(result: Scan) -> list[tuple[str, Path]]:
     if not by_split or (classes and not any(_has_folders(result.root / name) for name in train)):
         return [("", result.root)]
     if classes:
+        alike = "".join(f"; rename {name} {split}" for name, split in like_splits(folders).items() if name in classes)
         result.problems.append(
             f"the folder {train[0]} is beside {_listed(classes)}. If {train[0]} is a split, move all away but train, "
-            f"val and test; if it is a class, rename it, or put its images directly into it"
+            f"val and test{alike}; if it is a class, rename it, or put its images directly into it"
         )
     for names in by_split.values():
         if len(names) > 1:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.folder.index import Index, index_of
-from lockstep.data.folder.scan import Group, Scan, scan
+from lockstep.data.folder.scan import Group, Scan, like_splits, scan
 from lockstep.errors import DATA, LockstepError
-from lockstep.words import plural
+from lockstep.words import listed, plural
 
 ORDER = ("train", "validation", "test")
 _LISTED = 20  # files that an error lists
@@ -244,6 +244,9 @@ def _notes(found: Survey) -> list[str]:
         *_noted(conflicts, "image", "in several classes: the labels contradict each other"),
         *_noted(leaks, "image", "in several splits: the accuracy will be too high"),
     ]
+    if splits := like_splits(scanned.classes("")):
+        names, others = listed([*splits]), listed([*splits.values()])
+        notes.append(f"{names} look like splits but are read as classes: rename them {others}")
     for split, rows in found.splits.items():
         present = set(found.labels[rows].tolist())
         missing = [name for label, name in enumerate(found.classes) if label not in present]

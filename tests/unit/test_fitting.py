@@ -1,0 +1,179 @@
+"""The recipe and the settings that fit a folder of images, and when they are chosen."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.images import bright_and_dark
+
+from lockstep.api.specs import fitted, subject_of, train_spec
+from lockstep.config.placement import Placement
+from lockstep.data.decode import decode_image
+from lockstep.data.folder.index import _FILE
+from lockstep.data.folder.reader import load
+from lockstep.errors import LockstepError
+from lockstep.launch.world import World
+from lockstep.recipes import RECIPES, get_recipe
+from lockstep.recipes.fitting import fitting
+
+LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widths": [32, 96, 128]}
+GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def survey_of(sides, grey, train=None):
+    """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
+    files = np.zeros(len(sides) + 1, _FILE)  # The last file cannot be read, and is in no split.
+    files["size_px"][:-1] = [(side, side + 5) for side in sides]
+    files["grey"][:-1] = grey
+    rows = np.arange(len(sides))
+    return SimpleNamespace(index=SimpleNamespace(files=files), splits={"train": rows[: train or -1], "test": rows[-1:]})
+
+
+@pytest.mark.parametrize(
+    ("sides", "grey", "recipe", "settings"),
+    [
+        ([28, 28, 28], [True, True, True], "folder", {"image_px": 32, **GREY, **LETTERS}),
+        ([28, 28, 28], [True, True, False], "folder", {"image_px": 32}),
+        ([33, 33, 33], [True, True, True], "folder", {"image_px": 64, **GREY}),
+        ([500, 500, 500], [True, True, True], "folder", {"image_px": 64, **GREY}),
+        ([10, 95, 500], [False, False, False], "folder", {"image_px": 64}),
+        ([10, 96, 96], [False, True, True], "photos", {}),
+    ],
+)
+def test_the_choice_by_colour_and_median_shorter_side(sides, grey, recipe, settings):
+    fit = fitting(survey_of(sides, grey), {})
+    assert (fit.recipe, fit.settings) == (recipe, settings)
+
+
+@pytest.mark.parametrize(
+    ("count", "grey", "epochs"),
+    [
+        (50_000, False, None), (55_000, False, 10.0), (124_800, False, 4.4), (200_000, False, 3.0),
+        (27_000, True, None), (30_000, True, 10.0), (124_800, True, 2.4), (200_000, True, 2.0),
+    ],
+)  # fmt: skip
+def test_large_sets_are_seen_fewer_times(count, grey, epochs):
+    found = survey_of([32] * (count + 1), [grey] * (count + 1), train=count)
+    assert fitting(found, {}).settings.get("epochs") == epochs
+    assert "epochs" not in fitting(found, {"epochs": 5}).settings | fitting(found, {"steps": 5}).settings
+
+
+def test_the_note_says_what_and_why():
+    assert fitting(survey_of([375] * 3, [False] * 3), {}).note() == (
+        "recipe photos, because the images are in colour and their median shorter side is 375 pixels; choose others "
+        "with lockstep train folder --data DIR"
+    )
+    stated = {"model_options.widths": [8, 8, 8], "image_px": 48}
+    assert fitting(survey_of([28] * 3, [True] * 3), stated).note() == (
+        "recipe folder with grey=true, augmentation.flip=false and test_views=one, because all images are grey and "
+        "their median shorter side is 28 pixels; choose others with --set"
+    )
+
+
+def grey_folder(root):
+    for number in range(12):
+        (root / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "ab"[number % 2] / f"{number}.png")
+    return root
+
+
+def made(what, changes=(), data=None):
+    return fitted(subject_of(what, dict(changes), data))[0]
+
+
+def test_settings_that_the_user_states_stay(tmp_path):
+    folder = grey_folder(tmp_path / "letters")
+    own = made(str(folder))
+    assert (own.name, own.image_px, own.grey, own.augmentation.flip, own.augmentation.mean) == (
+        "folder", 32, True, False, (0.449,),
+    )  # fmt: skip
+    assert own == made("folder", data=folder)
+    assert own.replace(image_px=64) == made(str(folder), {"image_px": 64})
+    colour = made(str(folder), {"grey": "no", "augmentation.flip": True, "test_views": "flip"})
+    assert (colour.grey, colour.augmentation.mean) == (False, (0.485, 0.456, 0.406))
+    assert (colour.augmentation.flip, colour.test_views, colour.image_px) == (True, "flip", 32)
+    assert made(str(folder), {"augmentation": "plain"}).augmentation.kind == "plain"
+    assert not made(str(folder), {"model": "digits"}).grey
+    on = made(str(bright_and_dark(tmp_path / "colour", 3)), {"grey": True})
+    assert (on.grey, on.augmentation.mean, on.augmentation.flip) == (True, (0.449,), True)
+
+
+def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path, monkeypatch):
+    monkeypatch.setitem(RECIPES, "photos", lambda: get_recipe("folder").replace(name="photos", image_px=224))
+    for number in range(8):
+        (tmp_path / "big" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        image = Image.new("RGB", (100, 120), (number, 50, 100))
+        image.save(tmp_path / "big" / "ab"[number % 2] / f"{number}.png")
+    big = str(tmp_path / "big")
+    assert made(big) == get_recipe("photos") == made("photos", data=tmp_path / "big")
+    assert [made(*words).name for words in (("folder", (), tmp_path / "big"), (big, {"model": "digits"}))] == [
+        "folder", "folder",
+    ]  # fmt: skip
+
+
+def test_recipes_from_elsewhere_are_not_fitted(tmp_path):
+    assert made("folder") == get_recipe("folder")  # as bench --synthetic takes it
+    folder = grey_folder(tmp_path / "letters")
+    (tmp_path / "mine.toml").write_text('recipe = "folder"\nseed = 3\n')
+    assert made(get_recipe("folder"), data=folder) == get_recipe("folder")
+    assert made(str(tmp_path / "mine.toml"), data=folder) == get_recipe("folder").replace(seed=3)
+
+
+def test_a_run_to_continue_keeps_its_settings(tmp_path):
+    folder = grey_folder(tmp_path / "letters")
+    subject = subject_of(str(folder), {"seed": 2})
+    stated = json.loads(fitted(subject)[0].replace(precision="float32").model_dump_json())
+    Image.new("RGB", (28, 28), (200, 0, 0)).save(folder / "a/red.png")
+    assert not fitted(subject)[0].grey
+    assert fitted(subject, stated)[0].model_dump(mode="json") == stated
+    named = subject_of("folder", {"seed": 2}, folder)
+    assert fitted(named, stated | {"name": "photos"})[0] == named.recipe  # which is not what the run was started with
+
+
+def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = grey_folder(tmp_path / "letters")
+    options = {"name": None, "resume": False, "world": World(), "started": 0.0}
+
+    def spec(what, init=None):
+        return train_spec(what, {"steps": 1}, Placement(device="cpu"), init=init, runs=tmp_path / "runs", **options)
+
+    first = spec(str(folder))
+    assert "recipe folder with image_px=32" in first.notes[0]
+    assert "median shorter side is 28" in first.notes[0]
+    first = first.recipe.replace(seed=7)
+    run = tmp_path / "runs/one"
+    run.mkdir(parents=True)
+    (run / "recipe.json").write_text(first.model_dump_json())
+    (run / "model.safetensors").write_bytes(b"weights")
+    tuned = spec(str(bright_and_dark(tmp_path / "colour", 5)), run)
+    assert tuned.recipe.replace(init_sha256=None) == first
+    assert (tuned.placement.data, tuned.path.name) == (tmp_path / "colour", "colour-1")
+    assert "whose weights the run starts from" in " ".join(tuned.notes)
+
+
+def test_a_grey_folder_has_one_channel_and_the_pixels_of_prediction(tmp_path):
+    folder = grey_folder(tmp_path / "letters")
+    Image.new("RGB", (28, 28), (200, 0, 100)).save(folder / "a/colour.png")
+    given = {"image_px": 32, "test_share": 0.2, "skip_unreadable": False}
+    grey, colour = load(folder, grey=True, **given)["train"], load(folder, **given)["train"]
+    assert grey.images.shape[1:] == (32, 32, 1)
+    assert grey.sha256 != colour.sha256
+    both = zip(grey.images[:].numpy(), colour.images[:].numpy(), strict=True)
+    assert sum(np.array_equal(one, three[..., :1]) for one, three in both) >= len(grey) - 1
+    weighted = decode_image(folder / "a/colour.png", 32, grey=True)
+    assert weighted.tolist() == [[[round(0.299 * 200 + 0.114 * 100)]] * 32] * 32
+
+
+def test_one_channel_is_for_folders_alone():
+    for dataset, message in (("cifar10", "grey is for folders of images"), ("mine:data", "grey is for folders")):
+        with pytest.raises(LockstepError, match=message):
+            subject_of("cifar10", {"dataset": dataset, "grey": True})
