@@ -1,9 +1,9 @@
-"""Accuracy and time of the recipes for photos: `python -m benchmarks.photos FOLDER... [--seeds N] [--tuned]`.
+"""Accuracy and time of the recipes for photos: `python -m benchmarks.photos FOLDER... [--seeds N | --tuned]`.
 
 A FOLDER holds train/CLASS/* and test/CLASS/*. Seed 0 starts with empty caches, so it reads and computes everything; the
-other seeds use its caches. --tuned also trains `photos-tuned` from the run of seed 0. Where scikit-learn and
-efficientnet-lite-pytorch are installed, its logistic regression on the features of the published network is measured on
-the same images.
+other seeds use its caches. Where scikit-learn and efficientnet-lite-pytorch are installed, its logistic regression on
+the features of the published network is measured on the same images. --tuned measures `photos-tuned`, which starts from
+the run of seed 0, in place of the seeds.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from lockstep.data.folder.reader import load as load_folder
 from lockstep.recipes import get_recipe
 
 PX = get_recipe("photos").image_px or 0
-TIMES = ("total_s", "train_s")
 
 
 def main() -> None:
@@ -32,40 +31,52 @@ def main() -> None:
     args = parser.parse_args()
     for folder in args.folders:
         sys.argv[1:] = ["FOLDER", *(["--tuned"] if args.tuned else [])]  # the command that makes this record
-        save(f"photos-{folder.name}", measured(folder.absolute(), args.seeds, args.tuned))
+        with tempfile.TemporaryDirectory() as temporary:
+            runs = Runs(folder.absolute(), Path(temporary))
+            if args.tuned:
+                save(f"photos-tuned-{folder.name}", runs.tuned())
+            else:
+                save(f"photos-{folder.name}", runs.seeds(args.seeds))
 
 
-def measured(folder: Path, seeds: int, tuned: bool) -> dict[str, Any]:
-    """Return the record of the photos in `folder`."""
-    splits = load_folder(folder, image_px=PX, test_share=0.2, skip_unreadable=True, read_once=True)
-    counts = {name: len(dataset) for name, dataset in splits.items()}
-    print(f"{folder.name}: {counts}, {len(splits['train'].classes)} classes", flush=True)
-    with tempfile.TemporaryDirectory() as temporary:
+class Runs:
+    """Runs on the photos in `folder`, with caches of their own in `place`."""
 
-        def train(*words: object) -> dict[str, Any]:
-            command = ["train", *words, "--runs", temporary, "--json"]
-            record: dict[str, Any] = record_of(
-                [sys.executable, "-m", "lockstep", *command], XDG_CACHE_HOME=f"{temporary}/cache"
-            )
-            return record
+    def __init__(self, folder: Path, place: Path) -> None:
+        self._folder, self._place = folder, place
 
-        runs = [train(folder, "--seed", seed, "--name", f"seed-{seed}") for seed in range(seeds)]
-        for run in runs:
-            print(f"  photos: {run['accuracy']['raw']:.2%}, {run['total_s']:.1f} s", flush=True)
+    def train(self, *words: object) -> dict[str, Any]:
+        """Train a run. Return and print its result."""
+        command = [sys.executable, "-m", "lockstep", "train", *words, "--runs", self._place, "--json"]
+        run: dict[str, Any] = record_of(command, XDG_CACHE_HOME=f"{self._place}/cache")
+        accuracy = run["accuracy"]["raw"]
+        print(f"{self._folder.name}, {run['recipe']}: {accuracy:.2%}, {run['total_s']:.1f} s", flush=True)
+        return run
+
+    def seeds(self, count: int) -> dict[str, Any]:
+        """Return the record of `photos` over `count` seeds."""
+        runs = [self.train(self._folder, "--seed", seed, "--name", f"seed-{seed}") for seed in range(count)]
+        images = load_folder(self._folder, image_px=PX, test_share=0.2, skip_unreadable=True, read_once=True)
         record: dict[str, Any] = {
-            "set": folder.name, "images": counts, "classes": len(splits["train"].classes), "image_px": PX,
+            "set": self._folder.name,
+            "images": {name: len(dataset) for name, dataset in images.items()},
+            "classes": len(images["train"].classes),
+            "image_px": PX,
             "accuracy": accuracies([run["accuracy"]["raw"] for run in runs]),
-            "first_s": runs[0]["total_s"], "again_s": spread([run["total_s"] for run in runs[1:]]),
+            "first_s": runs[0]["total_s"],
+            "again_s": spread([run["total_s"] for run in runs[1:]]),
             "result": {name: runs[0][name] for name in ("versions", "processes", "device", "digest")},
-        }  # fmt: skip
+        }
         if all(map(importlib.util.find_spec, ("sklearn", "efficientnet_lite_pytorch"))):
-            record["logistic"] = logistic(splits)
-        if tuned:
-            run = train("photos-tuned", "--data", folder, "--init", f"{temporary}/seed-0", "--name", "tuned")
-            print(f"  photos-tuned: {run['accuracy']['raw']:.2%}, {run['total_s']:.1f} s", flush=True)
-            record["tuned"] = {"accuracy": run["accuracy"]["raw"], "total_s": run["total_s"]}
-            record["tuned"]["of"] = runs[0]["accuracy"]["raw"]
-    return record
+            record["logistic"] = logistic(images)
+        return record
+
+    def tuned(self) -> dict[str, Any]:
+        """Return the record of `photos-tuned`, and of the run that it starts from."""
+        start = self.train(self._folder, "--name", "start")
+        init = self._place / "start"
+        run = self.train("photos-tuned", "--data", self._folder, "--init", init, "--name", "tuned")
+        return {"set": self._folder.name, "start": start["accuracy"]["raw"], "result": run}
 
 
 def accuracies(values: list[float]) -> dict[str, float]:
