@@ -80,7 +80,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep import numerics
-    from lockstep.api.specs import fitted, fixed_precision, subject_of
+    from lockstep.api.specs import fitted, fixed_precision, subject_of, with_own_weights
     from lockstep.bench.analysis import Link, summarise
     from lockstep.config import overrides
     from lockstep.errors import LockstepError
@@ -101,7 +101,7 @@ def bench(
     recipe, _ = fitted(subject)
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, _ = fixed_precision(recipe, placement.device)
-    placement = placement.replace(data=subject.data)
+    placement = with_own_weights(recipe, placement.replace(data=subject.data))
     most = placement.processes or capacity(recipe, placement)
 
     def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Record":
