@@ -330,7 +330,8 @@ def folds_spec(
     """
     weights = find_weights(init) if init else None
     subject = subject_of(what or "digits", changes, placement.data)
-    recipe = with_initial_weights(subject.recipe, weights, RunFolder(Path()))
+    recipe, fit_note = fitted(subject)
+    recipe = with_initial_weights(recipe, weights, RunFolder(Path()))
     if recipe.dataset != IMAGE_FOLDER:
         raise LockstepError(
             f"--folds divides a folder of images, and recipe {recipe.name} has dataset {recipe.dataset}"
@@ -341,8 +342,8 @@ def folds_spec(
             f"take as long as the whole training. Use: lockstep train photos --data DIR --folds N"
         )
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
-    recipe, note = fixed_precision(recipe.replace(held_out=0, patience=None), placement.device)
-    if note:
+    recipe, precision_note = fixed_precision(recipe.replace(held_out=0, patience=None), placement.device)
+    for note in filter(None, (fit_note, precision_note)):
         logger.warning(note)
     data = data_of(subject.run, subject.data) if subject.run else subject.data
     placement = placement.replace(data=data, init=weights.path if weights else None)
