@@ -334,12 +334,13 @@ def folds_spec(
     recipe = with_initial_weights(recipe, weights, RunFolder(Path()))
     if recipe.dataset != IMAGE_FOLDER:
         raise LockstepError(
-            f"--folds divides a folder of images, and recipe {recipe.name} has dataset {recipe.dataset}"
+            f"--folds divides a folder of images, and recipe {recipe.name} is for dataset {recipe.dataset}: leave it "
+            f"out, or use: lockstep train DIR --folds N"
         )
     if recipe.head is None:
         raise LockstepError(
             f"--folds needs a recipe that trains only a head, such as photos: each fold of recipe {recipe.name} would "
-            f"take as long as the whole training. Use: lockstep train photos --data DIR --folds N"
+            f"take as long as the whole training. Use: lockstep train photos --data DIR --folds {others['folds']}"
         )
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, precision_note = fixed_precision(recipe.replace(held_out=0, patience=None), placement.device)

@@ -70,7 +70,7 @@ def train(
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
       lockstep train photos/                                  your images, in photos/cats, photos/dogs, ...
-      lockstep train photos --data pictures/ --folds 5        estimates of the accuracy, before you train on all images
+      lockstep train photos/ --folds 5                        estimates of the accuracy on new images, no run
       lockstep train --init runs/try --epochs 20              a new run from the final weights of another
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
