@@ -31,7 +31,7 @@ from lockstep.jobs.specs import FoldsSpec
 from lockstep.words import listed
 
 _LEFT_OUT = 0.8  # An image is left out of the second training if another class has at least this probability.
-_DOUBTFUL = 0.04  # A label is contradicted if its calibrated probability is at most this.
+_DOUBTFUL = 0.03  # A label is contradicted if its calibrated probability is at most this.
 _TEMPERATURES = np.geomspace(0.2, 5.0, 60)
 
 Rows = NDArray[np.int64]
