@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import Beat
-from lockstep.jobs.specs import BenchSpec, EvaluateSpec, Spec, TrainSpec, VerifySpec, decoded, encoded
+from lockstep.jobs.specs import BenchSpec, EvaluateSpec, FoldsSpec, Spec, TrainSpec, VerifySpec, decoded, encoded
 from lockstep.launch import worker
 from lockstep.recipes import RECIPES, get_recipe
 
@@ -26,6 +26,7 @@ SPECS = [
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, watch=True, interval=0.5, examples=7),
     VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7),
     BenchSpec(**SHARED, steps=3, modes=("synthetic", "independent")),
+    FoldsSpec(**SHARED, folds=5, labels=True, started=1.25),
 ]
 NAMES = [spec.job for spec in SPECS]
 
@@ -46,7 +47,7 @@ def test_every_recipe_is_equal_after_json_in_a_spec(name):
 
 def test_each_class_of_spec_is_tested_and_has_its_own_job():
     assert {type(spec) for spec in SPECS} == set(get_args(Spec))
-    assert {spec.model_fields["job"].default for spec in get_args(Spec)} == {"train", "evaluate", "verify", "bench"}
+    assert {spec.model_fields["job"].default for spec in get_args(Spec)} == {*NAMES}
 
 
 def test_a_spec_with_the_settings_of_another_job_is_rejected():

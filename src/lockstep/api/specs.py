@@ -21,7 +21,7 @@ from lockstep.data.catalog import SOURCES
 from lockstep.data.folder.scan import is_image_folder
 from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
-from lockstep.jobs.specs import EvaluateSpec, TrainSpec, VerifySpec
+from lockstep.jobs.specs import EvaluateSpec, FoldsSpec, TrainSpec, VerifySpec
 from lockstep.launch.world import World
 from lockstep.messages import collected, handled, logger, muted
 from lockstep.recipes import RECIPES, get_recipe
@@ -322,6 +322,36 @@ def train_spec(
         recipe=recipe, placement=placement, path=folder.path, resume=folder.stated is not None,
         numbered=folder.numbered, notes=tuple(notes), **others,
     )  # fmt: skip
+
+
+def folds_spec(
+    what: str | None, changes: dict[str, Any], placement: Placement, *, init: Path | None = None, **others: Any
+) -> FoldsSpec:
+    """Return the spec that judges the images of `what` by heads that were not trained on them.
+
+    `others` are further fields of the spec. Only the program lockstep calls this. Raises: LockstepError.
+    """
+    weights = find_weights(init) if init else None
+    subject = subject_of(what or "digits", changes, placement.data)
+    recipe, fit_note = fitted(subject)
+    recipe = with_initial_weights(recipe, weights, RunFolder(Path()))
+    if recipe.dataset != IMAGE_FOLDER:
+        raise LockstepError(
+            f"--folds divides a folder of images, and recipe {recipe.name} is for dataset {recipe.dataset}: leave it "
+            f"out, or use: lockstep train DIR --folds N"
+        )
+    if recipe.head is None:
+        raise LockstepError(
+            f"--folds needs a recipe that trains only a head, such as photos: each fold of recipe {recipe.name} would "
+            f"take as long as the whole training. Use: lockstep train photos --data DIR --folds {others['folds']}"
+        )
+    numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
+    recipe, precision_note = fixed_precision(recipe.replace(held_out=0, patience=None), placement.device)
+    for note in filter(None, (fit_note, precision_note)):
+        logger.warning(note)
+    data = data_of(subject.run, subject.data) if subject.run else subject.data
+    placement = placement.replace(data=data, init=weights.path if weights else None)
+    return FoldsSpec(recipe=recipe, placement=with_own_weights(recipe, placement, subject.run), **others)
 
 
 def with_own_weights(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.hints import HintingCommand
-from lockstep.cli.options import Json
+from lockstep.cli.options import STARTED, Json, require_new_file
 from lockstep.errors import DATA, LockstepError, printable, unknown
 
 if TYPE_CHECKING:
@@ -121,6 +121,17 @@ def check(
         Path | None,
         typer.Option("--data", help="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache."),
     ] = None,
+    labels: Annotated[
+        bool,
+        typer.Option(
+            "--labels",
+            help="Of a folder: also list the images whose label is doubtful. Classifiers that are trained on the other "
+            "images judge each image, in five parts.",
+        ),
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --labels: write a page of these images to a new file.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Verify every downloaded file by its size and SHA-256.
@@ -130,10 +141,15 @@ def check(
     Of a folder of images, every file is read. The report has classes, splits, sizes, formats, duplicates, images in
     several splits or classes, and files that cannot be read. The exit code is 3 if it cannot be trained on.
 
+    --labels trains the last layer of a network, as recipe photos does, five times. It takes a minute for some thousands
+    of images. Most images that it lists have a wrong label or show several things: look at them. A doubtful label does
+    not change the exit code.
+
     \b
     Examples:
       lockstep data check cifar10
       lockstep data check photos
+      lockstep data check photos --labels --html doubtful.html
       lockstep data check mnist --data ~/mnist
     """
     from lockstep.data import DATASETS
@@ -141,9 +157,13 @@ def check(
     from lockstep.data.download.fetch import located
     from lockstep.settings import load_object
 
+    if html and not labels:
+        raise LockstepError("--html needs --labels: add it, or leave out the option")
     if "/" in name or Path(name).is_dir():
-        _check_folder(Path(name), data, json_output)
+        _check_folder(Path(name), data, json_output, labels, html)
         return
+    if labels:
+        raise LockstepError(f"--labels is for folders of images, and {name} is the name of a dataset: leave it out")
     source, data = _source(name), data.absolute() if data else None
     folder, managed = (located(source, data) if source.archives else None) or (None, False)
     if folder and managed:
@@ -164,7 +184,7 @@ def check(
         print(f"ok: {name} comes with lockstep and can be read")
 
 
-def _check_folder(folder: Path, data: Path | None, json_output: bool) -> None:
+def _check_folder(folder: Path, data: Path | None, json_output: bool, labels: bool, html: Path | None) -> None:
     """Print the report on a folder of images. Raises: LockstepError if it cannot be trained on."""
     from lockstep.data.folder.check import lines_of, record_of
     from lockstep.data.folder.survey import survey
@@ -173,17 +193,45 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool) -> None:
 
     if data is not None:
         raise LockstepError(f"--data is for datasets by name, and {folder} is a folder: leave it out")
+    if html:
+        require_new_file("--html", html)
     with handled_by(leave):
         found = survey(folder, test_share=0.2, skip_unreadable=False)
     record = record_of(found)
+    sound = not found.problems
+    if not json_output:
+        _print_lines([*lines_of(record), *(f"note: {note}" for note in found.notes)])
+    if labels and sound:
+        record["labels"] = _check_labels(folder, html, json_output)
     if json_output:
         _print_json(record)
-    else:
-        print(*map(printable, [*lines_of(record), *(f"note: {note}" for note in found.notes)]), sep="\n")
     found.require_sound()
     if not json_output:
         recipe = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
-        print(printable(f"ok: lockstep train {quote(str(folder))}{'/' if recipe else ''}"))
+        _print_lines([f"ok: lockstep train {quote(str(folder))}{'/' if recipe else ''}"])
+
+
+def _check_labels(folder: Path, html: Path | None, json_output: bool) -> dict[str, Any]:
+    """Print the doubtful labels of a folder, or write a page of them to `html`. Return the record of the job."""
+    from lockstep.api.specs import folds_spec
+    from lockstep.config.placement import Placement
+    from lockstep.launch.submit import submit
+    from lockstep.launch.workers import Output
+    from lockstep.launch.world import World
+    from lockstep.report.labels import lines_of, page
+
+    placement = Placement(data=folder.absolute())
+    spec = folds_spec("photos", {}, placement, folds=5, labels=True, started=STARTED)
+    outcome = submit(spec, Output(lines_to_stderr=True), World.from_environment())
+    if outcome.record is None:
+        raise typer.Exit(outcome.code)
+    if html:
+        with html.open("x", encoding="utf-8") as file:
+            file.write(page(outcome.record))
+    if not json_output:
+        seen = f"pictures of them: {html}" if html else "to see them: add --html doubtful.html"
+        _print_lines(["", *lines_of(outcome.record), *([seen] if outcome.record["doubtful"] or html else []), ""])
+    return outcome.record
 
 
 def _source(name: str) -> "Source":
@@ -192,6 +240,10 @@ def _source(name: str) -> "Source":
     if name not in SOURCES:
         raise LockstepError(unknown("dataset", name, SOURCES))
     return SOURCES[name]
+
+
+def _print_lines(lines: list[str]) -> None:
+    print(*map(printable, lines), sep="\n", flush=True)
 
 
 def _print_json(record: dict[str, object]) -> None:

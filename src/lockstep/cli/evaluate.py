@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of
-from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of, require_new_file
+from lockstep.errors import LockstepError, printable
 from lockstep.files import discard
 from lockstep.messages import logger
 from lockstep.words import counted
@@ -121,7 +120,7 @@ def evaluate(
     chosen_checkpoint(checkpoint)  # raises before the run is waited for
     world = World.from_environment()
     if save_model is not None and world.process == 0:
-        _check_new_file(save_model)
+        require_new_file("--save-model", save_model)
     opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.existing(run)
     if watch and options["processes"] is None:
         options["processes"] = 1  # which leaves other cores to training
@@ -143,14 +142,6 @@ def evaluate(
 
     outcome = submit(spec, Output(quiet), world, inline=inline, on_record=show)
     raise typer.Exit(outcome.code)
-
-
-def _check_new_file(path: Path) -> None:
-    """Raise a LockstepError, before anything is computed, if --save-model cannot write a new file at `path`."""
-    if os.path.lexists(path):
-        raise LockstepError(f"--save-model {path}: this file exists already: give a new one, or move it away")
-    if not path.absolute().parent.is_dir():
-        raise LockstepError(f"--save-model {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
 
 
 def _wait_for_run(path: Path, interval: float, silent: bool) -> "Run":

@@ -1,6 +1,7 @@
 """Options that several commands share, and options that are made from the fields of Placement and Recipe."""
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
@@ -97,3 +99,11 @@ def placement_of(options: dict[str, Any], **others: Any) -> Placement:
     if (data := given.get("data")) is not None:
         given["data"] = Path(data).absolute()
     return validated(Placement, given | others)
+
+
+def require_new_file(option: str, path: Path) -> None:
+    """Raise a LockstepError, before anything is computed, if `option` cannot write a new file at `path`."""
+    if os.path.lexists(path):
+        raise LockstepError(f"{option} {path}: this file exists already: give a new one, or move it away")
+    if not path.absolute().parent.is_dir():
+        raise LockstepError(f"{option} {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)

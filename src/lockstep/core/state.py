@@ -62,6 +62,10 @@ class State:
         factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
         self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
 
+    def fresh(self) -> "State":
+        """Return a state before its first step, from copies of the weights and buffers of this one."""
+        return State(self._recipe, self.parameters, self.buffers, self._flat.device, self.frozen)
+
     @property
     def loss_scale(self) -> float:
         """Return the factor on the loss in towers: 1, except in float16."""

@@ -72,12 +72,12 @@ class Dataset:
 
     def first(self, count: int) -> "Dataset":
         """Return the first `count` examples, in file order. The dataset must be on the CPU."""
-        return self._select(np.arange(min(count, len(self))))
+        return self.select(np.arange(min(count, len(self))))
 
     def spread(self, count: int) -> "Dataset":
         """Return `count` examples at even distances, in file order. The dataset must be on the CPU."""
         count = min(count, len(self))
-        return self._select(np.arange(count) * len(self) // count)
+        return self.select(np.arange(count) * len(self) // count)
 
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
         """Split off `count` random examples: return (the remaining examples, the held-out examples).
@@ -86,11 +86,11 @@ class Dataset:
         """
         chosen = np.zeros(len(self), bool)
         chosen[rng.permutation(0, "held-out", 0, len(self))[:count]] = True
-        kept, held = (self._select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
+        kept, held = (self.select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
         return kept, held
 
-    def _select(self, rows: NDArray[np.int64]) -> "Dataset":
-        """Return the examples of `rows`. Pixels of `Images` are not copied."""
+    def select(self, rows: NDArray[np.int64]) -> "Dataset":
+        """Return the examples of `rows`. The dataset must be on the CPU. Pixels of `Images` are not copied."""
         labels = self.labels.numpy()[rows]
         if isinstance(self.images, Tensor):
             return Dataset.of(self.images.numpy()[rows], labels, self.classes)

@@ -101,7 +101,25 @@ class VerifySpec(Settings):
     steps: int | None = Field(None, ge=1)
 
 
-Spec = TrainSpec | EvaluateSpec | BenchSpec | VerifySpec
+class FoldsSpec(Settings):
+    """Judge the images of a folder by heads that were not trained on them.
+
+    Attributes:
+        folds: number of parts into which the images are divided.
+        labels: True to judge the images of all splits, and to list those whose labels are contradicted; False to judge
+            the training images, or all images of a folder without a test part.
+        started: time.time() at the program's start.
+    """
+
+    job: Literal["folds"] = "folds"
+    recipe: Recipe
+    placement: Placement
+    folds: int = Field(ge=2)
+    labels: bool = False
+    started: float
+
+
+Spec = TrainSpec | EvaluateSpec | BenchSpec | VerifySpec | FoldsSpec
 
 
 def encoded(spec: Spec) -> str:

@@ -1,0 +1,195 @@
+"""The folds job: how a head classifies images of a folder that it was not trained on, and which labels it contradicts.
+
+The images are divided into folds. For each fold, a head is trained on the images of all other folds, by the ordinary
+loop, and classifies the images of the fold. The features of all images are computed once.
+"""
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from lockstep.core.evaluate import classify
+from lockstep.core.group import Alone
+from lockstep.core.log import Log
+from lockstep.core.loop import train
+from lockstep.core.reduction import Reduction, owned
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
+from lockstep.data.dataset import Dataset
+from lockstep.data.folder.survey import ORDER, Survey, survey
+from lockstep.data.progress import progress
+from lockstep.errors import DATA, LockstepError
+from lockstep.jobs.context import Context
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import FoldsSpec
+from lockstep.words import listed
+
+_LEFT_OUT = 0.8  # An image is left out of the second training if another class has at least this probability.
+_DOUBTFUL = 0.03  # A label is contradicted if its calibrated probability is at most this.
+_TEMPERATURES = np.geomspace(0.2, 5.0, 60)
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Probabilities = NDArray[np.float64]  # [images, classes]
+
+
+def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
+    """Train and judge a head for each fold. Return the record in process 0, None in the others.
+
+    With `spec.labels`, all images are judged twice. The second training leaves out the images whose labels the first
+    one contradicts, so that wrong labels do not confirm each other. Raises: LockstepError.
+    """
+    session = Session(spec.recipe, spec.placement, ctx)
+    found = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.skip_unreadable)
+    names = _splits(found, spec.labels)
+    rows = np.concatenate([found.splits[name] for name in names])
+    parts = [session.split(name) for name in names]
+    labels = np.concatenate([part.labels.cpu().numpy() for part in parts])
+    if not np.array_equal(labels, found.labels[rows]):
+        raise LockstepError(f"{found.scan.root} has changed while it was read: start again", DATA)
+    fold_of = divide(labels, found.contents[rows], spec.folds, found.classes)
+    features = torch.cat([part.images[: len(part)] for part in parts]).cpu().numpy()
+    images = Dataset.of(features, labels, found.classes)
+    session.probe(images.to(ctx.device))
+    probabilities = _judged(session, images, fold_of, np.ones(len(rows), bool), ctx)
+    if spec.labels:
+        trusted = (probabilities.argmax(1) == labels) | (probabilities.max(1) < _LEFT_OUT)
+        probabilities = _calibrated(_judged(session, images, fold_of, trusted, ctx), labels, trusted)
+    if not ctx.first:
+        return None
+    paths = [found.index.paths[row] for row in rows.tolist()]
+    return _record(spec, session, probabilities, labels, fold_of, paths)
+
+
+def divide(labels: Rows, contents: Rows, count: int, classes: tuple[str, ...]) -> Rows:
+    """Return the fold of each image, in range(count), by its class and the order of its SHA-256.
+
+    So each fold has an equal share of each class, equal files are in one fold, and names do not matter. `contents` are
+    numbers of the files' contents, in the order of their SHA-256.
+    Raises: LockstepError if a class has fewer different images than there are folds.
+    """
+    order = np.lexsort((contents, labels))
+    _, firsts = np.unique(contents[order], return_index=True)
+    different = order[np.sort(firsts)]  # one image of each content, by class
+    numbers = np.bincount(labels[different], minlength=len(classes))
+    if few := [f"{classes[label]} ({numbers[label]})" for label in np.flatnonzero(numbers < count)]:
+        raise LockstepError(
+            f"{count} folds need {count} different images of each class, and there are fewer of {listed(few)}: "
+            f"add images, or give fewer folds",
+            DATA,
+        )
+    of_content = np.zeros(contents.max() + 1, np.int64)
+    of_content[contents[different]] = np.arange(len(different)) % count
+    return of_content[contents]
+
+
+def _splits(found: Survey, labels: bool) -> list[str]:
+    """Return the splits whose images are judged: for `labels` all, else those that no test is made with."""
+    stated = found.scan.splits
+    if not {"test", "validation"} & {*stated}:
+        return ["train", "test"]  # `test_share` has divided the images: together they are all images
+    return [name for name in ORDER if name in stated] if labels else ["train"]
+
+
+def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx: Context) -> Probabilities:
+    """Return the probabilities that the head of each image's fold gives it. Heads are trained on `trusted` images.
+
+    Each process trains the heads of its share of the folds alone, so that no step waits for another process.
+    """
+    recipe, placement, device = session.recipe, session.placement, session.device
+    reduction = Reduction(Alone(), recipe.towers, placement.reduction, device)
+    own = owned(int(fold_of.max()) + 1, ctx.group.processes, ctx.group.process)
+    probabilities = torch.zeros(len(images), len(images.classes), dtype=torch.float64)
+    shown = ctx.first and ctx.display.progress is not None
+    with progress("training a head for each fold", 100 * len(own)) if shown else nullcontext() as advance:
+        for fold in own:
+            inside = fold_of == fold
+            train_set = images.select(np.flatnonzero(~inside & trusted)).to(device)
+            course, state = recipe.bind(len(train_set)), session.state.fresh()
+            log = Log(course, placement, (), ctx.monitor, device=device)
+            for _ in train(course, train_set, Tower(course, session.network), reduction, state, log):
+                if advance and (done := state.step * 100 // course.steps - (state.step - 1) * 100 // course.steps):
+                    advance(done)
+            rows = np.flatnonzero(inside)
+            probabilities[rows] = _probabilities(session, state, images.select(rows))
+    # Every image is classified by one process. The others have zeros for it.
+    every: Probabilities = ctx.group.gather(probabilities.to(device)).sum(0).cpu().numpy()
+    return every
+
+
+@torch.no_grad()
+def _probabilities(session: Session, state: State, images: Dataset) -> Tensor:
+    network = session.network
+    network.load_parameters(state.parameters if state.ema is None else state.ema)
+    network.load_buffers(state.buffers)
+    network.module.eval()
+    logits = []
+    for start in range(0, len(images), session.recipe.eval_batch):
+        chunk = images.images[start : start + session.recipe.eval_batch].to(session.device)
+        logits.append(classify(session.recipe, network, chunk, torch.ones(len(chunk), dtype=torch.bool))[0])
+    return torch.cat(logits).double().softmax(1).cpu()
+
+
+def _calibrated(probabilities: Probabilities, labels: Rows, trusted: Mask) -> Probabilities:
+    """Return the probabilities at the temperature at which they fit the labels of the `trusted` images best.
+
+    So "doubtful" means the same, however long and with which settings the heads were trained.
+    Source: temperature scaling of Guo et al. 2017 (arXiv:1706.04599).
+    """
+    logits = torch.from_numpy(np.log(probabilities + 1e-12))
+
+    def loss(temperature: float) -> float:
+        own = torch.from_numpy(trusted)
+        return float(functional.cross_entropy(logits[own] / temperature, torch.from_numpy(labels)[own]))
+
+    values: Probabilities = (logits / min(_TEMPERATURES, key=loss)).softmax(1).numpy()
+    return values
+
+
+def _of_labels(probabilities: Probabilities, labels: Rows) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = probabilities[np.arange(len(labels)), labels]
+    return values
+
+
+def _record(
+    spec: FoldsSpec, session: Session, probabilities: Probabilities, labels: Rows, fold_of: Rows, paths: list[str]
+) -> dict[str, Any]:
+    classes, predicted, own = (
+        session.splits["train"].classes,
+        probabilities.argmax(1),
+        _of_labels(probabilities, labels),
+    )
+    images = [
+        {
+            "path": paths[row],
+            "label": classes[labels[row]],
+            "predicted": classes[predicted[row]],
+            "probability_of_label": round(float(own[row]), 6),
+            "probability": round(float(probabilities[row].max()), 6),
+            "fold": int(fold_of[row]) + 1,
+        }
+        for row in range(len(paths))
+    ]
+    right = [predicted[fold_of == fold] == labels[fold_of == fold] for fold in range(spec.folds)]
+    parts = [{"images": len(one), "correct": int(one.sum()), "accuracy": float(one.mean())} for one in right]
+    accuracies = [part["accuracy"] for part in parts]
+    mean = sum(accuracies) / len(accuracies)
+    record: dict[str, Any] = {
+        "recipe": session.recipe.name,
+        "digest": session.recipe.digest(),
+        "folder": str(spec.placement.data),
+        "folds": parts,
+        "accuracy": {"mean": mean, "min": min(accuracies), "max": max(accuracies)},
+    }
+    if spec.labels:
+        rows = np.flatnonzero((own <= _DOUBTFUL) & (predicted != labels))
+        record["doubtful"] = [images[row] for row in rows[np.argsort(own[rows], kind="stable")]]
+    else:
+        record["images"] = sorted(images, key=lambda image: str(image["path"]))
+    return {**record, "processes": session.group.processes, "total_s": round(time.time() - spec.started, 3)}
