@@ -93,6 +93,8 @@ def shortened(words: list[str]) -> list[str]:
         ]
     if command not in _SHORT:
         return words
+    if PHOTOS in rest:
+        return [command, *rest, *_SHORT[command], "--batch", "8", "--set", "image_px=32", "--set", "eval_batch=20"]
     kept: list[str] = []
     skip = False
     for word, before in zip(rest, ["", *rest], strict=False):
@@ -109,8 +111,6 @@ def shortened(words: list[str]) -> list[str]:
         else:
             kept.append(word)
     first = kept[0] if kept and not kept[0].startswith("-") else ""
-    if first == PHOTOS:
-        return [command, *kept, *_SHORT[command], "--batch", "8", "--set", "image_px=32", "--set", "eval_batch=20"]
     if command == "train" and "/" in first:
         return [command, *kept, "--inline"]  # a run that is resumed has the length of its recipe
     named = first or command == "eval" or "--init" in kept  # --init RUN names the recipe too

@@ -49,9 +49,9 @@ def mnist(folder: Path) -> None:
 
 def photos(folder: Path) -> None:
     """What a user may have: photos/<class>/, 12 pictures of each of two classes, and new ones with other names."""
-    pictures = _pictures(2, (3, 40, 40), cell_px=8)
+    pictures = _pictures(2, (3, 100, 100), cell_px=20)
     for number, name in enumerate(("cat", "dog")):
-        rows = _records(number, [], pictures[[number] * 14]).reshape(-1, 3, 40, 40).transpose(0, 2, 3, 1)
+        rows = _records(number, [], pictures[[number] * 14]).reshape(-1, 3, 100, 100).transpose(0, 2, 3, 1)
         (folder / "photos" / name).mkdir(parents=True)
         (folder / "more").mkdir(exist_ok=True)
         for i, row in enumerate(rows[:12]):

@@ -110,7 +110,11 @@ def test_a_recipe_file_may_state_only_what_differs(here, tmp_path):
 def test_images_held_out_are_not_called_test_images(here):
     done = here("train", "--set", "held_out=42", "--steps", 2)
     assert done.returncode == 0, done.stderr
-    for words in ("1400 training and 42 held-out images", "accuracy on 42 held-out images", "of 42 held-out images)"):
+    for words in (
+        "1400 training and 42 held-out images",
+        "accuracy on 42 held-out images",
+        "of 42 held-out images; 95% interval",
+    ):
         assert words in done.stdout
     assert "test images" not in done.stdout
 

@@ -25,6 +25,7 @@ SHAPES = {
     "mnist": (1, 28, 28),
     "whitened": (3, 16, 16),
     "residual": (3, 16, 16),
+    "efficientnet-lite0": (3, 32, 32),
 }
 
 

@@ -78,7 +78,7 @@ def prepared(logits, labels, eval_batch=4):
     classes = tuple("abc")
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
     augmentation = SimpleNamespace(test=lambda images: images)
-    recipe = SimpleNamespace(test_views="one", eval_batch=eval_batch, augmentation=augmentation)
+    recipe = SimpleNamespace(test_views="one", eval_batch=eval_batch, input=augmentation)
 
     class Prepared:
         module = torch.nn.Identity()

@@ -72,7 +72,7 @@ def test_resume_without_a_name_finds_the_newest_run_on_the_same_images(photos, t
         run.unlock()
     found = folder_for(subject_of(str(photos), {}), None, tmp_path / "runs", True, World())
     assert (found.path.name, found.stated is None) == ("one", False)
-    with pytest.raises(LockstepError, match=r"no run of folder on .*third"):
+    with pytest.raises(LockstepError, match=r"no run of folder or photos on .*third"):
         folder_for(subject_of(str(images_in(tmp_path / "third")), {}), None, tmp_path / "runs", True, World())
 
 

@@ -76,7 +76,7 @@ def test_holding_out_every_image_is_rejected():
 @pytest.mark.parametrize(("dataset", "labels"), [("folder", [0, 0, 1, 1]), ("cifar10", [0, 0, 0, 0])])
 def test_some_examples_of_a_folder_are_of_all_classes(dataset, labels):
     split = Dataset.of(np.zeros((10, 1, 1, 1), np.uint8), np.repeat([0, 1], 5), ("a", "b"))
-    built = SimpleNamespace(recipe=SimpleNamespace(dataset=dataset), splits={"test": split}, device=CPU)
+    built = SimpleNamespace(recipe=SimpleNamespace(dataset=dataset), splits={"test": split}, device=CPU, _prefix=None)
     assert Session.split(built, "test", 4).labels.tolist() == labels
 
 

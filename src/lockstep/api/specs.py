@@ -83,6 +83,9 @@ def subject_of(
     if isinstance(what, Recipe):
         return _switch_to_images(what.model_dump(mode="json"), [changes], data)
     path = Path(what).expanduser()
+    # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
+    if data is None and what in RECIPES and get_recipe(what).dataset == IMAGE_FOLDER and is_image_folder(path):
+        return _folder_of_images(path, changes, data)
     if path.suffix == ".toml" and what not in RECIPES:
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.

@@ -60,6 +60,7 @@ class Prefix:
 
     Attributes:
         shape: (1, views, bytes) of the features of an image, as uint8.
+        output: the [D, 1, views] of the head's input for an image.
         tensors: the frozen parameters and buffers, by their names in the network, on the CPU.
     """
 
@@ -80,6 +81,7 @@ class Prefix:
         self._height, self._width, self._channels = shape[1], shape[2], shape[0]
         self._threads = torch.get_num_threads()
         self.shape = (1, self._views, self(self._noise()).shape[-1])
+        self.output = (self.shape[2] // 4, 1, self._views)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

@@ -111,7 +111,8 @@ class Classifier:
             with _computing():
                 self._prefix = Prefix(self.recipe, trained, self._shape, device)
             computed, trained = self.recipe.replace(precision="float32"), head_of(self.recipe, trained)
-        self._network = Network(computed, trained, self._shape, device)
+        shape = self._prefix.output if self._prefix else self._shape
+        self._network = Network(computed, trained, shape, device)
         self._network.load_parameters({name: self._tensor(name) for name in self._network.parameters})
         self._network.load_buffers({name: self._tensor(name) for name in self._network.buffers})
         self._network.module.eval()

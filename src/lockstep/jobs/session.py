@@ -107,8 +107,9 @@ class Session:
             self._prefix = Prefix(recipe, model, shape, device)
         # The state copies the weights first, because the network casts them in place.
         self.state = _state(recipe, model, device, self._prefix)
-        trained = head_of(recipe, model) if self._prefix else model
-        self.network = Network(_of_head(recipe), trained, shape, device)
+        if self._prefix:
+            model, shape = head_of(recipe, model), self._prefix.output
+        self.network = Network(_of_head(recipe), model, shape, device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
         # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)

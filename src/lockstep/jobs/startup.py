@@ -44,7 +44,7 @@ def startup_lines(
         ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
         ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
                  f"images, {shape}, {len(train_set.classes)} classes"),
-        ("model", f"{recipe.model}: {session.parameter_count:,} parameters, computed in {recipe.precision}"),
+        ("model", f"{recipe.model}: {_parameters(session)}, computed in {recipe.precision}"),
         ("batch", f"{recipe.batch} images a step (global) = {plural(recipe.towers, 'tower')} "
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
         ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"
@@ -71,6 +71,15 @@ def startup_lines(
     if note := idle_devices(recipe, placement, processes, local_processes, device):
         lines.append(("note", note))
     return lines
+
+
+def _parameters(session: Session) -> str:
+    """Return how many parameters are trained, and how many before a head are frozen."""
+    own = f"{session.parameter_count:,} parameters"
+    if session.recipe.head is None:
+        return own
+    frozen = sum(tensor.numel() for tensor in session.state.frozen.values())
+    return f"{own} of the head {session.recipe.head} are trained, {frozen:,} before it are frozen"
 
 
 def _expected(session: Session, course: Course, tower_s: float | None) -> str:

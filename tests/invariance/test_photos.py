@@ -1,0 +1,81 @@
+"""A head on features, with the real program: one result on any number of processes, after kills, and resumed."""
+
+import json
+
+import psutil
+import pytest
+from tests.conftest import start
+from tests.images import bright_and_dark
+
+pytestmark = pytest.mark.slow
+
+# 200 images of 96 pixels take some seconds on one core, so there is a middle of the features to be killed in.
+SETTINGS = ("--set", "image_px=96", "--set", "min_steps=400", "--log-every", 1, "--save-every", 50, "--name", "a")
+
+
+def train(cwd, *options):
+    return start("train", "photos", "--data", cwd.parent / "photos", *SETTINGS, "--json", *options, cwd=cwd)
+
+
+def result(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def kill(process, *, workers_only=False):
+    children = psutil.Process(process.pid).children(recursive=True)
+    for victim in children if workers_only else [psutil.Process(process.pid), *children]:
+        victim.kill()
+
+
+def read_until(stream, text):
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if text in line:
+            return
+    pytest.fail("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The SHA-256 of a run on one process, without a cache; and its parent folder, which holds the photos."""
+    root = tmp_path_factory.mktemp("photos")
+    bright_and_dark(root / "photos", 100)
+    (root / "one").mkdir()
+    return result(train(root / "one", "--processes", 1, "--cache-limit", 0))["weights_sha256"], root
+
+
+def test_two_and_three_processes_with_and_without_the_cache(expected):
+    sha256, root = expected
+    for processes, options in ((2, ()), (3, ("--cache-limit", 0))):
+        folder = root / f"on{processes}"
+        folder.mkdir()
+        assert result(train(folder, "--processes", processes, *options))["weights_sha256"] == sha256
+    again = train(root / "on2", "--processes", 3, "--name", "cached")
+    out, err = again.communicate(timeout=240)
+    assert json.loads(out.splitlines()[-1])["weights_sha256"] == sha256
+    assert "computing the features" not in err
+
+
+def test_kill_of_the_workers_in_the_middle_of_the_features_restarts_them(expected):
+    sha256, root = expected
+    (root / "features").mkdir()
+    process = train(root / "features", "--processes", 2)
+    read_until(process.stderr, "computing the features")
+    kill(process, workers_only=True)
+    assert result(process)["weights_sha256"] == sha256
+
+
+def test_kill_of_everything_in_the_middle_of_the_head_is_resumed_on_three(expected):
+    sha256, root = expected
+    (root / "head").mkdir()
+    process = start("train", "photos", "--data", root / "photos", *SETTINGS, "--processes", 2, cwd=root / "head")
+    read_until(process.stdout, "step 150,")
+    kill(process)
+    process.communicate()
+    assert (
+        result(start("train", "runs/a", "--resume", "--processes", 3, "--json", cwd=root / "head"))["weights_sha256"]
+        == sha256
+    )
