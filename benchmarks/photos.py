@@ -8,6 +8,7 @@ the run of seed 0, in place of the seeds.
 
 import argparse
 import importlib.util
+import json
 import sys
 import tempfile
 import time
@@ -62,6 +63,7 @@ class Runs:
             "images": {name: len(dataset) for name, dataset in images.items()},
             "classes": len(images["train"].classes),
             "image_px": PX,
+            "precision": json.loads((self._place / "seed-0/recipe.json").read_text())["precision"],
             "accuracy": accuracies([run["accuracy"]["raw"] for run in runs]),
             "first_s": runs[0]["total_s"],
             "again_s": spread([run["total_s"] for run in runs[1:]]),

@@ -43,7 +43,7 @@ class Session:
         initial_weights: what the model took from `placement.init`, or None if it names no file.
         reduction: adds the vectors of all towers.
         network, state: the network in the recipe's precision, and the master state that trains it.
-        parameter_count: number of values in all parameters.
+        parameter_count, frozen_count: number of values in all parameters that are trained, and in those before a head.
         model_source: SHA-256 of each source file of the user's model and dataset; {} if both are built in.
         decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `provenance.fingerprint`.
@@ -107,10 +107,12 @@ class Session:
             self._prefix = Prefix(recipe, model, shape, device)
         # The state copies the weights first, because the network casts them in place.
         self.state = _state(recipe, model, device, self._prefix)
+        whole = sum(p.numel() for p in model.parameters())
         if self._prefix:
             model, shape = head_of(recipe, model), self._prefix.output
         self.network = Network(_of_head(recipe), model, shape, device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
+        self.frozen_count = whole - self.parameter_count
         # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)
 

@@ -78,8 +78,7 @@ def _parameters(session: Session) -> str:
     own = f"{session.parameter_count:,} parameters"
     if session.recipe.head is None:
         return own
-    frozen = sum(tensor.numel() for tensor in session.state.frozen.values())
-    return f"{own} of the head {session.recipe.head} are trained, {frozen:,} before it are frozen"
+    return f"{own} of the head {session.recipe.head} are trained, {session.frozen_count:,} before it are frozen"
 
 
 def _expected(session: Session, course: Course, tower_s: float | None) -> str:
