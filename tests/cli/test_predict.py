@@ -129,7 +129,7 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
     table = predict(run, *given, "--csv", "--top", 2)
     read = list(csv.DictReader(io.StringIO(table.stdout)))
     assert [row["source"] for row in read] == names
-    assert list(read[0]) == ["source", "label", "probability", "label_2", "probability_2", "error"]
+    assert list(read[0]) == ["source", "label", "probability", "label_2", "probability_2", "unlike", "error"]
     assert [row["label"] for row in read] == [row["label"] or "" for row in rows(record)]
     assert read[2]["error"].startswith("not a JPEG")
 
@@ -144,8 +144,8 @@ def test_csv_escapes_names_of_classes_always_and_names_of_files_on_a_terminal(ca
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
         _Csv(1).show(prediction)
         printed[terminal] = capsys.readouterr().out.splitlines()[1]
-    assert printed[True] == r"\x1b[2Ja.png,\x1b[2Jcat,1.0,"
-    assert printed[False] == "\x1b[2Ja.png,\\x1b[2Jcat,1.0,"
+    assert printed[True] == r"\x1b[2Ja.png,\x1b[2Jcat,1.0,,"
+    assert printed[False] == "\x1b[2Ja.png,\\x1b[2Jcat,1.0,,"
 
 
 def test_a_message_is_escaped(capsys):

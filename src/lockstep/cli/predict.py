@@ -58,6 +58,9 @@ def predict(
     a test set are those of `lockstep eval`, except with test_views=flip-translate-unsure: it chooses the views of an
     image by the others in its batch.
 
+    A run of recipe photos also marks images that are unlike its training images, as about 1 % of held-out images are.
+    The class of a marked image means little.
+
     Results are printed batch by batch. A file that cannot be read is reported on stderr, the others go on, and the exit
     code is 3 at the end.
 
@@ -115,7 +118,8 @@ class _Text:
         """Print a prediction that has no error."""
         if prediction.error is None:
             ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
-            print(printable(f"{prediction.source}  {ranked}"), flush=True)
+            mark = "  (unlike the training images)" if prediction.unlike else ""
+            print(printable(f"{prediction.source}  {ranked}{mark}"), flush=True)
 
 
 class _Json:
@@ -129,6 +133,7 @@ class _Json:
             "index": prediction.index,
             "probability": prediction.probability,
             "top": [{"label": label, "probability": probability} for label, probability in prediction.top],
+            "unlike": prediction.unlike,
             "error": prediction.error,
         }
         print(json.dumps(record), flush=True)
@@ -143,7 +148,7 @@ class _Csv:
             sys.stdout.reconfigure(errors="surrogateescape")  # A file's name may be any bytes.
         self._writer = csv.writer(sys.stdout, lineterminator="\n")
         others = [f"{column}_{rank}" for rank in range(2, top + 1) for column in ("label", "probability")]
-        self._writer.writerow(["source", "label", "probability", *others, "error"])
+        self._writer.writerow(["source", "label", "probability", *others, "unlike", "error"])
 
     def show(self, prediction: "Prediction") -> None:
         """Print a prediction."""
@@ -152,5 +157,6 @@ class _Csv:
             ranked = [value for label, probability in prediction.top for value in (printable(label), probability)]
         # A terminal executes control codes. A file or another program needs the name of the image as it is.
         source = printable(str(prediction.source)) if sys.stdout.isatty() else prediction.source
-        self._writer.writerow([source, *ranked, printable(prediction.error or "")])
+        unlike = "" if prediction.unlike is None else str(prediction.unlike).lower()
+        self._writer.writerow([source, *ranked, unlike, printable(prediction.error or "")])
         sys.stdout.flush()

@@ -22,6 +22,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.features import Prefix, head_of
 from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.inference.origin import file_recipe, run_of
@@ -48,6 +49,8 @@ class Prediction:
         probability: its probability, in [0, 1], by the softmax of the logits. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as were asked for.
         error: why the image cannot be read, or None.
+        unlike: True if the image is less like the training images than 99 % of held-out images are. None if the image
+            cannot be read, or the classifier has no facts for it: these are in the model files of recipes with `head`.
     """
 
     source: Path | int
@@ -56,6 +59,7 @@ class Prediction:
     probability: float | None = None
     top: tuple[tuple[str, float], ...] = ()
     error: str | None = None
+    unlike: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class _Weights:
     recipe: Recipe
     facts: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    unlike: Mapping[str, Tensor]  # the facts that tell unlike images, or {}
 
     def damaged(self, problem: object) -> LockstepError:
         """Return the error that says so."""
@@ -111,6 +116,12 @@ class Classifier:
         self._network.load_parameters({name: self._tensor(name) for name in self._network.parameters})
         self._network.load_buffers({name: self._tensor(name) for name in self._network.buffers})
         self._network.module.eval()
+        self._unlike = None
+        if weights.unlike:
+            try:
+                self._unlike = Unlike(weights.unlike, self._prefix.shape[-1] // 4 if self._prefix else 0)
+            except ValueError as error:
+                raise weights.damaged(error) from None
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -204,19 +215,21 @@ class Classifier:
     ) -> Iterator[Prediction]:
         """Yield the predictions of at most `size` images that can be read, and of those that cannot."""
         readable = [pixels for _, pixels in images if not isinstance(pixels, LockstepError)]
-        rows = iter(self._probabilities(np.stack(readable), size).tolist() if readable else ())
+        inputs = np.stack(readable) if readable else None
+        rows = iter(() if inputs is None else self._probabilities(inputs, size).tolist())
+        marks = iter(() if inputs is None or not self._unlike else self._unlike(plain_view(torch.from_numpy(inputs))))
         for name, pixels in images:
             if isinstance(pixels, LockstepError):
                 yield Prediction(name, error=str(pixels))
                 continue
-            row = next(rows)
+            row, unlike = next(rows), next(marks, None)
             # Among equal probabilities the first class counts, as in evaluation.
             best = sorted(range(len(row)), key=lambda label: -row[label])[:top]
             if row[best[0]] != row[best[0]]:
                 yield Prediction(name, error="the network's output is not finite")
                 continue
             ranked = tuple((self.classes[label], row[label]) for label in best)
-            yield Prediction(name, *ranked[0][:1], best[0], ranked[0][1], ranked)
+            yield Prediction(name, *ranked[0][:1], best[0], ranked[0][1], ranked, unlike=unlike)
 
     @torch.no_grad()
     def _probabilities(self, images: NDArray[np.uint8], size: int) -> Tensor:
@@ -312,17 +325,17 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _
         if which is not None:
             raise LockstepError(f"--checkpoint is for runs, and {path} is a file: leave it out")
         recipe, facts = file_recipe(path)
-        return _Weights(path, recipe, facts, _tensors(path, facts))
+        return _Weights(path, recipe, facts, *_tensors(path, facts))
     which = which if step is None else step
     if which is None and run.complete and (stated := metadata(run.model)) is not None:
         run.require_recipe(run.model, stated)
-        return _Weights(run.model, run.recipe(), stated, _tensors(run.model, stated))
+        return _Weights(run.model, run.recipe(), stated, *_tensors(run.model, stated))
     found = read_result(run) if which is None else read_chosen(run, which)
     run.require_recipe(found.path, found.manifest)
     group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
     tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer", "frozen")}
-    return _Weights(found.path, run.recipe(), found.manifest, tensors)
+    return _Weights(found.path, run.recipe(), found.manifest, tensors, {})
 
 
 def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, int, int]]:
@@ -338,13 +351,14 @@ def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, i
     return tuple(classes), (height, width, channels)
 
 
-def _tensors(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+def _tensors(path: Path, facts: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the model's tensors in a model file, and the facts that tell unlike images. Raises: LockstepError."""
     try:
         tensors = read_safetensors(path)
         require_unchanged(facts, tensors)
     except ValueError as error:
         raise LockstepError(f"{path} is damaged: {error}", DATA) from None
-    return tensors
+    return divided(tensors)
 
 
 def _device(name: str) -> torch.device:

@@ -7,8 +7,11 @@ import math
 import time
 from typing import IO, Any
 
+from torch import Tensor
+
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import EvaluatingEvent
+from lockstep.core.unlike import divided
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.folder.scan import is_divided
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -20,9 +23,9 @@ from lockstep.report.console import progress_on
 from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Checkpoint, none_yet, read_chosen, read_result
-from lockstep.runs.folder import Run
+from lockstep.runs.folder import Run, facts_of
 from lockstep.runs.provenance import compare, describe_custom_code
-from lockstep.runs.tensors import save_model
+from lockstep.runs.tensors import read_safetensors, require_unchanged, save_model
 from lockstep.words import wilson_interval
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
@@ -46,13 +49,24 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
         return None
     if spec.save_model is not None:
         try:
-            save_model(spec.save_model, *session.model_contents(record["weights"]))
+            tensors, facts = session.model_contents(record["weights"])
+            save_model(spec.save_model, {**tensors, **_unlike(evaluator.run)}, facts)
         except OSError as error:
             raise LockstepError(f"--save-model {spec.save_model}: cannot be written: {error}", ENVIRONMENT) from None
         logger.warning(
             f"the model after {record['step']} steps, {record['weights']} weights, is saved in {spec.save_model}"
         )
     return record
+
+
+def _unlike(run: Run) -> dict[str, Tensor]:
+    """Return the facts that tell unlike images. They are in the model file of a complete run; {} without them."""
+    try:
+        facts, tensors = facts_of(run.model), read_safetensors(run.model)
+        require_unchanged(facts or {}, tensors)
+    except (OSError, ValueError):
+        return {}
+    return divided(tensors)[1]
 
 
 def _read(run: Run, spec: EvaluateSpec) -> Checkpoint:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lockstep.core.unlike import divided
 from lockstep.data.user_data import first_other_class
 from lockstep.errors import DATA, LockstepError
 from lockstep.runs.folder import facts_of
@@ -151,6 +152,7 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
             tensors = read_safetensors(content)
             if facts := facts_of(path):
                 require_unchanged(facts, tensors)
+                tensors, _ = divided(tensors)
             return _of_checkpoint(tensors)
         value = unpickled(content)
     except CodeNeededError as error:

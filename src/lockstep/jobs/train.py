@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
+from torch import Tensor
+
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.log import Log
 from lockstep.core.loop import train as steps
 from lockstep.core.monitor import Stage
 from lockstep.core.tower import NonFiniteError, Tower
+from lockstep.core.unlike import facts as facts_of_unlike
 from lockstep.core.vector import ControlFlags
 from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import SIGNAL_BASE, LockstepError
@@ -153,7 +156,8 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                 memory = session.peak_memory_bytes()
                 if run is None:
                     return None
-                return _complete(spec, session, due, run, log, results, memory, trained, skipped)
+                unlike = {} if recipe.head is None else facts_of_unlike(train_set)
+                return _complete(spec, session, due, run, log, results, memory, unlike, trained, skipped)
 
 
 def _facts(session: Session, due: Due) -> dict[str, Any]:
@@ -194,18 +198,20 @@ def _complete(
     log: Log,
     evaluations: Mapping[str, Evaluation],
     memory: list[int],
+    unlike: Mapping[str, Tensor],
     trained: int,
     skipped: int,
 ) -> dict[str, Any]:
     """Write the model and the result, print the end block, and return the result.
 
-    `evaluations` come by kind of weights, the classifier's first; `memory` is each process's peak in bytes. `trained`
-    and `skipped` are the numbers of updates and of skipped steps. With `patience` the state has the best weights, which
-    may be earlier ones.
+    `evaluations` come by kind of weights, the classifier's first; `memory` is each process's peak in bytes. `unlike`
+    has the facts that tell unlike images, or nothing. `trained` and `skipped` are the numbers of updates and of skipped
+    steps. With `patience` the state has the best weights, which may be earlier ones.
     """
     recipe, folder = session.recipe, run.run
     folder.require_lock()
-    save_model(folder.model, *session.model_contents())
+    tensors, facts = session.model_contents()
+    save_model(folder.model, {**tensors, **unlike}, facts)
     best = next(iter(evaluations.values()))
     one_view = {"accuracy_one_view": best.summary()["accuracy_one_view"]} if recipe.test_views != "one" else {}
     early = trained < log.course.steps

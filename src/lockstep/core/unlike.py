@@ -1,0 +1,77 @@
+"""Unlike: which images are unlike the training images, judged by the features of a network with a trained head.
+
+A model file holds the features of a few hundred training images. The score of an image is the cosine similarity of its
+features to the third most similar ones. The threshold is the score that 99 % of the training images reach, each
+compared with the others only. A held-out image of the same kind is like a training image that was left out, so about
+1 % of such images are below the threshold.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lockstep.data.dataset import Dataset
+
+_PREFIX = "unlike/"  # of the names in a model file
+_REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
+_LEAST_IMAGES = 50  # With fewer, more than 2 % of held-out images can be marked.
+_MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
+_MOST_REFERENCES = 500  # About 1 MB. Near duplicates among more of them make the threshold too strict.
+_NEIGHBOUR, _SHARE = 3, 0.99
+
+
+def facts(train_set: Dataset) -> dict[str, Tensor]:
+    """Return the tensors that a model file needs to tell unlike images, or {} if there are too few training images.
+
+    `train_set` has features in place of images. The result depends only on these.
+    """
+    if len(train_set) < _LEAST_IMAGES:
+        return {}
+    features = _unit(plain_view(train_set.images[_spread(len(train_set), _MOST_IMAGES)].cpu()))
+    rows = _spread(len(features), _MOST_REFERENCES)
+    references = features[rows].half()
+    similarities = features @ references.double().T
+    similarities[rows, torch.arange(len(rows))] = -torch.inf  # An image is not its own neighbour.
+    scores = similarities.topk(_NEIGHBOUR).values[:, -1].sort().values
+    below = int((len(scores) + 1) * (1 - _SHARE) + 1e-9)
+    return {_REFERENCES: references, _THRESHOLD: scores[max(0, below - 1)].float()}
+
+
+def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Divide the `tensors` of a model file into those of the model and those of `facts`."""
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)}
+    return {name: tensor for name, tensor in tensors.items() if name not in own}, own
+
+
+class Unlike:
+    """Tells whether images are unlike the training images."""
+
+    def __init__(self, facts: Mapping[str, Tensor], features: int) -> None:
+        """Use the result of `facts`, for images with so many `features`. Raises: ValueError if it is not sound."""
+        found = {name: (tensor.dtype, tensor.ndim) for name, tensor in facts.items()}
+        sound = found == {_REFERENCES: (torch.float16, 2), _THRESHOLD: (torch.float32, 0)}
+        if not sound or len(facts[_REFERENCES]) < _NEIGHBOUR or facts[_REFERENCES].shape[1] != features:
+            raise ValueError(f"its tensors {_PREFIX}* are not those of a model with {features} features")
+        self._references, self._threshold = facts[_REFERENCES].double(), facts[_THRESHOLD].double()
+
+    def __call__(self, features: Tensor) -> list[bool]:
+        """Return for each image whether it is unlike, by its `features`, float [n, D] on the CPU."""
+        similarities = _unit(features) @ self._references.T
+        return (similarities.topk(_NEIGHBOUR).values[:, -1] < self._threshold).tolist()
+
+
+def plain_view(features: Tensor) -> Tensor:
+    """Return the features of images as they are, not mirrored: float32 [n, D] of uint8 [n, 1, views, 4 * D]."""
+    return features[:, 0, 0].contiguous().view(torch.float32)
+
+
+def _spread(length: int, count: int) -> Tensor:
+    """Return at most `count` row numbers at even distances."""
+    count = min(count, length)
+    return torch.arange(count) * length // count
+
+
+def _unit(features: Tensor) -> Tensor:
+    """Return the features as float64 of length 1."""
+    return torch.nn.functional.normalize(features.double())

@@ -1,0 +1,136 @@
+"""Images unlike the training images: the facts in a model file, and the marks that `predict` derives from them."""
+
+import csv
+import hashlib
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.images import bright_and_dark
+from tests.runs import fit_here
+
+import lockstep
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.core.network import build_model, persistent_buffers
+from lockstep.core.unlike import Unlike, divided, facts
+from lockstep.data.dataset import Dataset
+from lockstep.errors import LockstepError
+from lockstep.jobs.initial_weights import load_initial_weights
+from lockstep.recipes import get_recipe
+from lockstep.runs.folder import metadata
+from lockstep.runs.tensors import save_model
+
+HEAD = {
+    "model": "digits", "head": "logits", "image_px": 32, "augmentation": {"kind": "flip-translate", "pixels": 0},
+    "steps": 4, "min_steps": 1, "precision": "float32", "eval_batch": 16, "towers": 2, "batch": 16,
+}  # fmt: skip
+NOISE = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+
+
+def features(count, seed, width=32):
+    """Return features around one direction."""
+    noise = torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+    return torch.ones(width) + 0.5 * noise
+
+
+def dataset(values):
+    """Return values [n, D] as a dataset of features with a mirrored view that is nonsense."""
+    views = torch.stack([values, torch.full_like(values, -3.0)], 1)[:, None]
+    return Dataset(views.view(torch.uint8), torch.zeros(len(values), dtype=torch.int64), ("a",), "")
+
+
+def test_one_held_out_image_in_a_hundred_is_marked_and_all_of_another_kind():
+    unlike = Unlike(facts(dataset(features(2_000, 1))), 32)
+    marked = sum(unlike(features(4_000, 2)))
+    assert 20 <= marked <= 70  # 40 are expected
+    assert all(unlike(features(100, 3) * torch.tensor([1.0, -1.0]).repeat(16)))
+    assert not any(unlike(torch.ones(1, 32) * scale)[0] for scale in (0.01, 1.0, 100.0))
+
+
+def test_the_threshold_is_the_one_by_hand():
+    values = features(99, 4)
+    found = facts(dataset(values))
+    unit = values.double() / values.double().norm(dim=1, keepdim=True)
+    nearest = [sorted(row, reverse=True)[3] for row in (unit @ unit.T).tolist()]  # the first is the image itself
+    assert float(found["unlike/threshold"]) == pytest.approx(min(nearest), abs=1e-3)  # references are float16
+    assert torch.equal(found["unlike/references"], unit.half())
+
+
+def test_the_facts_stay_small_and_few_images_give_none():
+    many = facts(dataset(features(6_001, 5)))
+    assert many["unlike/references"].shape == (500, 32)
+    assert facts(dataset(features(49, 6))) == {}
+    assert len(facts(dataset(features(50, 6)))["unlike/references"]) == 50
+
+
+@pytest.fixture(scope="module")
+def head_run(tmp_path_factory):
+    """Return the folder with a complete run of a head on bright and dark images, and these images."""
+    root = tmp_path_factory.mktemp("unlike")
+    bright_and_dark(root / "photos", 80)
+    model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
+    torch.save(model.state_dict(), root / "weights.pt")
+    sha256 = hashlib.sha256((root / "weights.pt").read_bytes()).hexdigest()
+    recipe = make(get_recipe("photos").model_dump(mode="json"), {**HEAD, "init_sha256": sha256})
+    placement = Placement(data=root / "photos", init=root / "weights.pt", summary_every=0, cache_limit=0)
+    fit_here(recipe, root / "run", placement)
+    return root
+
+
+def test_noise_is_marked_and_images_like_the_training_images_are_not(head_run):
+    classifier = lockstep.load(head_run / "run")
+    (bad := head_run / "bad.png").write_bytes(b"no image")
+    found = [p.unlike for p in classifier.predict([*NOISE, head_run / "photos/dark", bad], batch=7)]
+    assert found[:6] == [True] * 6
+    assert sum(found[6:-1]) <= 2  # of 80, some of which were held out
+    assert found[-1] is None
+    (checkpoint,) = (head_run / "run/checkpoints").glob("*4")
+    assert [p.unlike for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
+
+
+def test_predict_prints_the_mark_as_text_json_and_csv(head_run, refused_here):
+    from PIL import Image
+
+    Image.fromarray(NOISE[0]).save(head_run / "noise.png")
+    images = head_run / "noise.png", head_run / "photos/dark/3.png", head_run / "none.png"
+    text, record, table = (
+        refused_here("predict", head_run / "run", *images, *o) for o in ((), ("--json",), ("--csv",))
+    )
+    assert [line.endswith("%  (unlike the training images)") for line in text.stdout.splitlines()] == [True, False]
+    assert [json.loads(line)["unlike"] for line in record.stdout.splitlines()] == [True, False, None]
+    assert [row["unlike"] for row in csv.DictReader(io.StringIO(table.stdout))] == ["true", "false", ""]
+
+
+def test_a_saved_model_has_the_facts_and_another_run_does_not_take_them(head_run, refused_here):
+    own, saved = head_run / "run/model.safetensors", head_run / "saved.safetensors"
+    assert refused_here("eval", head_run / "run", "--save-model", saved).returncode == 0
+    assert saved.read_bytes() == own.read_bytes()
+    model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
+    taken = load_initial_weights(model, "digits", own, hashlib.sha256(own.read_bytes()).hexdigest())
+    assert (taken.unused, taken.new) == ((), ())
+    assert len(taken.loaded) + 3 == len({**dict(model.named_parameters()), **persistent_buffers(model)})
+
+
+def test_changed_or_unsound_facts_are_refused(head_run, tmp_path):
+    own = head_run / "run/model.safetensors"
+    content = bytearray(own.read_bytes())
+    threshold = load_file(own)["unlike/threshold"].numpy().tobytes()
+    assert content.count(threshold) == 1
+    content[content.index(threshold)] ^= 1
+    (tmp_path / "changed.safetensors").write_bytes(content)
+    with pytest.raises(LockstepError, match="not the file that was written"):
+        lockstep.load(tmp_path / "changed.safetensors")
+
+    weights, found = divided(load_file(own))
+    cut = {"references": found["unlike/references"][:, 1:].contiguous()}, {"threshold": torch.zeros(2)}
+    for change in cut:
+        changed = found | {f"unlike/{name}": tensor for name, tensor in change.items()}
+        save_model(tmp_path / "m.safetensors", {**weights, **changed}, metadata(own))
+        with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
+            lockstep.load(tmp_path / "m.safetensors")
+    save_model(tmp_path / "m.safetensors", weights, metadata(own))
+    assert [p.unlike for p in lockstep.load(tmp_path / "m.safetensors").predict(NOISE[:1])] == [None]
