@@ -182,6 +182,8 @@ def recipe_of(command: str) -> Recipe:
         return make(get_recipe(words[3]).model_dump(mode="json"), {"seed": 0})
     if words[:3] == ["python", "-m", "benchmarks.peers.loss_curve"]:
         return get_recipe("mnist")
+    if words[:2] == ["python", "-m"] and words[2] in ("benchmarks.photos", "benchmarks.labels", "benchmarks.unlike"):
+        return get_recipe("photos-tuned" if "--tuned" in words else "photos")
     if words[:3] == ["python", "-m", "benchmarks.image_folders"]:
         words = ["lockstep", "train", "folder", *CASES[words[3]].changes]
     assert words[:2] == ["lockstep", "train"], command

@@ -1,18 +1,17 @@
 """How many wrong labels `lockstep data check --labels` finds: `python -m benchmarks.labels FOLDER [--seeds N]`.
 
-In a copy of the folder, made of links, 5 % of the images are moved to another class at random. Prints precision (the
-share of the listed images that were moved) and recall (the share of the moved images that are listed). Images whose
-own label is wrong or unclear count as errors of the program here.
+In a copy of the folder, made of links, 5 % of the images are moved to another class at random. Precision is the share
+of the listed images that were moved, recall the share of the moved images that are listed. Images whose own label is
+wrong or unclear count as errors of the program here.
 """
 
 import argparse
-import json
 import random
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.common import record_of, save, spread
 from lockstep.data.folder.scan import scan
 
 SHARE = 0.05
@@ -36,27 +35,29 @@ def disturbed(source: Path, target: Path, seed: int) -> set[str]:
 
 
 def main() -> None:
-    """Print precision and recall for each seed, and their means."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", type=int, default=1)
-    arguments = parser.parse_args()
-    results = []
-    for seed in range(arguments.seeds):
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--seeds", type=int, default=5)
+    args = parser.parse_args()
+    runs = []
+    for seed in range(args.seeds):
         with tempfile.TemporaryDirectory() as name:
-            wrong = disturbed(arguments.folder, Path(name), seed)
+            wrong = disturbed(args.folder, Path(name), seed)
             command = [sys.executable, "-m", "lockstep", "data", "check", name, "--labels", "--json"]
-            record = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["labels"]
+            record = record_of(command)["labels"]
         listed = {one["path"] for one in record["doubtful"]}
         hits = len(listed & wrong)
-        results.append((hits / max(1, len(listed)), hits / len(wrong)))
-        print(
-            f"{arguments.folder.name} seed {seed}: {len(wrong)} wrong, {len(listed)} listed, {hits} of them wrong: "
-            f"precision {results[-1][0]:.2f}, recall {results[-1][1]:.2f}, {record['total_s']:.0f} s",
-            flush=True,
-        )
-    precision, recall = (sum(values) / len(results) for values in zip(*results, strict=True))
-    print(f"{arguments.folder.name}, mean of {len(results)}: precision {precision:.2f}, recall {recall:.2f}")
+        one = {"wrong": len(wrong), "listed": len(listed), "hits": hits, "total_s": record["total_s"]}
+        runs.append(one | {"precision": hits / max(1, len(listed)), "recall": hits / len(wrong)})
+        print(f"{args.folder.name}, seed {seed}: {runs[-1]}", flush=True)
+    figures = {}
+    for name in ("precision", "recall", "total_s"):
+        values = [run[name] for run in runs]
+        figures[name] = {**spread(values), "mean": sum(values) / len(values)}
+    sys.argv[1:] = ["FOLDER", *(["--seeds", str(args.seeds)] if args.seeds != 5 else [])]
+    kept = {"processes": record["processes"], "digest": record["digest"]}
+    images = sum(part["images"] for part in record["folds"])
+    save(f"labels-{args.folder.name}", {"images": images, "figures": figures, "runs": runs, "result": kept})
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ class Runs:
         start = self.train(self._folder, "--name", "start")
         init = self._place / "start"
         run = self.train("photos-tuned", "--data", self._folder, "--init", init, "--name", "tuned")
+        del run["run"], run["digest"]  # a temporary folder; and the digest of a recipe that starts from a run in it
         return {"set": self._folder.name, "start": start["accuracy"]["raw"], "result": run}
 
 

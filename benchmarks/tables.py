@@ -59,6 +59,10 @@ NOT_MEASURED = """## Not measured
 No GPU was available, so nothing has been measured on one. `cifar10-record` and `cifar10-96` are made for a GPU and have
 no figures. `cifar100` has not been measured.
 """
+PHOTO_SETS = ("photos-hymenoptera", "photos-flowers", "photos-grocery")
+TUNED_SETS = ("photos-tuned-hymenoptera", "photos-tuned-flowers")
+LABEL_SETS = ("labels-hymenoptera", "labels-flowers")
+SCORE = Unit(".2f", 1, "")
 LONG_STEPS, CURVE_STEPS = (10_000, 20_000, 30_000, 60_000, 100_000), (1, 2, 4, 6, 10, 15, 20, 25, 30)
 
 
@@ -143,6 +147,57 @@ def of_run(what: str, record: str, precision: str) -> list[Figure]:
         single(f"{what}: training time", time.of(result["train_s"]), precision, record),
         single(f"{what}: throughput of this run", RATE.of(result["images_per_s"]), precision, record),
     ]
+
+
+def photos() -> str:
+    """Return the section on the recipes for photos."""
+    figures = []
+    for record in PHOTO_SETS:
+        content = load(record)
+        precision, what = content["precision"], f"`photos` on {content['set']}"
+        figures += [
+            over(f"{what}: test accuracy", content["accuracy"], PERCENT, precision, record, "mean"),
+            single(f"{what}: total time of the first start", SECONDS.of(content["first_s"]), precision, record),
+            over(f"{what}: total time with another seed", content["again_s"], SECONDS, precision, record),
+        ]
+        if "logistic" in content:
+            what, value = f"logistic regression on {content['set']}", content["logistic"]["accuracy"]
+            figures.append(single(f"{what}: test accuracy", PERCENT.of(value), "float32", record))
+    for record in TUNED_SETS:
+        content = load(record)
+        accuracy = f"{PERCENT.of(content['result']['accuracy']['raw'])}, from {PERCENT.of(content['start'])}"
+        what = f"`photos-tuned` on {content['set']}: test accuracy, and that of the run of `photos` before"
+        figures.append(single(what, accuracy, "float32", record))
+    for record in LABEL_SETS:
+        found = load(record)["figures"]
+        what = record.removeprefix("labels-")
+        figures += [
+            over(f"wrong labels in {what}: {name}", found[name], SCORE, "bfloat16", record, "mean")
+            for name in ("precision", "recall")
+        ]
+        figures.append(over(f"wrong labels in {what}: total time", found["total_s"], SECONDS, "bfloat16", record))
+    shares = load("unlike")["shares"]
+    for trained, marked in shares.items():
+        for name, (count, number) in marked.items():
+            whose = "its own held-out images" if name == trained else name
+            what = f"trained on {trained}: marked as unlike, of {whose}"
+            figures.append(Figure(what, COST.of(count / number), number, "images", "bfloat16", "unlike"))
+    sets = "; ".join(
+        f"{content['set']}: {content['images']['train']:,} training and {content['images']['test']:,} test images of "
+        f"{content['classes']} classes"
+        for content in map(load, PHOTO_SETS)
+    )
+    return f"""## Photos
+
+Public sets, each with the split of its source ({sets}). hymenoptera are the ants and bees of PyTorch's tutorial of
+transfer learning (github.com/sayheyhey/hymenoptera_data), flowers is TensorFlow's flower_photos
+(github.com/Oldpel/flower_photos), grocery are the coarse classes of github.com/marcusklasson/GroceryStoreDataset.
+The first start has empty caches: it reads all files and computes all features. The times are those of the whole
+program. Logistic regression is scikit-learn's (C = 1) on the features of the published network, of each training image
+and its mirror image. For wrong labels, 5 % of the images were moved to another class.
+
+{tables(*figures)}
+"""
 
 
 def image_folders() -> str:
@@ -420,7 +475,8 @@ def survival() -> str:
 def document() -> str:
     """Return the text of docs/results.md."""
     parts = (
-        accuracy_and_time, image_folders, long_runs, compared_with_others, costs, safety, one_result, loss_of_mnist,
+        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, costs, safety, one_result,
+        loss_of_mnist,
     )  # fmt: skip
     return "\n".join([introduction(), *(part() for part in parts), NOT_MEASURED])
 
@@ -455,6 +511,21 @@ def measured(recipe: str) -> str:
             f"Measured: by averaged weights {each} steps; by raw weights {PERCENT.of(averaged[100_000]['raw'])} then; "
             f"with 4 towers {PERCENT.of(four[30_000]['ema'])} after 30,000 (one seed, bfloat16, {place(LONG)})."
         )
+    if recipe == "photos":
+        records = [load(record) for record in PHOTO_SETS]
+        found = [
+            f"{one['set']}, {one['classes']} classes: {PERCENT.of(one['accuracy']['mean'])} in "
+            f"{SECONDS.of(one['first_s'])}"
+            for one in records
+        ]
+        count, cpu = records[0]["accuracy"]["n"], place(PHOTO_SETS[0])
+        return f"Measured: {'; '.join(found)} (mean of {count} seeds; time of the first start; {cpu})."
+    if recipe == "photos-tuned":
+        found = [
+            f"{one['set']}: {PERCENT.of(one['result']['accuracy']['raw'])} after {PERCENT.of(one['start'])}"
+            for one in map(load, TUNED_SETS)
+        ]
+        return f"Measured: {'; '.join(found)} of `photos` (one seed, {place(TUNED_SETS[0])})."
     if recipe == "folder":
         runs = {name: load(f"folder-{name}")["result"] for name in CASES}
         each = "; ".join(f"{CASES[name].what}: {PERCENT.of(run['accuracy']['raw'])}" for name, run in runs.items())

@@ -6,18 +6,19 @@ spread. For one trained on DIR itself, it is the share of held-out images that a
 """
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import lockstep
-from lockstep import hardware
+from benchmarks.common import save
 
 
-def share(classifier: lockstep.Classifier, images: Sequence[Path]) -> str:
-    """Return the share of marked images among those that can be read, in words."""
+def marked(classifier: lockstep.Classifier, images: Sequence[Path]) -> list[int]:
+    """Return how many images are marked, of those that can be read, and how many these are."""
     marks = [prediction.unlike for prediction in classifier.predict(images) if prediction.error is None]
-    return f"{sum(map(bool, marks)) / len(marks):.1%} of {len(marks)}"
+    return [sum(map(bool, marks)), len(marks)]
 
 
 def held_out(folder: Path, most: int | None) -> list[Path]:
@@ -31,16 +32,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--most", type=int, default=500, help="test images of another DIR (default: %(default)s)")
-    parser.add_argument("--only-test", nargs="*", type=Path, default=[], metavar="DIR", help="DIRs without training")
     args = parser.parse_args()
-    every = [*args.folders, *args.only_test]
-    print(f"{hardware.processor()}, {hardware.cores()} cores\n")
-    print(f"| trained on | {' | '.join(folder.name for folder in every)} |\n|---|{'---:|' * len(every)}", flush=True)
+    shares: dict[str, dict[str, list[int]]] = {}
     for folder in args.folders:
         with tempfile.TemporaryDirectory() as runs:
-            classifier = lockstep.load(lockstep.train("photos", data=folder, runs=runs, quiet=True))
-            cells = [share(classifier, held_out(other, None if other == folder else args.most)) for other in every]
-        print(f"| {folder.name} | {' | '.join(cells)} |", flush=True)
+            classifier = lockstep.load(run := lockstep.train("photos", data=folder, runs=runs, quiet=True))
+            shares[folder.name] = {
+                other.name: marked(classifier, held_out(other, None if other == folder else args.most))
+                for other in args.folders
+            }
+            result = run.result() or {}
+        print(folder.name, {name: f"{count / n:.1%} of {n}" for name, (count, n) in shares[folder.name].items()})
+    sys.argv[1:] = ["DIR", "DIR", "..."]
+    kept = {name: result[name] for name in ("versions", "processes", "device", "digest")}
+    save("unlike", {"shares": shares, "precision": classifier.recipe.precision, "result": kept})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ RUN_RECORDS = [
     *(record for records in tables.BY_PRECISION.values() for record in records),
 ]  # fmt: skip
 FOLDER_RECORDS = [f"folder-{name}" for name in tables.CASES]
-WITH_DIGEST = sorted({*RUN_RECORDS, *FOLDER_RECORDS, "seeds-cifar10", "seeds-digits", "loss-mnist"})
+PHOTOS = {*tables.PHOTO_SETS, *tables.LABEL_SETS, "unlike"}
+WITH_DIGEST = sorted({*RUN_RECORDS, *FOLDER_RECORDS, *PHOTOS, "seeds-cifar10", "seeds-digits", "loss-mnist"})
 
 # The pattern of a measurement. README may state defaults ("every 100 steps", "60 s"), but no measurement by hand.
 MEASUREMENT = re.compile(
@@ -69,7 +70,8 @@ def test_the_docstring_of_a_recipe_states_its_records(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_is_measured_if_and_only_if_there_is_a_record(recipe):
-    recorded = {figures.recipe_of(figures.load(name)["command"]).name for name in WITH_DIGEST}
+    commands = [figures.load(name)["command"] for name in (*WITH_DIGEST, *tables.TUNED_SETS)]
+    recorded = {figures.recipe_of(command).name for command in commands}
     assert (tables.measured(recipe) == "Measured: not yet") == (recipe not in recorded)
 
 
