@@ -62,7 +62,6 @@ no figures. `cifar100` has not been measured.
 PHOTO_SETS = ("photos-hymenoptera", "photos-flowers", "photos-grocery")
 TUNED_SETS = ("photos-tuned-hymenoptera", "photos-tuned-flowers")
 LABEL_SETS = ("labels-hymenoptera", "labels-flowers")
-SCORE = Unit(".2f", 1, "")
 LONG_STEPS, CURVE_STEPS = (10_000, 20_000, 30_000, 60_000, 100_000), (1, 2, 4, 6, 10, 15, 20, 25, 30)
 
 
@@ -172,7 +171,7 @@ def photos() -> str:
         found = load(record)["figures"]
         what = record.removeprefix("labels-")
         figures += [
-            over(f"wrong labels in {what}: {name}", found[name], SCORE, "bfloat16", record, "mean")
+            over(f"wrong labels in {what}: {name}", found[name], ABOUT, "bfloat16", record, "mean")
             for name in ("precision", "recall")
         ]
         figures.append(over(f"wrong labels in {what}: total time", found["total_s"], SECONDS, "bfloat16", record))
@@ -182,16 +181,19 @@ def photos() -> str:
             whose = "its own held-out images" if name == trained else name
             what = f"trained on {trained}: marked as unlike, of {whose}"
             figures.append(Figure(what, COST.of(count / number), number, "images", "bfloat16", "unlike"))
-    sets = "; ".join(
-        f"{content['set']}: {content['images']['train']:,} training and {content['images']['test']:,} test images of "
+    sets = "\n".join(
+        f"- {content['set']}: {content['images']['train']:,} training and {content['images']['test']:,} test images of "
         f"{content['classes']} classes"
         for content in map(load, PHOTO_SETS)
     )
     return f"""## Photos
 
-Public sets, each with the split of its source ({sets}). hymenoptera are the ants and bees of PyTorch's tutorial of
-transfer learning (github.com/sayheyhey/hymenoptera_data), flowers is TensorFlow's flower_photos
+Public sets, each with the split of its source. hymenoptera are the ants and bees of PyTorch's tutorial of transfer
+learning (github.com/sayheyhey/hymenoptera_data), flowers is TensorFlow's flower_photos
 (github.com/Oldpel/flower_photos), grocery are the coarse classes of github.com/marcusklasson/GroceryStoreDataset.
+
+{sets}
+
 The first start has empty caches: it reads all files and computes all features. The times are those of the whole
 program. Logistic regression is scikit-learn's (C = 1) on the features of the published network, of each training image
 and its mirror image. For wrong labels, 5 % of the images were moved to another class.

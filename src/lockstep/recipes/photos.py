@@ -11,7 +11,8 @@ _HALF = (0.5, 0.5, 0.5)  # The weights were trained on pixels in [-1, 1].
 def photos() -> Recipe:
     """A new last layer for EfficientNet-lite0 on a folder of photos of your own: in seconds.
 
-    Measured: see docs/results.md.
+    Measured: hymenoptera, 2 classes: 94.51 % in 12.5 s; flowers, 5 classes: 92.15 % in 69.3 s; grocery, 43 classes:
+    82.50 % in 90.8 s (mean of 5 seeds; time of the first start; 2 cores of an Intel Xeon).
     """
     return Recipe(
         name="photos",
@@ -40,7 +41,8 @@ def photos_tuned() -> Recipe:
 
     The last blocks learn at the full rate, the others at a tenth of it.
 
-    Measured: see docs/results.md.
+    Measured: hymenoptera: 94.12 % after 93.46 %; flowers: 94.02 % after 92.12 % of `photos` (one seed, 2 cores of
+    an Intel Xeon).
     """
     return photos().replace(
         name="photos-tuned",
