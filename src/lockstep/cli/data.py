@@ -142,8 +142,8 @@ def check(
     several splits or classes, and files that cannot be read. The exit code is 3 if it cannot be trained on.
 
     --labels trains the last layer of a network, as recipe photos does, five times. It takes a minute or two for some
-    thousands of images. Most images that it lists have a wrong label or show several things: look at them. A doubtful label does
-    not change the exit code.
+    thousands of images. Most images that it lists have a wrong label or show several things: look at them. A doubtful
+    label does not change the exit code.
 
     \b
     Examples:
