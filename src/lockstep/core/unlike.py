@@ -48,7 +48,7 @@ class Unlike:
     """Tells whether images are unlike the training images."""
 
     def __init__(self, facts: Mapping[str, Tensor], features: int) -> None:
-        """Use the result of `facts`, for images with so many `features`. Raises: ValueError if it is not sound."""
+        """Use the result of `facts`; an image has `features` values. Raises: ValueError if it is not sound."""
         found = {name: (tensor.dtype, tensor.ndim) for name, tensor in facts.items()}
         sound = found == {_REFERENCES: (torch.float16, 2), _THRESHOLD: (torch.float32, 0)}
         if not sound or len(facts[_REFERENCES]) < _NEIGHBOUR or facts[_REFERENCES].shape[1] != features:

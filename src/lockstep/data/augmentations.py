@@ -222,7 +222,7 @@ class Features(_Augmentation):
         """Return the features of the mirror image first in every other epoch of an example, as FlipTranslate flips."""
         from lockstep.data import transforms
 
-        return transforms.mirrored(self.test(images), transforms.alternating_flip(keys))
+        return transforms.flipped(self.test(images), transforms.alternating_flip(keys))
 
     def test(self, images: "Tensor") -> "Tensor":
         """Return the features, those of the image itself first."""

@@ -81,7 +81,7 @@ def features(images: Tensor) -> Tensor:
     return images.contiguous().view(torch.float32).permute(0, 3, 1, 2)
 
 
-def mirrored(values: Tensor, flips: NDArray[np.bool_]) -> Tensor:
+def flipped(values: Tensor, flips: NDArray[np.bool_]) -> Tensor:
     """Return [b, C, h, w] with each image mirrored where `flips`, bool [b], is true."""
     chosen = torch.from_numpy(flips).to(values.device)[:, None, None, None]
     return torch.where(chosen, values.flip(-1), values)
