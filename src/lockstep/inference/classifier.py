@@ -252,9 +252,9 @@ class Classifier:
         pixels = self._pixels(source)
         if self._prefix is None:
             return pixels
+        # Several threads are here at a time, so nothing of the whole program may change, such as torch's default type.
         torch.set_num_threads(self._threads)  # of this thread, which decodes ahead; a new one has the machine's cores
-        with _computing():
-            return self._prefix(torch.from_numpy(pixels)[None])[0].numpy()
+        return self._prefix(torch.from_numpy(pixels)[None])[0].numpy()
 
     def _pixels(self, source: Source) -> NDArray[np.uint8]:
         """Return an image as uint8 [H, W, C] of `image_shape`. Raises: LockstepError if it cannot be read."""
