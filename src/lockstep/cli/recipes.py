@@ -19,6 +19,7 @@ def recipes(json_output: Json = False) -> None:
       lockstep recipes
       lockstep recipes --json
     """
+    from lockstep.data import IMAGE_FOLDER
     from lockstep.recipes import RECIPES
 
     texts = {
@@ -29,7 +30,8 @@ def recipes(json_output: Json = False) -> None:
         print(json.dumps({name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}))
         return
     for name, parts in texts.items():
-        print(name, *(f"  {part}" for part in parts), f"  lockstep train {name}", "", sep="\n")
+        data = " --data DIR" if RECIPES[name]().dataset == IMAGE_FOLDER else ""
+        print(name, *(f"  {part}" for part in parts), f"  lockstep train {name}{data}", "", sep="\n")
 
 
 def show(

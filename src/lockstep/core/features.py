@@ -167,7 +167,7 @@ class Prefix:
 
 
 def head_of(recipe: Recipe, model: nn.Module) -> Head:
-    """Return the head of `model`, shared with it. Raises: LockstepError if it has no such layer with parameters."""
+    """Return the head of `model`; both share its tensors. Raises: LockstepError if the head has no parameters."""
     assert recipe.head is not None
     layers = dict(model.named_modules())
     if not any(True for _ in layers.get(recipe.head, nn.Identity()).parameters()):
