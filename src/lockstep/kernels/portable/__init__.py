@@ -1,0 +1,55 @@
+"""Portable arithmetic: the same bits on every CPU.
+
+Products are sums of integers that are exact in any order (integers.py, products.py, sums.py), by the fastest unit of
+the machine (units.py). All else is made of operations whose bits IEEE 754 fixes (elementary.py, layers.py), and random
+numbers come from counters (draws.py). operations.py lists what is covered. While `Portable` is active, each operation
+that torch computes goes through that list, forwards and backwards, and one that is not in it is an error. So a model
+stays a plain torch module, and no other bits can enter.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from lockstep.errors import LockstepError
+from lockstep.kernels.portable.operations import implementation
+
+_implementations: dict[Any, Any] = {}
+
+
+class Portable(TorchDispatchMode):
+    """Within this context, torch computes portably in this thread. Raises: LockstepError for other operations."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute one operation."""
+        try:
+            function = _implementations[operation]
+        except KeyError:
+            function = _implementations[operation] = implementation(operation)
+        if function is not None:
+            try:
+                return function(*args, **(kwargs or {}))
+            except NotImplementedError:
+                pass
+        raise NotPortableError(str(operation))
+
+
+class NotPortableError(LockstepError):
+    """An operation that portable arithmetic does not cover."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(
+            f"portable arithmetic does not cover the operation {operation}: use another one in the model (docs/"
+            f"portable.md lists those that are covered), or set arithmetic=native"
+        )
+
+
+def arithmetic(name: str) -> AbstractContextManager[object]:
+    """Return the context in which torch computes in the `arithmetic` of a recipe: "native" or "portable"."""
+    return Portable() if name == "portable" else nullcontext()
+
+
+def is_active() -> bool:
+    """Return whether this thread computes portably."""
+    return isinstance(_get_current_dispatch_mode(), Portable)

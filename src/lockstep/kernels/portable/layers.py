@@ -1,0 +1,231 @@
+"""Layers and losses by exact sums and single operations, forwards and backwards."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.portable import elementary
+from lockstep.kernels.portable.sums import total
+
+_CHANNELS = (0, 2, 3, 4)  # the dimensions that batch norm sums over, as far as there are as many
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return batch norm of `x` [b, C, ...], its mean and 1 / deviation; update the running averages in training."""
+    dims, count = _summed(x), x.numel() // x.shape[1]
+    if training:
+        batch_mean = (total(x, dims) / count).float()
+        centred = x - _per_channel(batch_mean, x)
+        batch_variance = total(centred * centred, dims) / count
+        inverse = _inverse_root(batch_variance + epsilon)
+        if mean is not None and variance is not None:
+            unbiased = (batch_variance * (count / max(1, count - 1))).float()
+            for running, new in ((mean, batch_mean), (variance, unbiased)):
+                running.mul_(1.0 - momentum).add_(new * momentum)
+    else:
+        assert mean is not None
+        assert variance is not None
+        batch_mean, inverse = mean.float(), _inverse_root(variance.double() + epsilon)
+        centred = x - _per_channel(batch_mean, x)
+    result = centred.mul_(_per_channel(inverse if weight is None else inverse * weight, x))
+    if bias is not None:
+        result.add_(_per_channel(bias, x))
+    empty = x.new_empty(0)
+    return (result, batch_mean, inverse) if training else (result, empty, empty)
+
+
+def batch_norm_backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    batch_mean: Tensor | None,
+    inverse: Tensor | None,
+    training: bool,
+    epsilon: float,
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, weight and bias, those that are `needed`."""
+    dims, count = _summed(x), x.numel() // x.shape[1]
+    if not training:
+        assert mean is not None
+        assert variance is not None
+        batch_mean, inverse = mean, _inverse_root(variance.double() + epsilon)
+    assert batch_mean is not None
+    assert inverse is not None
+    normal = (x - _per_channel(batch_mean, x)).mul_(_per_channel(inverse, x))
+    grad_bias = total(gradient, dims)
+    grad_weight = total(gradient * normal, dims)
+    grad_x = None
+    if needed[0]:
+        scale = inverse if weight is None else inverse * weight
+        if training:
+            normal.mul_(_per_channel((grad_weight / count).float(), x))
+            grad_x = gradient - _per_channel((grad_bias / count).float(), x)
+            grad_x.sub_(normal).mul_(_per_channel(scale, x))
+        else:
+            grad_x = gradient * _per_channel(scale, x)
+    return grad_x, grad_weight.float() if needed[1] else None, grad_bias.float() if needed[2] else None
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return the logarithms of the softmax of `x` [b, classes] over its classes."""
+    shifted, sums = _exponentials(x, dim)
+    return (shifted - elementary.log(sums)).to(x.dtype).movedim(-1, dim)
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return the softmax of `x` over `dim`."""
+    shifted, sums = _exponentials(x, dim)
+    return (elementary.exp(shifted) / sums).to(x.dtype).movedim(-1, dim)
+
+
+def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return x minus its maximum over `dim`, which becomes the last one, and the sum of the exponentials; float64."""
+    wide = x.movedim(dim, -1).double()
+    shifted = wide - wide.amax(-1, keepdim=True)
+    flat = elementary.exp(shifted).reshape(-1, wide.shape[-1])
+    return shifted, elementary.tree_sum(flat).view(*wide.shape[:-1], 1)
+
+
+def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of the argument of `log_softmax`, whose result is `output`."""
+    wide = gradient.movedim(dim, -1).double()
+    sums = elementary.tree_sum(wide.reshape(-1, wide.shape[-1])).view(*wide.shape[:-1], 1)
+    result = wide - elementary.exp(output.movedim(dim, -1).double()) * sums
+    return result.to(dtype).movedim(-1, dim)
+
+
+def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of the argument of `softmax`, whose result is `output`."""
+    wide, y = gradient.movedim(dim, -1).double(), output.movedim(dim, -1).double()
+    product = wide * y
+    sums = elementary.tree_sum(product.reshape(-1, wide.shape[-1])).view(*wide.shape[:-1], 1)
+    return (product - y * sums).to(dtype).movedim(-1, dim)
+
+
+def nll_loss(
+    x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
+) -> tuple[Tensor, Tensor]:
+    """Return the negative log-likelihood of log-probabilities `x` [b, classes], and the sum of the weights."""
+    counted = labels != ignored
+    weights = counted.to(x.dtype) if weight is None else weight[labels.where(counted, 0)] * counted
+    losses = -x.gather(1, labels.where(counted, 0)[:, None])[:, 0] * weights
+    if reduction == 0:
+        return losses, x.new_zeros(())
+    weight_sum, loss = total(weights), total(losses)
+    return (loss / weight_sum if reduction == 1 else loss).to(x.dtype), weight_sum.to(x.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x)."""
+    return x * elementary.looked_up(x, elementary.sigmoid)
+
+
+def silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of the argument of `silu`."""
+    share = elementary.looked_up(x, elementary.sigmoid)
+    return ((1.0 - share).mul_(x).add_(1.0)).mul_(share).mul_(gradient)
+
+
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """Return x times the distribution function of the standard normal distribution at x."""
+    return x * elementary.looked_up(x, elementary.gaussian)
+
+
+def gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    """Return the gradient of the argument of `gelu`."""
+    slope = x * elementary.looked_up(x, elementary.density)
+    return slope.add_(elementary.looked_up(x, elementary.gaussian)).mul_(gradient)
+
+
+def sgd_(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    **others: Any,
+) -> None:
+    """Make the update of torch.optim.SGD, in place."""
+    assert not maximize
+    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if weight_decay:
+            gradient = gradient + parameter * weight_decay
+        if momentum:
+            average = momenta[i]
+            if is_first_step:
+                average.copy_(gradient)
+            else:
+                average.mul_(momentum).add_(gradient * (1.0 - dampening))
+            gradient = gradient + average * momentum if nesterov else average
+        parameter.sub_(gradient * lr)
+
+
+def adam_(decoupled: bool) -> Any:
+    """Return the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place."""
+
+    def update(
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        largest: list[Tensor],
+        steps: list[Tensor],
+        *,
+        lr: Any,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        **others: Any,
+    ) -> None:
+        assert not amsgrad
+        assert not maximize
+        for parameter, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps, strict=True):
+            count = int(step)  # The optimizer has counted this update.
+            if weight_decay and decoupled:
+                parameter.mul_(1.0 - lr * weight_decay)
+            elif weight_decay:
+                gradient = gradient + parameter * weight_decay
+            mean.mul_(beta1).add_(gradient * (1.0 - beta1))
+            square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
+            first, second = (1.0 - elementary.whole_power(beta, count) for beta in (beta1, beta2))
+            divisor = elementary.sqrt(square).div_(math.sqrt(second)).add_(eps)
+            parameter.sub_((mean / divisor).mul_(lr / first))
+
+    return update
+
+
+def _summed(x: Tensor) -> list[int]:
+    return [d for d in _CHANNELS if d < x.ndim]
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(1, -1, *([1] * (x.ndim - 2)))
+
+
+def _inverse_root(x: Tensor) -> Tensor:
+    """Return 1 / sqrt(x) of float64 `x` as float32."""
+    return (1.0 / elementary.sqrt(x.float())).float()

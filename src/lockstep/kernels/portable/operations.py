@@ -1,0 +1,247 @@
+"""The operations of torch that portable arithmetic covers: those that are exact as they are, and the portable others.
+
+Names are those of torch's native functions, without the underscore of those that work in place.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.portable import draws, elementary, layers, products
+from lockstep.kernels.portable.sums import total
+from lockstep.kernels.portable.units import Geometry
+
+# Copies and views; comparisons, selections and integers; and functions of which IEEE 754 fixes each bit, because an
+# element is one addition, product, division or conversion.
+EXACT = frozenset("""
+    _reshape_alias _unsafe_view alias as_strided broadcast_to cat chunk clone constant_pad_nd contiguous copy detach
+    diagonal empty empty_like empty_strided expand expand_as eye fill flip full full_like gather im2col index
+    index_add index_copy index_put index_select lift_fresh masked_fill movedim narrow new_empty new_empty_strided
+    new_full new_ones new_zeros ones ones_like permute reflection_pad2d repeat replication_pad2d reshape roll
+    scalar_tensor scatter select select_backward slice slice_backward split split_with_sizes squeeze stack t take
+    to transpose unbind unfold unsqueeze view zero zeros zeros_like _to_copy _local_scalar_dense is_same_size
+    resolve_conj resolve_neg promote_types arange arange.start _foreach_copy
+    all amax amin aminmax any argmax argmin argsort bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min count_nonzero eq equal floor floor_divide ge gt
+    hardtanh hardtanh_backward isfinite isinf isnan le logical_and logical_not logical_or lt max max_pool2d
+    max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu round sign sort
+    threshold threshold_backward topk trunc where
+    abs div mul neg reciprocal leaky_relu leaky_relu_backward _foreach_mul nll_loss_backward avg_pool2d
+""".split())  # fmt: skip
+
+
+def _is_power_of_two(value: Any) -> bool:
+    return isinstance(value, int | float) and value != 0 and abs(math.frexp(value)[0]) == 0.5
+
+
+def _add(x: Any, y: Any, *, alpha: float = 1) -> Tensor:
+    # A product by a power of two is exact, so it makes no difference whether it is fused with the addition.
+    return torch.add(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.add(x, y * alpha)
+
+
+def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Tensor:
+    return torch.sub(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.sub(x, y * alpha)
+
+
+def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
+    return torch.sub(y if isinstance(y, Tensor) else torch.tensor(y, dtype=x.dtype), x * alpha)
+
+
+def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return x + (end - x) * weight
+
+
+def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+    return x + (a * b).mul_(value)
+
+
+def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+    return x + (a / b).mul_(value)
+
+
+def _pow(x: Any, exponent: Any) -> Tensor:
+    if isinstance(exponent, Tensor) or not isinstance(x, Tensor):
+        raise NotImplementedError
+    if exponent in (1, 2, 3):
+        return x.clone() if exponent == 1 else x * x if exponent == 2 else x * x * x
+    return elementary.sqrt(x) if exponent == 0.5 else elementary.power(x, exponent)
+
+
+def _of_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: function(x.double()).to(x.dtype)
+
+
+def _sum(x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
+    if not x.is_floating_point():
+        return torch.sum(x, dims, keepdim, dtype=dtype) if dims else torch.sum(x, dtype=dtype)
+    return total(x, dims, keepdim=keepdim).to(dtype or x.dtype)
+
+
+def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    sums = total(x, dim or [], keepdim=keepdim)
+    return (sums / (x.numel() // max(1, sums.numel()))).to(dtype or x.dtype)
+
+
+def _variance(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    dims = dim or []
+    sums = total(x, dims, keepdim=True)
+    count = x.numel() // max(1, sums.numel())
+    centred = x - (sums / count).to(x.dtype)
+    divisor = max(0.0, count - (1 if correction is None else correction))
+    return (total(centred * centred, dims, keepdim=keepdim) / divisor).to(x.dtype)
+
+
+def _std(*args: Any, **kwargs: Any) -> Tensor:
+    return elementary.sqrt(_variance(*args, **kwargs))
+
+
+def _vector_norm(
+    x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    if order != 2:
+        raise NotImplementedError
+    x = x.float()
+    return elementary.sqrt(total(x * x, dim or [], keepdim=keepdim).float()).to(dtype or x.dtype)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return total(a * b).to(a.dtype)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return products.matmul(a, b).to(a.dtype)
+
+
+def _added_product(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = products.matmul(a, b)
+    result = (product if alpha == 1 else product * alpha) + (x if beta == 1 else x.to(product.dtype) * beta)
+    return result.to(a.dtype)
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, output_padding: list[int], groups: int,
+) -> Tensor:  # fmt: skip
+    if transposed or x.ndim != 4:
+        raise NotImplementedError
+    y = products.convolution(x, weight, Geometry(stride, padding, dilation, groups))
+    return y if bias is None else y.add_(bias.view(-1, 1, 1))
+
+
+def _convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: list[int] | None, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, output_padding: list[int], groups: int, needed: list[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if transposed or x.ndim != 4:
+        raise NotImplementedError
+    return products.convolution_backward(gradient, x, weight, Geometry(stride, padding, dilation, groups), needed)
+
+
+def _dropout(x: Tensor, probability: float, training: bool | None = True) -> tuple[Tensor, Tensor]:
+    if not training:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = draws.bernoulli_(torch.empty_like(x), 1.0 - probability)
+    return x * kept * (1.0 / (1.0 - probability)), kept.bool()
+
+
+def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: Any = None) -> list[Tensor]:
+    return [_vector_norm(x.reshape(-1), order, dtype=dtype) for x in tensors]
+
+
+def _foreach_add(tensors: Sequence[Tensor], others: Any, alpha: float = 1) -> None:
+    for i, x in enumerate(tensors):
+        x.copy_(_add(x, others[i] if isinstance(others, list | tuple) else others, alpha=alpha))
+
+
+def _upsampled(
+    x: Tensor, size: Sequence[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None
+) -> Tensor:
+    """Return `x` [n, c, H, W] resized to (h, w), bilinear with antialiasing."""
+    if align_corners:
+        raise NotImplementedError
+    rows, columns = (_resizing(old, new) for old, new in zip(x.shape[2:], size, strict=True))
+    n, c, height, width = x.shape
+    narrow = products.matmul(x.reshape(1, -1, width), columns.t()[None]).view(n * c, height, size[1])
+    return products.matmul(rows.expand(n * c, *rows.shape), narrow).view(n, c, *size)
+
+
+def _resizing(old: int, new: int) -> Tensor:
+    """Return float32 [new, old], the weights of the old pixels in each new one: a triangle about its centre."""
+    step = old / new
+    reach = max(step, 1.0)
+    centres = (torch.arange(new).double() + 0.5) * step
+    distance = (torch.arange(old).double() + 0.5 - centres[:, None]).abs() / reach
+    weights = (1.0 - distance).clamp_min(0.0)
+    sums = torch.zeros(new, 1, dtype=torch.float64)
+    for column in weights.split(1, 1):
+        sums = sums + column
+    return (weights / sums).float()
+
+
+PORTABLE: dict[str, Callable[..., Any]] = {
+    "add": _add, "sub": _subtract, "rsub": _reverse_subtract, "lerp": _lerp, "addcmul": _addcmul,
+    "addcdiv": _addcdiv, "pow": _pow, "square": lambda x: x * x, "sqrt": elementary.sqrt,
+    "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(), "exp": _of_float64(elementary.exp),
+    "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
+    "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
+    "tanh": _of_float64(elementary.tanh), "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
+    "sum": _sum, "mean": _mean, "var": _variance, "std": _std, "linalg_vector_norm": _vector_norm, "dot": _dot,
+    "_foreach_norm": _norms, "_foreach_add": _foreach_add,
+    "mm": _product, "bmm": _product, "addmm": _added_product, "baddbmm": _added_product,
+    "convolution": _convolution, "convolution_backward": _convolution_backward,
+    "native_batch_norm": layers.batch_norm, "native_batch_norm_backward": layers.batch_norm_backward,
+    "_softmax": layers.softmax, "_softmax_backward_data": layers.softmax_backward,
+    "_log_softmax": layers.log_softmax, "_log_softmax_backward_data": layers.log_softmax_backward,
+    "nll_loss_forward": layers.nll_loss,
+    "silu": layers.silu, "silu_backward": layers.silu_backward,
+    "gelu": layers.gelu, "gelu_backward": layers.gelu_backward,
+    "uniform": draws.uniform_, "normal": draws.normal_, "bernoulli": draws.bernoulli_, "native_dropout": _dropout,
+    "_linalg_eigh": lambda x, lower="L", vectors=True: elementary.eigh(x),
+    "_upsample_bilinear2d_aa": _upsampled,
+    "_fused_sgd": layers.sgd_, "_fused_adam": layers.adam_(decoupled=False),
+    "_fused_adamw": layers.adam_(decoupled=True),
+}  # fmt: skip
+IN_PLACE = {"_foreach_add", "_fused_sgd", "_fused_adam", "_fused_adamw", "uniform", "normal", "bernoulli"}
+_WITHOUT_BITS = ("profiler", "prim")  # namespaces of operations that compute nothing
+
+
+def implementation(operation: Any) -> Callable[..., Any] | None:
+    """Return the function that computes an operation of torch portably, or None if there is none."""
+    namespace, _, name = operation._schema.name.partition("::")
+    if namespace in _WITHOUT_BITS:
+        return operation  # type: ignore[no-any-return]
+    base = name.removesuffix("_")
+    if namespace != "aten":
+        return None
+    if base in EXACT:
+        return operation  # type: ignore[no-any-return]
+    function = PORTABLE.get(base)
+    if function is None:
+        return None
+    if base in ("add", "sub", "_foreach_add"):
+        # Without a factor, they are single operations.
+        def add(*args: Any, **kwargs: Any) -> Any:
+            alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+            if _is_power_of_two(alpha):
+                return operation(*args, **kwargs)
+            return _into(operation, function, args, kwargs)
+
+        return add
+    if base in IN_PLACE:
+        return function
+    return lambda *args, **kwargs: _into(operation, function, args, kwargs)
+
+
+def _into(operation: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of `function`, in the tensor that an operation in place, or one with `out`, writes."""
+    out = kwargs.pop("out", None)
+    result = function(*args, **kwargs)
+    if out is not None:
+        return out.copy_(result)
+    return args[0].copy_(result) if operation._schema.is_mutable and isinstance(result, Tensor) else result

@@ -1,0 +1,141 @@
+"""Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest one is used.
+
+A convolution is 128 * high + mixed in float32, where `high` is the product of the high slices and `mixed` the sum of
+both products of a high and a low slice. Both are exact integers, rounded once to float32, and their sum is rounded once.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices
+
+_TIMED_CALLS = 3
+
+
+class Geometry:
+    """The numbers of a two-dimensional convolution: stride, padding and dilation along (rows, columns), and groups."""
+
+    def __init__(self, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> None:
+        self.stride, self.padding, self.dilation = ([*n, *n][:2] for n in (stride, padding, dilation))
+        self.groups = groups
+
+
+class Int8:
+    """8-bit integers with 32-bit sums, by oneDNN. Slices of 7 bits never saturate, also without VNNI.
+
+    The operators are torch's, for quantised networks: with a scale of 1 they compute integers.
+    """
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
+        assert a.shape[1] <= MOST_INT32_TERMS
+        return torch._int_mm(a, b)
+
+    def convolution(self, x: Slices, weight: Slices, at: Geometry) -> Tensor:
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w]."""
+        assert prod(weight.high.shape[1:]) <= MOST_INT32_TERMS
+        weight = weight.signed()
+        result = self._convolved(x.high, x.offset, weight.high, at, scale=128.0)
+        self._convolved(x.high, x.offset, weight.low, at, added_to=result)
+        return self._convolved(x.low, x.offset, weight.high, at, added_to=result)
+
+    def _convolved(
+        self, x: Tensor, offset: int, weight: Tensor, at: Geometry, scale: float = 1.0, added_to: Tensor | None = None
+    ) -> Tensor:
+        zeros = torch.zeros(len(weight), dtype=torch.int32)
+        shape = at.stride, at.padding, at.dilation, at.groups
+        packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(1), 1.0, offset, *shape, list(x.shape))
+        given: tuple[Any, ...] = (x, 1.0, offset, packed, torch.tensor([scale]), zeros[:1])
+        if added_to is None:
+            result: Tensor = torch.ops.onednn.qconv2d_pointwise(
+                *given, None, *shape, 1.0, 0, torch.float32, "none", [], ""
+            )
+        else:
+            result = torch.ops.onednn.qconv2d_pointwise.binary(
+                *given, added_to, None, *shape, 1.0, 0, torch.float32, 1.0, 0, "sum", 1.0, "none", [], ""
+            )
+        return result
+
+
+class Float32:
+    """Products and sums in float32, exact for at most 4096 terms; longer sums are added in float64."""
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
+        pairs = zip(a.float().split(MOST_TERMS, 1), b.float().split(MOST_TERMS), strict=True)
+        parts = [torch.mm(*pair) for pair in pairs]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).double().sum(0)
+
+    def convolution(self, x: Slices, weight: Slices, at: Geometry) -> Tensor:
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w]."""
+        dtype = torch.float32 if prod(weight.high.shape[1:]) <= MOST_TERMS else torch.float64
+        (x_high, x_low), (w_high, w_low) = ([part.to(dtype) for part in self._values(one)] for one in (x, weight))
+        shape = None, at.stride, at.padding, at.dilation, at.groups
+        mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
+        return functional.conv2d(x_high, w_high, *shape).float().mul_(128.0).add_(mixed.float())
+
+    def _values(self, slices: Slices) -> tuple[Tensor, Tensor]:
+        slices = slices.signed()
+        return slices.high.float(), slices.low.float()
+
+
+Unit = Int8 | Float32
+
+
+@cache
+def unit() -> Unit:
+    """Return the fastest unit of this machine, by the time of a small convolution. The choice changes no bit.
+
+    A unit whose result is not the exact one is not used. Raises: LockstepError if there is none.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(shape: Sequence[int], most: int) -> Slices:
+        high, low = (torch.randint(-most, most, shape, generator=generator, dtype=torch.int8) for _ in range(2))
+        return Slices(high, low, 0, 0)
+
+    # The largest slices: a unit that saturates, or rounds its sums, is found.
+    x, weight, at = noise((16, 64, 16, 16), 64), noise((64, 64, 3, 3), 64), Geometry([1], [1], [1], 1)
+    x = Slices(*((part.view(torch.uint8) + 64) & 127 for part in x[:2]), 0, 64)
+    x = Slices(*(part.contiguous(memory_format=torch.channels_last) for part in x[:2]), 0, 64)
+    exact = _in_float64(x, weight, at)
+    times = {}
+    for one in (Int8(), Float32()):
+        try:
+            right = torch.equal(one.convolution(x, weight, at), exact)
+        except (RuntimeError, AttributeError):  # Torch is built without oneDNN, or the CPU is not one of oneDNN's.
+            continue
+        if right:
+            times[one] = min(_seconds(one, x, weight, at) for _ in range(_TIMED_CALLS))
+    if not times:
+        raise LockstepError(
+            "portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so this machine "
+            "would train other weights. Set arithmetic=native",
+            ENVIRONMENT,
+        )
+    return min(times, key=lambda one: times[one])
+
+
+def _seconds(one: Unit, x: Slices, weight: Slices, at: Geometry) -> float:
+    began = time.perf_counter()
+    one.convolution(x, weight, at)
+    return time.perf_counter() - began
+
+
+def _in_float64(x: Slices, weight: Slices, at: Geometry) -> Tensor:
+    parts = [[part.double() for part in one.signed()[:2]] for one in (x, weight)]
+    (x_high, x_low), (w_high, w_low) = parts
+
+    def convolved(a: Tensor, b: Tensor) -> Tensor:
+        return functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
+
+    mixed = convolved(x_high, w_low) + convolved(x_low, w_high)
+    return convolved(x_high, w_high).float().mul(128.0) + mixed.float()
