@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lockstep.kernels import reference
+from lockstep.kernels import portable, reference
 
 _HALF_SCALE = 64.0  # a power of two, so that dividing by it and multiplying by its square rounds nothing
 
@@ -35,9 +35,16 @@ def _divisor_and_scale(x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
         small = x / _HALF_SCALE
         divisor = functional.conv2d(small * small, band * _HALF_SCALE**2, ones)
     else:
-        divisor = functional.conv2d(x * x, band, ones)
+        divisor = _neighbours(x * x, band, ones)
     root = divisor.rsqrt()
     return divisor, root.sqrt().mul_(root)
+
+
+def _neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
+    """Return `band`(x) + `added` [C]."""
+    if portable.is_active():
+        return portable.neighbours(x, band, added)
+    return functional.conv2d(x, band, added)
 
 
 class _LocalResponse(torch.autograd.Function):
@@ -54,5 +61,5 @@ class _LocalResponse(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, scale, ratio, band = ctx.saved_tensors
-        shared = functional.conv2d(gradient * ratio, band)
+        shared = _neighbours(gradient * ratio, band)
         return (gradient * scale).addcmul_(x, shared, value=-1.5), None

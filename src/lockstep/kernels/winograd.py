@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.kernels import portable
 from lockstep.kernels.reference import Padding
 
 _POINTS = {2: (0.0, 1.0, -1.0), 3: (0.0, 0.5, -1.0, 1.75), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # infinity is implied
@@ -30,10 +31,12 @@ def applies(x: Tensor, weight: Tensor) -> bool:
     """Return whether Winograd's scheme is faster for the convolution of `x` [b, C, H, W] by `weight`.
 
     It is for 3x3 filters and 64 channels or more on a CPU. An exception is bfloat16 on a CPU with matrix units (AMX):
-    they make the products so fast that the transforms would take most of the time.
+    they make the products so fast that the transforms would take most of the time. Portable arithmetic does not use it,
+    because its transforms are not exact.
     """
     return (
         x.device.type == "cpu"
+        and not portable.is_active()
         and tuple(weight.shape[2:]) == (3, 3)
         and min(weight.shape[:2]) >= 64
         and x.dtype != torch.float16

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable.operations import implementation
+from lockstep.kernels.portable.sums import neighbours as neighbours
 
 _implementations: dict[Any, Any] = {}
 

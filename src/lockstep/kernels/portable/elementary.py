@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, localcontext
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,12 +20,9 @@ _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Return the correctly rounded square root of float32 `x`, which torch's function does not return on every CPU.
-
-    A square root of 24 bits is at least 2**-50 from the middle of two float32 values, so the error of the float64
-    root does not reach the rounding.
-    """
-    return x.double().sqrt().to(x.dtype)
+    """Return the square root of `x`, correctly rounded by numpy. Torch's own is not on every CPU."""
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.sqrt(x.numpy())) if x.ndim else sqrt(x[None])[0]
 
 
 def exp(x: Tensor) -> Tensor:
@@ -103,7 +101,7 @@ def normal(uniform: Tensor) -> Tensor:
         1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06,
         3.43273939e-07, 2.81022636e-08,
     ])  # fmt: skip
-    tail = _polynomial(w.sqrt() - 3.0, [
+    tail = _polynomial(sqrt(w) - 3.0, [
         2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322,
         0.000100950558, -0.000200214257,
     ])  # fmt: skip
@@ -133,8 +131,6 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     The largest component of each eigenvector is positive. Source: Golub and Van Loan, section 8.5.
     """
-    import numpy as np
-
     a = matrix.double().cpu().numpy().copy()
     a = (a + a.T) / 2.0
     n = len(a)

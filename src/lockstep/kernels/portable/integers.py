@@ -18,27 +18,34 @@ MOST_INT32_TERMS = 1 << 18  # of pairs of such products, in an int32 sum: it is 
 _LARGEST = 0.98  # of a tensor after scaling, as a share of a power of two
 _MOST_EXPONENT = 100  # A tensor whose largest element is below 2**-87 loses bits, as float32 does near its smallest.
 _ROUNDER = 1.5 * 2.0**23  # Between 2**23 and 2**24 a float32 has no fraction, so an addition rounds to an integer.
+_ROUNDER_BITS = 0x4B400000  # of the float32 _ROUNDER; the bits of _ROUNDER + n are n more
 _OFFSET = 64  # of both slices as uint8
 _CHUNK = 1 << 16  # elements; a chunk and what is computed from it stay in a core's cache
 
 
 class Slices(NamedTuple):
-    """A tensor as (128 * high + low) * 2**-exponent; both slices are in [-64, 64).
+    """A tensor as (128 * parts[0] + parts[1]) * 2**-exponent; both parts are in [-64, 64), plus the `offset`.
 
-    `offset` was added to both: 64 in uint8 slices, 0 in int8 slices.
+    The offset is 64 where the parts are uint8, and 0 where they are int8.
     """
 
-    high: Tensor
-    low: Tensor
+    parts: Tensor
     exponent: int
     offset: int
 
     def signed(self) -> "Slices":
         """Return the slices as int8."""
-        if not self.offset:
-            return self
-        high, low = (part.view(torch.int8) - _OFFSET for part in (self.high, self.low))
-        return Slices(high, low, self.exponent, 0)
+        return Slices(self.parts.view(torch.int8) - self.offset, self.exponent, 0) if self.offset else self
+
+    @property
+    def high(self) -> Tensor:
+        """Return the upper 7 bits."""
+        return self.parts[0]
+
+    @property
+    def low(self) -> Tensor:
+        """Return the lower 7 bits."""
+        return self.parts[1]
 
 
 def exponent_of(x: Tensor, bits: int) -> int | None:
@@ -46,7 +53,7 @@ def exponent_of(x: Tensor, bits: int) -> int | None:
     if not x.numel():
         return 0
     # In the order of memory, torch reads whole vectors.
-    in_memory = x.permute(sorted(range(x.ndim), key=lambda d: -x.stride(d)))
+    in_memory = x.permute(memory_order(x))
     return exponent_for(max(-float(in_memory.amin()), float(in_memory.amax())), bits)
 
 
@@ -59,29 +66,30 @@ def exponent_for(largest: float, bits: int) -> int | None:
 
 
 def sliced(x: Tensor) -> Slices | None:
-    """Return the slices, uint8 of the shape and memory format of float32 `x`; None if an element is not finite."""
-    exponent = exponent_of(x, SLICED_BITS)
+    """Return the slices, uint8 [2, ...], of float32 `x`, in its order of memory; None if an element is not finite."""
+    order = memory_order(x)
+    values = x.permute(order)
+    exponent = exponent_of(values, SLICED_BITS)
     if exponent is None:
         return None
-    high, low = (torch.empty_like(x, dtype=torch.uint8) for _ in range(2))
-    if high.stride() != x.stride():  # Elements overlap or are apart in memory.
-        x = torch.empty_like(high, dtype=x.dtype).copy_(x)
+    parts = torch.empty((2, *values.shape), dtype=torch.uint8)
+    chunks = [torch.split(t, _CHUNK) for t in (values.reshape(-1), parts[0].view(-1), parts[1].view(-1))]
     rounder = torch.tensor(_ROUNDER + 128 * _OFFSET + _OFFSET)
-    for part, part_high, part_low in zip(*(torch.split(_flat(t), _CHUNK) for t in (x, high, low)), strict=True):
+    for part, high, low in zip(*chunks, strict=True):
         # The product by a power of two is exact, and the sum is rounded once: the low 14 bits are the two slices.
         # A conversion to uint8 keeps the low 8 bits. The eighth bit of the high slice is 0.
         bits = torch.add(rounder, part, alpha=2.0**exponent).view(torch.int32)
-        part_low.copy_(bits).bitwise_and_(127)
-        part_high.copy_(bits.bitwise_right_shift_(7))
-    return Slices(high, low, exponent, _OFFSET)
+        low.copy_(bits).bitwise_and_(127)
+        high.copy_(bits.bitwise_right_shift_(7))
+    return Slices(parts.permute(0, *(order.index(d) + 1 for d in range(x.ndim))), exponent, _OFFSET)
 
 
 def rounded(x: Tensor, exponent: int) -> Tensor:
-    """Return float32 `x` * 2**exponent rounded to integers; these must be below 2**22 in magnitude."""
+    """Return float32 `x` * 2**exponent rounded to int32; the values must be below 2**22 in magnitude."""
     rounder = torch.tensor(_ROUNDER)
-    return torch.add(rounder, x, alpha=2.0**exponent).sub_(rounder)
+    return torch.add(rounder, x, alpha=2.0**exponent).view(torch.int32).sub_(_ROUNDER_BITS)
 
 
-def _flat(x: Tensor) -> Tensor:
-    """Return a view [n] of the memory of a dense tensor."""
-    return x.as_strided((x.numel(),), (1,))
+def memory_order(x: Tensor) -> list[int]:
+    """Return the dimensions of `x`, the one with the largest distance in memory first."""
+    return sorted(range(x.ndim), key=lambda d: -x.stride(d))

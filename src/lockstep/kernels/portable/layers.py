@@ -1,16 +1,18 @@
 """Layers and losses by exact sums and single operations, forwards and backwards."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.kernels.portable import elementary
+from lockstep.kernels.portable.integers import memory_order
 from lockstep.kernels.portable.sums import total
 
 _CHANNELS = (0, 2, 3, 4)  # the dimensions that batch norm sums over, as far as there are as many
+_CHUNK = 1 << 15  # elements that an optimizer updates at a time
 
 
 def batch_norm(
@@ -26,9 +28,11 @@ def batch_norm(
     """Return batch norm of `x` [b, C, ...], its mean and 1 / deviation; update the running averages in training."""
     dims, count = _summed(x), x.numel() // x.shape[1]
     if training:
-        batch_mean = (total(x, dims) / count).float()
+        in_memory = x.permute(memory_order(x))
+        low, high = float(in_memory.amin()), float(in_memory.amax())
+        batch_mean = (total(x, dims, largest=max(-low, high)) / count).float()
         centred = x - _per_channel(batch_mean, x)
-        batch_variance = total(centred * centred, dims) / count
+        batch_variance = total(centred * centred, dims, largest=2.0 * (high - low) ** 2) / count
         inverse = _inverse_root(batch_variance + epsilon)
         if mean is not None and variance is not None:
             unbiased = (batch_variance * (count / max(1, count - 1))).float()
@@ -168,11 +172,12 @@ def sgd_(
 ) -> None:
     """Make the update of torch.optim.SGD, in place."""
     assert not maximize
-    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+    for some in _in_chunks(parameters, gradients, *([momenta] if momentum else [])):
+        parameter, gradient = some[:2]
         if weight_decay:
             gradient = gradient + parameter * weight_decay
         if momentum:
-            average = momenta[i]
+            average = some[2]
             if is_first_step:
                 average.copy_(gradient)
             else:
@@ -203,19 +208,26 @@ def adam_(decoupled: bool) -> Any:
     ) -> None:
         assert not amsgrad
         assert not maximize
-        for parameter, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps, strict=True):
-            count = int(step)  # The optimizer has counted this update.
+        count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
+        assert all(int(step) == count for step in steps)
+        first, second = (1.0 - elementary.whole_power(beta, count) for beta in (beta1, beta2))
+        for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
             if weight_decay and decoupled:
                 parameter.mul_(1.0 - lr * weight_decay)
             elif weight_decay:
                 gradient = gradient + parameter * weight_decay
             mean.mul_(beta1).add_(gradient * (1.0 - beta1))
             square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
-            first, second = (1.0 - elementary.whole_power(beta, count) for beta in (beta1, beta2))
             divisor = elementary.sqrt(square).div_(math.sqrt(second)).add_(eps)
             parameter.sub_((mean / divisor).mul_(lr / first))
 
     return update
+
+
+def _in_chunks(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the tensors of the same place in all lists, as vectors that stay in a core's cache."""
+    for tensors in zip(*lists, strict=True):
+        yield from zip(*(tensor.view(-1).split(_CHUNK) for tensor in tensors), strict=True)
 
 
 def _summed(x: Tensor) -> list[int]:

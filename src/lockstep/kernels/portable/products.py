@@ -11,7 +11,9 @@ from lockstep.kernels.portable.units import Geometry, unit
 
 _SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
 _FLOAT64_BITS = 53
-_CHUNK_BYTES = 1 << 23  # of the copies of which a weight's gradient is a product
+_FEW_OUTPUTS = 1 << 18  # of a convolution that takes less time as a matrix product
+_FEW_CHANNELS = 8
+_CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product of
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -25,18 +27,16 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     first, second = sliced(a), sliced(b)
     if first is None or second is None:
         return a.new_full((len(a), b.shape[1]), torch.nan)
-    first, second = first.signed(), second.signed()
-    high = unit().product(first.high, second.high)
-    mixed = unit().product(first.high, second.low) + unit().product(first.low, second.high)
-    return high.float().mul_(128.0).add_(mixed.float()).mul_(_scale(first, second))
+    return _assembled(*_product(first.signed().parts, second.signed().parts), _scale(first, second))
 
 
 def convolution(x: Tensor, weight: Tensor, at: Geometry) -> Tensor:
     """Return the convolution of float32 `x` [b, C, H, W] by `weight` [K, C / groups, h, w]."""
     images, filters = sliced(x), sliced(weight)
     if images is None or filters is None:
-        return _like_output(x, weight, at)
-    return unit().convolution(images, filters, at).mul_(_scale(images, filters))
+        size = at.output_size(x.shape, weight.shape)
+        return x.new_full((len(x), len(weight), *size), torch.nan)
+    return _convolution(images, filters, at)
 
 
 def convolution_backward(
@@ -51,14 +51,9 @@ def convolution_backward(
         nan = (x.new_full(shape, torch.nan) if wanted else None for wanted, shape in zip(needed, shapes, strict=True))
         return tuple(nan)  # type: ignore[return-value]
     grad_x = _input_gradient(upstream, filters, x.shape, at) if filters else None
-    grad_weight = _weight_gradient(upstream, images, weight.shape, at) if images else None
-    grad_bias = None
-    if needed[2]:
-        rows = [part.permute(0, 2, 3, 1).reshape(-1, len(weight)) for part in upstream.signed()[:2]]
-        ones = rows[0].new_ones(1, len(rows[0]))
-        high, low = (unit().product(ones, part)[0].double() for part in rows)
-        grad_bias = (128.0 * high + low).mul_(2.0**-upstream.exponent).float()
-    return grad_x, grad_weight, grad_bias
+    upstream = upstream.signed()
+    grad_weight = _weight_gradient(upstream, images.signed(), weight.shape, at) if images else None
+    return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
 def _scale(a: Slices, b: Slices) -> float:
@@ -77,89 +72,126 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(*factors).mul_(2.0**scale).float()
 
 
-def _like_output(x: Tensor, weight: Tensor, at: Geometry) -> Tensor:
-    shape = functional.conv2d(
-        x.to("meta"), weight.to("meta"), None, at.stride, at.padding, at.dilation, at.groups
-    ).shape
-    return x.new_full(shape, torch.nan)
+def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the exact product of the high slices, and the sum of the mixed ones, of int8 [2, M, K] and [2, K, N]."""
+    high, mixed = (unit().product(a[0], part) for part in b)
+    return high, mixed + unit().product(a[1], b[0])
+
+
+def _assembled(high: Tensor, mixed: Tensor, scale: float) -> Tensor:
+    """Return scale * (128 * high + mixed), float32, each rounded once and then their sum; `scale` is a power of two."""
+    return high.float().mul_(128.0 * scale).add_(mixed.float(), alpha=scale)
+
+
+def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
+    outputs, _, *sides = weight.parts.shape[1:]
+    size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
+    positions, seen = x.parts.shape[1] * size[0] * size[1], weight.parts[0, 0].numel()
+    if at.groups > 1 or positions * max(outputs, seen // 4) > _FEW_OUTPUTS:
+        return unit().convolution(x, weight, at, _scale(x, weight))
+    columns = _columns(x.signed().parts, sides, size, at)
+    matrices = weight.signed().parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
+    result = _assembled(*_product(columns, matrices), _scale(x, weight))
+    return result.view(x.parts.shape[1], *size, outputs).permute(0, 3, 1, 2)
+
+
+def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Tensor:
+    """Return what the filter sees at each position: int8 [2, b * positions, h * w * C] of `parts` [2, b, C, H, W]."""
+    _, batch, channels, _, _ = parts.shape
+    padding = [n for n in reversed(at.padding) for _ in range(2)]
+    (down, right), (row_step, column_step) = at.stride, at.dilation
+    if channels < _FEW_CHANNELS:  # Rows of an image are the longest runs of memory.
+        padded = functional.pad(parts.transpose(1, 2), padding).contiguous()
+        part, channel, image, row, column = padded.stride()
+        shape = 2, *sides, channels, batch, *size
+        strides = part, row_step * row, column_step * column, channel, image, down * row, right * column
+        return padded.as_strided(shape, strides).reshape(2, sides[0] * sides[1] * channels, -1).mT
+    padded = functional.pad(parts.permute(0, 1, 3, 4, 2), [0, 0, *padding]).contiguous()
+    part, image, row, column, channel = padded.stride()
+    shape = 2, batch, *size, *sides, channels
+    strides = part, image, down * row, right * column, row_step * row, column_step * column, channel
+    return padded.as_strided(shape, strides).reshape(2, -1, sides[0] * sides[1] * channels)
 
 
 def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Geometry) -> Tensor:
     """Return the gradient of the input of `shape`: a convolution of the output's gradient by turned filters."""
-    filters = filters.signed()
-    outputs, inputs, *sides = filters.high.shape
+    outputs, inputs, *sides = filters.parts.shape[1:]
     reach = [d * (n - 1) for d, n in zip(at.dilation, sides, strict=True)]
     padding = [r - p for r, p in zip(reach, at.padding, strict=True)]
-    assert min(padding) >= 0, f"a padding of {at.padding} for filters of {sides}"
-
-    def turned(part: Tensor) -> Tensor:
-        grouped = part.flip(2, 3).view(at.groups, outputs // at.groups, inputs, *sides).transpose(1, 2)
-        return grouped.reshape(at.groups * inputs, outputs // at.groups, *sides)
-
-    def spread(part: Tensor) -> Tensor:
-        """Return the gradient with zeros between its values, for a stride above 1."""
-        size = [n + r - 2 * q for n, r, q in zip(shape[2:], reach, padding, strict=True)]
-        if size == list(part.shape[2:]):
-            return part
-        whole = part.new_full((part.shape[0], part.shape[1], *size), upstream.offset)
-        whole = whole.contiguous(memory_format=torch.channels_last)
-        rows, columns = at.stride
-        whole[:, :, : rows * part.shape[2] : rows, : columns * part.shape[3] : columns] = part
-        return whole
-
-    upstream = Slices(spread(upstream.high), spread(upstream.low), upstream.exponent, upstream.offset)
-    filters = Slices(turned(filters.high), turned(filters.low), filters.exponent, 0)
+    if min(padding) < 0:
+        raise NotImplementedError
+    grouped = filters.parts.flip(3, 4).view(2, at.groups, outputs // at.groups, inputs, *sides).transpose(2, 3)
+    turned = grouped.reshape(2, at.groups * inputs, outputs // at.groups, *sides)
+    parts = upstream.parts
+    size = [n + r - 2 * q for n, r, q in zip(shape[2:], reach, padding, strict=True)]
+    if size != list(parts.shape[3:]):  # The stride is above 1: zeros lie between the values.
+        whole = parts.new_full((*parts.shape[:2], *size, parts.shape[2]), upstream.offset).permute(0, 1, 4, 2, 3)
+        (rows, columns), (height, width) = at.stride, parts.shape[3:]
+        whole[..., : rows * height : rows, : columns * width : columns] = parts
+        upstream = Slices(whole, upstream.exponent, upstream.offset)
     backwards = Geometry([1], padding, at.dilation, at.groups)
-    return unit().convolution(upstream, filters, backwards).mul_(_scale(upstream, filters))
+    return _convolution(upstream, Slices(turned, filters.exponent, filters.offset), backwards)
 
 
 def _weight_gradient(upstream: Slices, images: Slices, shape: torch.Size, at: Geometry) -> Tensor:
     """Return the gradient of the weight of `shape` [K, C / groups, h, w]."""
-    upstream, images = upstream.signed(), images.signed()
+    pairs = zip(upstream.parts.chunk(at.groups, 2), images.parts.chunk(at.groups, 2), strict=True)
     scale = _scale(upstream, images)
-    parts = [part.chunk(at.groups, 1) for part in (*upstream[:2], *images[:2])]
-    grouped = [_group_gradient(g_high, g_low, x_high, x_low, shape[2:], at) for g_high, g_low, x_high, x_low in zip(*parts, strict=True)]
-    return torch.cat(grouped).mul_(scale)
+    return torch.cat([_group_gradient(*pair, shape[2:], at, scale) for pair in pairs])
 
 
-def _group_gradient(
-    g_high: Tensor, g_low: Tensor, x_high: Tensor, x_low: Tensor, sides: Sequence[int], at: Geometry
-) -> Tensor:
-    """Return 128 * high + mixed of the weight's gradient in one group, float32 [K, C, h, w].
+def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, scale: float) -> Tensor:
+    """Return the gradient of one group's weight, float32 [K, C, h, w].
 
-    The sum over images and positions is one product of two matrices. A column of the first one is an output channel,
-    moved by a row of the filter; one of the second is an input channel, moved by a column of the filter.
+    The sum over images and positions is a product of two matrices. A column of the first one is an output channel, and
+    one of the second is an input channel as a place of the filter sees it. If that takes fewer copies, the columns of
+    the first are also moved by the rows of the filter, and those of the second by its columns alone.
     """
-    (h, w), (outputs, inputs) = sides, (g_high.shape[1], x_high.shape[1])
-    rows, columns = (n + 2 * p for n, p in zip(x_high.shape[2:], at.padding, strict=True))
-    out_rows, out_columns = g_high.shape[2:]
-    chunk = max(1, min(_CHUNK_BYTES // (rows * out_columns * (h * outputs + w * inputs)), MOST_INT32_TERMS // (rows * out_columns)))
-    assert chunk * rows * out_columns <= MOST_INT32_TERMS
-
-    def moved_down(part: Tensor) -> Tensor:
-        result = part.new_zeros(len(part), rows, out_columns, h, outputs)
-        values = part.permute(0, 2, 3, 1)
-        for i in range(h):
-            start = i * at.dilation[0]
-            result[:, start : start + at.stride[0] * (out_rows - 1) + 1 : at.stride[0], :, i] = values
-        return result.view(-1, h * outputs)
-
-    def moved_right(part: Tensor) -> Tensor:
-        top, left = at.padding
-        values = functional.pad(part.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
-        result = part.new_empty(len(part), rows, out_columns, w, inputs)
-        for i in range(w):
-            start = i * at.dilation[1]
-            result[:, :, :, i] = values[:, :, start : start + at.stride[1] * (out_columns - 1) + 1 : at.stride[1]]
-        return result.view(-1, w * inputs)
-
-    high = mixed = None
-    for one in zip(*(part.split(chunk) for part in (g_high, g_low, x_high, x_low)), strict=True):
-        left = [moved_down(part).t() for part in one[:2]]
-        right = [moved_right(part) for part in one[2:]]
-        new_high = unit().product(left[0], right[0])
-        new_mixed = unit().product(left[0], right[1]) + unit().product(left[1], right[0])
-        high = new_high.double() if high is None else high.add_(new_high)
-        mixed = new_mixed.double() if mixed is None else mixed.add_(new_mixed)
-    result = high.float().mul_(128.0).add_(mixed.float())
+    (h, w), (outputs, inputs) = sides, (upstream.shape[2], images.shape[2])
+    size, rows = upstream.shape[3:], images.shape[3]
+    bytes_of = size[0] * (outputs + h * w * inputs), rows * (h * outputs + w * inputs)  # for a column, of both forms
+    direct = bytes_of[0] <= bytes_of[1]
+    positions = size[1] * max(size[0], rows)
+    assert positions <= MOST_INT32_TERMS, f"an image of {positions} positions"
+    count = max(1, min(_CHUNK_BYTES // (2 * size[1] * min(bytes_of)), MOST_INT32_TERMS // positions))
+    along_rows = Geometry([1, at.stride[1]], [0, at.padding[1]], [1, at.dilation[1]], 1)
+    sums: list[Tensor] = []
+    for g, x in zip(upstream.split(count, 1), images.split(count, 1), strict=True):
+        if direct:
+            left, right = g.permute(0, 1, 3, 4, 2).reshape(2, -1, outputs), _columns(x, sides, size, at)
+        else:
+            left, right = _moved_down(g, h, rows, at), _columns(x, (1, w), (rows, size[1]), along_rows)
+        new = _product(left.mT, right)
+        sums = [a.add_(b) for a, b in zip(sums, new, strict=True)] if sums else [t.double() for t in new]
+    result = _assembled(sums[0], sums[1], scale)
+    if direct:
+        return result.view(outputs, h, w, inputs).permute(0, 3, 1, 2)
     return result.view(h, outputs, w, inputs).permute(1, 3, 0, 2)
+
+
+def _moved_down(upstream: Tensor, h: int, rows: int, at: Geometry) -> Tensor:
+    """Return int8 slices [2, b, K, H, W] at the `rows` of the input that each of `h` rows of the filter sees.
+
+    The result is [2, b * rows * W, h * K], with zeros elsewhere.
+    """
+    values = upstream.permute(0, 1, 3, 4, 2)
+    _, batch, height, width, outputs = values.shape
+    result = upstream.new_zeros(2, batch, rows, width, h, outputs)
+    stride = at.stride[0]
+    for i in range(h):
+        offset = i * at.dilation[0] - at.padding[0]  # of the input row that output row 0 sees
+        first = max(0, -(offset // stride))
+        end = min(height, (rows - 1 - offset) // stride + 1)
+        if first < end:
+            seen = slice(first * stride + offset, (end - 1) * stride + offset + 1, stride)
+            result[:, :, seen, :, i] = values[:, :, first:end]
+    return result.view(2, -1, h * outputs)
+
+
+def _position_sums(upstream: Slices) -> Tensor:
+    """Return the sums of int8 slices [2, b, K, H, W] over images and positions: float32 [K]."""
+    rows = upstream.parts.permute(0, 1, 3, 4, 2).flatten(1, 3)
+    assert rows.shape[1] <= MOST_INT32_TERMS
+    ones = rows.new_ones(1, rows.shape[1])
+    high, low = (unit().product(ones, part)[0].double() for part in rows)
+    return (128.0 * high + low).mul_(2.0**-upstream.exponent).float()

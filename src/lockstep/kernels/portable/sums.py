@@ -5,10 +5,12 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lockstep.kernels.portable.integers import exponent_for, exponent_of, rounded
 
-_BITS, _GROUP = 20, 16  # A float32 sum of 16 integers of 20 bits is at most 2**24, so it is exact.
+_BITS, _GROUP = 20, 1 << 10  # An int32 sum of 1024 integers of 20 bits is at most 2**30.
 _MOST = 1 << 32  # elements in a sum: a float64 sum of as many integers of 20 bits is at most 2**52
 
 
@@ -42,10 +44,27 @@ def total(x: Tensor, dims: Sequence[int] = (), *, keepdim: bool = False, largest
 
 
 def _added(integers: Tensor) -> Tensor:
-    """Return the sums of float32 `integers` [a, n, c] of at most 20 bits over n, float64 [a, c]."""
+    """Return the sums of int32 `integers` [a, n, c] of at most 20 bits over n, float64 [a, c]."""
     a, n, c = integers.shape
     groups = n // _GROUP
-    rest = integers[:, groups * _GROUP :].sum(1).double()
+    rest = integers[:, groups * _GROUP :].sum(1, dtype=torch.int32).double()
     if not groups:
         return rest
-    return integers[:, : groups * _GROUP].view(a, _GROUP, groups, c).sum(1).double().sum(1).add_(rest)
+    whole = integers[:, : groups * _GROUP].view(a, _GROUP, groups, c).sum(1, dtype=torch.int32)
+    return whole.double().sum(1).add_(rest)
+
+
+def neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
+    """Return the sum of neighbouring channels of float32 `x` [b, C, H, W] times a weight, + `added` [C].
+
+    `band` [C, C, 1, 1] has the weight for each pair of channels that are neighbours, and else 0. A sum over a window
+    of n channels is exact in float32 for integers of 24 - log2(n) bits.
+    """
+    with _disable_current_modes():
+        near = (band > 0).float()
+        bits = min(_BITS, 24 - (int(near.sum((1, 2, 3)).max()) - 1).bit_length())
+        exponent = exponent_of(x, bits)
+        if exponent is None:
+            return torch.full_like(x, torch.nan)
+        sums = functional.conv2d(rounded(x, exponent).float(), near).mul_(2.0**-exponent).mul_(band.max())
+        return sums if added is None else sums.add_(added[:, None, None])

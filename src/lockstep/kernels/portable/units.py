@@ -1,6 +1,6 @@
 """Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest one is used.
 
-A convolution is 128 * high + mixed in float32, where `high` is the product of the high slices and `mixed` the sum of
+A convolution is scale * (128 * high + mixed) in float32, where `high` is the product of the high slices and `mixed` the sum of
 both products of a high and a low slice. Both are exact integers, rounded once to float32, and their sum is rounded once.
 """
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,11 @@ class Geometry:
         self.stride, self.padding, self.dilation = ([*n, *n][:2] for n in (stride, padding, dilation))
         self.groups = groups
 
+    def output_size(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
+        """Return (rows, columns) of the output for `images` [b, C, H, W] and a `weight` [K, C / groups, h, w]."""
+        numbers = zip(images[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
+        return [(n + 2 * pad - step * (side - 1) - 1) // stride + 1 for n, side, stride, pad, step in numbers]
+
 
 class Int8:
     """8-bit integers with 32-bit sums, by oneDNN. Slices of 7 bits never saturate, also without VNNI.
@@ -39,29 +43,29 @@ class Int8:
         assert a.shape[1] <= MOST_INT32_TERMS
         return torch._int_mm(a, b)
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w]."""
-        assert prod(weight.high.shape[1:]) <= MOST_INT32_TERMS
+    def convolution(self, x: Slices, weight: Slices, at: Geometry, scale: float) -> Tensor:
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times a power of two."""
         weight = weight.signed()
-        result = self._convolved(x.high, x.offset, weight.high, at, scale=128.0)
-        self._convolved(x.high, x.offset, weight.low, at, added_to=result)
-        return self._convolved(x.low, x.offset, weight.high, at, added_to=result)
+        terms = prod(weight.parts.shape[2:])
+        if at.groups == 1:
+            assert 2 * terms <= MOST_INT32_TERMS
+            both = torch.cat((x.high, x.low), 1), torch.cat((weight.low, weight.high), 1)
+            mixed = self._convolved(both[0], x.offset, both[1], at, scale)
+        else:
+            if terms > MOST_TERMS:
+                raise NotImplementedError
+            # Each product is exact in float32, so their sum is rounded once.
+            mixed = self._convolved(x.high, x.offset, weight.low, at, scale)
+            mixed.add_(self._convolved(x.low, x.offset, weight.high, at, scale))
+        return self._convolved(x.high, x.offset, weight.high, at, 128.0 * scale).add_(mixed)
 
-    def _convolved(
-        self, x: Tensor, offset: int, weight: Tensor, at: Geometry, scale: float = 1.0, added_to: Tensor | None = None
-    ) -> Tensor:
-        zeros = torch.zeros(len(weight), dtype=torch.int32)
+    def _convolved(self, x: Tensor, offset: int, weight: Tensor, at: Geometry, scale: float) -> Tensor:
         shape = at.stride, at.padding, at.dilation, at.groups
         packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(1), 1.0, offset, *shape, list(x.shape))
-        given: tuple[Any, ...] = (x, 1.0, offset, packed, torch.tensor([scale]), zeros[:1])
-        if added_to is None:
-            result: Tensor = torch.ops.onednn.qconv2d_pointwise(
-                *given, None, *shape, 1.0, 0, torch.float32, "none", [], ""
-            )
-        else:
-            result = torch.ops.onednn.qconv2d_pointwise.binary(
-                *given, added_to, None, *shape, 1.0, 0, torch.float32, 1.0, 0, "sum", 1.0, "none", [], ""
-            )
+        zero = torch.zeros(1, dtype=torch.int32)
+        result: Tensor = torch.ops.onednn.qconv2d_pointwise(
+            x, 1.0, offset, packed, torch.tensor([scale]), zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
+        )
         return result
 
 
@@ -74,17 +78,18 @@ class Float32:
         parts = [torch.mm(*pair) for pair in pairs]
         return parts[0] if len(parts) == 1 else torch.stack(parts).double().sum(0)
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w]."""
+    def convolution(self, x: Slices, weight: Slices, at: Geometry, scale: float) -> Tensor:
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times a power of two."""
         dtype = torch.float32 if prod(weight.high.shape[1:]) <= MOST_TERMS else torch.float64
         (x_high, x_low), (w_high, w_low) = ([part.to(dtype) for part in self._values(one)] for one in (x, weight))
         shape = None, at.stride, at.padding, at.dilation, at.groups
         mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
-        return functional.conv2d(x_high, w_high, *shape).float().mul_(128.0).add_(mixed.float())
+        high = functional.conv2d(x_high, w_high, *shape).float()
+        return high.mul_(128.0 * scale).add_(mixed.float(), alpha=scale)
 
     def _values(self, slices: Slices) -> tuple[Tensor, Tensor]:
-        slices = slices.signed()
-        return slices.high.float(), slices.low.float()
+        high, low = slices.signed().parts.float()
+        return high, low
 
 
 Unit = Int8 | Float32
@@ -98,19 +103,17 @@ def unit() -> Unit:
     """
     generator = torch.Generator().manual_seed(0)
 
-    def noise(shape: Sequence[int], most: int) -> Slices:
-        high, low = (torch.randint(-most, most, shape, generator=generator, dtype=torch.int8) for _ in range(2))
-        return Slices(high, low, 0, 0)
+    def noise(*shape: int) -> Slices:
+        return Slices(torch.randint(-64, 64, (2, *shape), generator=generator, dtype=torch.int8), 0, 0)
 
-    # The largest slices: a unit that saturates, or rounds its sums, is found.
-    x, weight, at = noise((16, 64, 16, 16), 64), noise((64, 64, 3, 3), 64), Geometry([1], [1], [1], 1)
-    x = Slices(*((part.view(torch.uint8) + 64) & 127 for part in x[:2]), 0, 64)
-    x = Slices(*(part.contiguous(memory_format=torch.channels_last) for part in x[:2]), 0, 64)
+    # The largest slices show a unit that saturates, or that rounds a sum.
+    x, weight, at = noise(16, 16, 16, 64), noise(64, 64, 3, 3), Geometry([1], [1], [1], 1)
+    x = Slices((x.parts.view(torch.uint8) + 64).permute(0, 1, 4, 2, 3), 0, 64)
     exact = _in_float64(x, weight, at)
     times = {}
     for one in (Int8(), Float32()):
         try:
-            right = torch.equal(one.convolution(x, weight, at), exact)
+            right = torch.equal(one.convolution(x, weight, at, 1.0), exact)
         except (RuntimeError, AttributeError):  # Torch is built without oneDNN, or the CPU is not one of oneDNN's.
             continue
         if right:
@@ -126,13 +129,12 @@ def unit() -> Unit:
 
 def _seconds(one: Unit, x: Slices, weight: Slices, at: Geometry) -> float:
     began = time.perf_counter()
-    one.convolution(x, weight, at)
+    one.convolution(x, weight, at, 1.0)
     return time.perf_counter() - began
 
 
 def _in_float64(x: Slices, weight: Slices, at: Geometry) -> Tensor:
-    parts = [[part.double() for part in one.signed()[:2]] for one in (x, weight)]
-    (x_high, x_low), (w_high, w_low) = parts
+    (x_high, x_low), (w_high, w_low) = (one.signed().parts.double() for one in (x, weight))
 
     def convolved(a: Tensor, b: Tensor) -> Tensor:
         return functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
