@@ -351,7 +351,7 @@ def train_spec(
         if folder.result is not None:
             return folder
         placement = placement.replace(data=data_of(folder.path, placement.data))
-    placement = with_own_weights(recipe, placement, folder.path)
+    placement = placed(recipe, placement, folder.path)
     return TrainSpec(
         recipe=recipe, placement=placement, path=folder.path, resume=folder.stated is not None,
         numbered=folder.numbered, notes=tuple(notes), **others,
@@ -385,11 +385,21 @@ def folds_spec(
         logger.warning(note)
     data = data_of(subject.run, subject.data) if subject.run else subject.data
     placement = placement.replace(data=data, init=weights.path if weights else None)
-    return FoldsSpec(recipe=recipe, placement=with_own_weights(recipe, placement, subject.run), **others)
+    return FoldsSpec(recipe=recipe, placement=placed(recipe, placement, subject.run), **others)
 
 
-def with_own_weights(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:
-    """Return `placement` with the file that `recipe` starts from, if it needs no --init. Raises: LockstepError."""
+def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:
+    """Return `placement` as `recipe` needs it. Raises: LockstepError.
+
+    A recipe that starts from known weights needs no --init. Portable arithmetic computes on a CPU.
+    """
+    if recipe.arithmetic == "portable":
+        if placement.device.startswith("cuda"):
+            raise LockstepError(
+                f"--device {placement.device}: portable arithmetic computes on a CPU. Leave --device out, or give "
+                f"--no-portable for another recipe, whose bits depend on the GPU"
+            )
+        placement = placement.replace(device="cpu")
     return placement if placement.init else placement.replace(init=own_weights(recipe.init_sha256, run))
 
 
@@ -412,7 +422,7 @@ def evaluate_spec(
     run.check_recipe()
     placement = placement.replace(data=data_of(run.path, placement.data))
     return EvaluateSpec(
-        recipe=recipe, placement=with_own_weights(recipe, placement, run.path), path=run.path,
+        recipe=recipe, placement=placed(recipe, placement, run.path), path=run.path,
         split=split or recipe.evaluated_split, checkpoint=chosen_checkpoint(checkpoint), **others,
     )  # fmt: skip
 
@@ -436,7 +446,7 @@ def verify_spec(
     if weights and weights.sha256 != recipe.init_sha256:
         raise LockstepError(f"{run.path} was not started from {weights.path}: leave out --init to verify it")
     placement = placement.replace(data=data_of(run.path, placement.data), init=weights.path if weights else None)
-    placement = with_own_weights(recipe, placement, run.path)
+    placement = placed(recipe, placement, run.path)
     return VerifySpec(recipe=recipe, placement=placement, path=run.path, **others)
 
 

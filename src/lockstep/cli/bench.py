@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.config.recipe import Recipe
     from lockstep.jobs.specs import BenchMode
 
-_RECIPE = ("tower_batch", "precision", "model", "dataset")
+_RECIPE = ("tower_batch", "precision", "portable", "model", "dataset")
 
 
 @options_from(
@@ -80,7 +80,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep import numerics
-    from lockstep.api.specs import fitted, fixed_precision, subject_of, with_own_weights
+    from lockstep.api.specs import fitted, fixed_precision, placed, subject_of
     from lockstep.bench.analysis import Link, summarise
     from lockstep.config import overrides
     from lockstep.errors import LockstepError
@@ -101,7 +101,7 @@ def bench(
     recipe, _ = fitted(subject)
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, _ = fixed_precision(recipe, placement.device)
-    placement = with_own_weights(recipe, placement.replace(data=subject.data))
+    placement = placed(recipe, placement.replace(data=subject.data))
     most = placement.processes or capacity(recipe, placement)
 
     def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Record":

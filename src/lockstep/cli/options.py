@@ -60,7 +60,8 @@ def options_from(
 
 def _of_recipe(name: str) -> inspect.Parameter:
     kind, text = RECIPE_OPTIONS[name]
-    return _parameter(name, kind, typer.Option(_flag(name), help=text))
+    flag = f"{_flag(name)}/--no-{name}" if kind is bool else _flag(name)
+    return _parameter(name, kind, typer.Option(flag, help=text, show_default=False))
 
 
 def _option(name: str, field: FieldInfo, default: str | None) -> inspect.Parameter:

@@ -77,9 +77,11 @@ def make(
 
 
 def _refuse_contradiction(source: Mapping[str, Any]) -> None:
-    for one, other in (("batch", "tower_batch"), ("steps", "epochs")):
+    both = ("batch", "tower_batch"), ("steps", "epochs"), ("arithmetic", "portable")
+    subjects = {"batch": "the batch (of all towers, of one)", "steps": "the length of the run"}
+    for one, other in both:
         if one in source and other in source:
-            what = "the batch (of all towers, of one)" if one == "batch" else "the length of the run"
+            what = subjects.get(one, "the arithmetic")
             raise LockstepError(f"{one} and {other} both set {what}: give one of them")
 
 
@@ -119,7 +121,9 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
             fields.pop("min_steps", None)  # The user states the length. A file may state both.
     # A new kind comes first, as it drops the settings of the old kind.
     for name in sorted(source, key=lambda name: not name.endswith(".kind")):
-        if name != "tower_batch":
+        if name == "portable":
+            fields["arithmetic"] = _arithmetic(source[name])
+        elif name != "tower_batch":
             _put(fields, name, source[name])
     if "tower_batch" in source:
         before = source["tower_batch"]
@@ -129,6 +133,12 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
         return
     if before is not None and _is_count(fields.get("towers", 1)):  # Otherwise validation reports `towers`.
         fields["batch"] = before * fields.get("towers", 1)
+
+
+def _arithmetic(portable: Any) -> str:
+    if not isinstance(portable, bool):
+        raise LockstepError(f"recipe setting portable: got {portable!r}: true or false is allowed")
+    return "portable" if portable else "native"
 
 
 def _tower_batch(fields: Mapping[str, Any]) -> int | None:

@@ -22,6 +22,8 @@ def resolve(recipe: Recipe, on_gpu: bool) -> tuple[Recipe, str | None]:
     """
     if recipe.precision != "auto":
         return recipe, None
+    if recipe.arithmetic == "portable":
+        return recipe.replace(precision="float32"), None
     units = _gpu_units() if on_gpu else cpu_units()
     device = "GPU" if on_gpu else "CPU"
     if units:

@@ -123,9 +123,13 @@ class Recipe(Settings):
         precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
             reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
             bfloat16 or float32 when a run is created, by the hardware (precision.py).
+        arithmetic: "native" computes with the fastest kernels, whose low-order bits depend on the kind of CPU.
+            "portable" computes the same bits on every CPU, in float32, with torch's operations that docs/portable.md
+            lists (kernels/portable). `--portable` sets it.
         compile: compile the network with torch.compile, in every process at its start. Meant for GPUs, not yet run on
             one. On a CPU it takes a minute and gains nothing. It needs a C compiler.
-        threads_per_tower: CPU threads of a tower. A sum over two threads has other low-order bits than over one.
+        threads_per_tower: CPU threads of a tower. In native arithmetic, a sum over two threads has other low-order bits
+            than over one.
         eval_batch: images in one forward pass of an evaluation.
         seed: decides initial weights, order of examples, augmentation and dropout.
         non_finite: "stop" ends the run at a step whose loss or gradient is not finite. "skip" leaves out its update:
@@ -135,7 +139,7 @@ class Recipe(Settings):
         exact: False gives up bit-identical results, and allows reductions and kernels that do not keep the bits.
     """
 
-    shorthands: ClassVar[tuple[str, ...]] = ("tower_batch",)
+    shorthands: ClassVar[tuple[str, ...]] = ("tower_batch", "portable")
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
@@ -173,6 +177,7 @@ class Recipe(Settings):
     lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     ema: EMA | None = None
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
+    arithmetic: Literal["native", "portable"] = "native"
     compile: bool = False
     threads_per_tower: int = Field(1, ge=1, le=MAX_THREADS)
     eval_batch: int = Field(500, ge=1, le=MAX_EVAL_BATCH)
@@ -209,6 +214,12 @@ class Recipe(Settings):
             raise ValueError("skip_limit is for non_finite=skip: set that too, or leave it out")
         if (self.mixup or self.cutmix) and self.tower_batch == 1:
             raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
+        if self.arithmetic == "portable" and (self.precision not in ("auto", "float32") or self.compile):
+            given = "compile" if self.compile else f"precision {self.precision}"
+            raise ValueError(
+                f"{given} is for native arithmetic, as its bits depend on the machine: leave it out, or set "
+                f"arithmetic=native (--no-portable)"
+            )
         if self.head is not None:
             self._check_head()
         return self
@@ -366,8 +377,9 @@ class Course:
         recipe = self.recipe
         mixing = Mixing(recipe.mixup, recipe.cutmix)
         return Pipeline(
-            recipe.input, recipe.policy, recipe.erasing, mixing, balanced=recipe.class_weights == "balanced"
-        )
+            recipe.input, recipe.policy, recipe.erasing, mixing, balanced=recipe.class_weights == "balanced",
+            arithmetic=recipe.arithmetic,
+        )  # fmt: skip
 
 
 def _non_default(settings: Settings) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from lockstep.rounding import cos, power
 from lockstep.settings import Settings, kinds
 
 
@@ -42,7 +43,7 @@ class Staircase(Settings):
     def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
         """Return the factor on the base learning rate at `step` of `steps`."""
         period = max(1, int(self.every_epochs * examples / (tower_batch if self.per_tower else batch)))
-        return float(self.decay ** (step // period))
+        return power(self.decay, step // period)
 
     def describe(self) -> str:
         """Return the rule in words, for the start-up block."""
@@ -87,7 +88,7 @@ class Cosine(Settings):
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
         turn = math.pi * (step - peak) / (steps - peak)
-        return self.end + (1.0 - self.end) * (1.0 + math.cos(turn)) / 2.0
+        return self.end + (1.0 - self.end) * (1.0 + cos(turn)) / 2.0
 
     def describe(self) -> str:
         """Return the rule in words, for the start-up block."""

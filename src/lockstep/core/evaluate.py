@@ -14,6 +14,7 @@ from lockstep.core.group import Group
 from lockstep.core.network import Network
 from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
+from lockstep.kernels.portable import arithmetic
 
 Progress = Callable[[float], None]  # receives the share of the evaluation that is done, in [0, 1]
 
@@ -92,10 +93,12 @@ def evaluate(
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
         logits, one_view = classify(recipe, network, dataset.images[index], counted)
+        with arithmetic(recipe.arithmetic):
+            loss = functional.cross_entropy(logits, labels, reduction="none").double()
+            losses[row] = (loss * counted).sum()
         counts[classes, 0] += (_predicted(one_view, classes) == labels)[counted].sum().cpu()
         cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
-        losses[row] = (functional.cross_entropy(logits, labels, reduction="none").double() * counted).sum()
     every_loss, every_count = group.gather(losses).cpu(), group.gather(counts).cpu()
     tell(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
@@ -121,6 +124,11 @@ def classify(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) 
     closest to each other are moved: a quarter of the `counted` ones.
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
     """
+    with arithmetic(recipe.arithmetic):
+        return _classified(recipe, network, images, counted)
+
+
+def _classified(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     images, views = recipe.input.test(images), recipe.test_views
     one_view = network(images)
     if views == "one":

@@ -27,6 +27,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.images import DecodedImages, MappedImages, Source, cache_of, open_images
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
 
 Bytes = NDArray[np.uint8]
@@ -75,7 +76,10 @@ class Prefix:
         layers = copy.deepcopy(model).eval()
         layers.set_submodule(recipe.head, nn.Identity())
         _require_last(recipe, model, layers, shape)
-        self._network = Network(recipe.replace(head=None, compile=False), _folded(layers), shape, device)
+        self._arithmetic = recipe.arithmetic
+        with arithmetic(recipe.arithmetic):
+            layers = _folded(layers)
+        self._network = Network(recipe.replace(head=None, compile=False), layers, shape, device)
         self._augmentation, self._device = recipe.augmentation, device
         self._views = recipe.augmentation.views or 1
         self._height, self._width, self._channels = shape[1], shape[2], shape[0]
@@ -86,8 +90,9 @@ class Prefix:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the float32 features of `images`, uint8 [n, H, W, C], as bytes on the CPU: [n, 1, views, 4 * D]."""
-        plain = self._augmentation.test(images.to(self._device))
-        values = self._network(torch.cat([plain, plain.flip(-1)][: self._views]))
+        with arithmetic(self._arithmetic):
+            plain = self._augmentation.test(images.to(self._device))
+            values = self._network(torch.cat([plain, plain.flip(-1)][: self._views]))
         by_image = values.view(self._views, len(images), 1, -1).permute(1, 2, 0, 3)
         return by_image.contiguous().cpu().view(torch.uint8)
 

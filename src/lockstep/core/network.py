@@ -15,6 +15,7 @@ from lockstep.core import factory
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError, unknown
+from lockstep.kernels.portable import arithmetic
 from lockstep.models import MODELS
 from lockstep.numerics import configure_compiler
 from lockstep.settings import load_object
@@ -176,7 +177,8 @@ def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module
     if trained <= layer_parameters(still, dict(model.named_parameters())):
         raise LockstepError(f"freeze leaves nothing to train from the start: {', '.join(still)}")
     if callable(whiten := getattr(model, "whiten", None)):
-        whiten(recipe.augmentation.test(_some_images(recipe, train_set)))
+        with arithmetic(recipe.arithmetic):
+            whiten(recipe.augmentation.test(_some_images(recipe, train_set)))
     return model
 
 
@@ -198,7 +200,7 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
     function = load_object(MODELS.get(recipe.model, recipe.model))
     if not callable(function):
         raise LockstepError(f"model {recipe.model} is a {type(function).__name__}, expected a function")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), arithmetic(recipe.arithmetic):
         torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
         model = factory.call(recipe.model, function, shape, classes, recipe.model_options)
     if not isinstance(model, nn.Module):

@@ -14,6 +14,7 @@ from lockstep.core.digest import short
 from lockstep.core.network import frozen_layers, layer_parameters
 from lockstep.core.vector import is_finite, named_views
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.kernels.portable import arithmetic
 from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
 
@@ -99,7 +100,7 @@ class State:
         the mean change of the floating-point buffers, float32 [their elements]. `frozen` names layers and parameters
         that do not move.
         """
-        with self.update_lock:
+        with self.update_lock, arithmetic(self._recipe.arithmetic):
             if self._recipe.clip is not None:
                 gradients = clipped(gradients, self._recipe.clip)
             unmoved, unmoved_buffers = self._unmoved(frozen)
@@ -153,6 +154,10 @@ class State:
         """
         if not self._recipe.optimizer.decays_in_loss:
             return {}
+        with arithmetic(self._recipe.arithmetic):
+            return self._decay_losses()
+
+    def _decay_losses(self) -> dict[str, Tensor]:
         named = {name: c for name, c in self._recipe.weight_decay.items() if c and name != DEFAULT}
         flat = {name: self.parameters[name].view(-1) for name in named}
         terms = {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in named.items()}

@@ -15,6 +15,7 @@ from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, ControlFlags, Layout, M
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes
+from lockstep.kernels.portable import arithmetic
 from lockstep.words import plural
 
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
@@ -49,6 +50,10 @@ class Tower:
         The metrics also carry this process's `requests`, its memory and CPU time, and the `digest` of its state, if
         one was taken.
         """
+        with arithmetic(self._course.recipe.arithmetic):
+            return self._vector(state, shard, step, requests, digest)
+
+    def _vector(self, state: State, shard: Shard, step: int, requests: ControlFlags, digest: Sequence[float]) -> Tensor:
         network, recipe = self._network, self._course.recipe
         first = self._loaded_step != step
         if first:  # Later towers of the step use the same weights.

@@ -16,6 +16,7 @@ from lockstep.data.images import Images
 from lockstep.data.mixing import mix, partners
 from lockstep.data.plan import Plan
 from lockstep.data.transforms import erase, resize
+from lockstep.kernels.portable import arithmetic
 
 
 class Shard(NamedTuple):
@@ -122,6 +123,11 @@ class Dataset:
         keys, pipeline = plan.keys(tower), plan.pipeline
         rows = torch.from_numpy(keys.examples).to(self.labels.device)
         images = self.images.index_select(0, rows) if isinstance(self.images, Tensor) else self.images[rows]
+        with arithmetic(pipeline.arithmetic):
+            return self._prepared(images, rows, plan, tower)
+
+    def _prepared(self, images: Tensor, rows: Tensor, plan: Plan, tower: int) -> Shard:
+        keys, pipeline = plan.keys(tower), plan.pipeline
         if pipeline.policy:
             images = pipeline.policy.apply(images, keys)
         images = pipeline.augmentation.train(images, keys)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep import rng
+from lockstep import rng, rounding
 from lockstep.data.transforms import Keys, Range, inside_boxes
 
 
@@ -69,8 +69,8 @@ def symmetric_beta(alpha: float, u: float, v: float) -> float:
     the position in an array.
     Source: Bailey, 1994, Polar generation of random variates with the t-distribution; Devroye, 1996.
     """
-    near = u ** (1.0 / alpha)
-    cosine = math.cos(2.0 * math.pi * v)
+    near = rounding.power(u, 1.0 / alpha)
+    cosine = rounding.cos(2.0 * math.pi * v)
     far = (1.0 - near) * cosine * cosine
     return (1.0 + math.copysign(math.sqrt(far / (near + far)), cosine)) / 2.0
 

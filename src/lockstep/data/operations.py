@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep import rng
+from lockstep import rng, rounding
 from lockstep.data.transforms import Keys
 
 Values = NDArray[np.float64]
@@ -194,7 +194,7 @@ def _fixed_point(matrix: tuple[float, ...]) -> tuple[int, ...]:
 def _rotation(degrees: float, height: int, width: int) -> tuple[float, ...]:
     """Return the matrix of a turn about the centre of the image."""
     angle = -math.radians(degrees)
-    cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    cosine, sine = round(rounding.cos(angle), 15), round(rounding.sin(angle), 15)
     x, y = width / 2, height / 2
     return (cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y)
 

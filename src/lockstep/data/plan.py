@@ -26,6 +26,7 @@ class Pipeline(NamedTuple):
     erasing: float = 0.0
     mixing: Mixing = Mixing()
     balanced: bool = False
+    arithmetic: str = "native"
 
 
 @dataclass(frozen=True)

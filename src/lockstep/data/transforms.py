@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep import rng
+from lockstep import rng, rounding
 
 Range = tuple[
     NDArray[np.int64], NDArray[np.int64]
@@ -110,7 +110,8 @@ def resized_crop(
     """
     height, width = images.shape[1:3]
     area = rng.uniform(keys.words("crop_area"), *scale)
-    aspect = np.exp(rng.uniform(keys.words("crop_ratio"), math.log(ratio[0]), math.log(ratio[1])))
+    logarithms = rng.uniform(keys.words("crop_ratio"), rounding.log(ratio[0]), rounding.log(ratio[1]))
+    aspect = np.array([rounding.exp(value) for value in logarithms.tolist()])
     down = np.minimum(np.sqrt(area / aspect), 1.0) * height
     across = np.minimum(np.sqrt(area * aspect), 1.0) * width
     tops, lefts = (rng.uniform(keys.words(stream)) for stream in ("crop_y", "crop_x"))

@@ -7,7 +7,7 @@ accuracy nor hash.
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -21,6 +21,7 @@ from lockstep.core.group import Group
 from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.monitor import PARTS
+from lockstep.core.network import Network
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
@@ -156,7 +157,7 @@ def bench(spec: BenchSpec, ctx: Context) -> Record:
     for _ in train(course, dataset, tower, reduction, state, log):
         pass
     memory = session.peak_memory_bytes()  # before the peak's matrices are there
-    flops = _flops_per_step(course, dataset, tower, state, session.reduction)
+    flops = _flops_per_step(course, dataset, tower, session.network, state, session.reduction)
     peak_dtype = peak.product_dtype(recipe.precision, device)
     environment = fingerprint(device)
     return {
@@ -203,9 +204,13 @@ def _speed(batch: int, timed: Sequence[TimedSteps], group: Group) -> Record:
     }
 
 
-def _flops_per_step(course: Course, dataset: Dataset, tower: Tower, state: State, reduction: Reduction) -> int:
+def _flops_per_step(
+    course: Course, dataset: Dataset, tower: Tower, network: Network, state: State, reduction: Reduction
+) -> int:
     """Return the operations of this process's towers in a step."""
-    shard = dataset.shard(course.plan(0), reduction.owned.start)
+    # The operations of the recipe itself: portable arithmetic computes them by others.
+    native = replace(course, recipe=course.recipe.replace(arithmetic="native"))
+    shard, tower = dataset.shard(native.plan(0), reduction.owned.start), type(tower)(native, network)
     return peak.flops(lambda: tower(state, shard, state.step)) * len(reduction.owned)
 
 

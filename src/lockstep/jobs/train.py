@@ -284,4 +284,6 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
         return "raw weights: sessions computed differently, see environment.json; no other run has these bits"
     if not recipe.exact:
         return "raw weights: not exact, as set in the recipe"
+    if recipe.arithmetic == "portable":
+        return "raw weights: the same on every machine"
     return "raw weights: the same on any number of processes"

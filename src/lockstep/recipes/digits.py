@@ -23,6 +23,7 @@ def digits() -> Recipe:
         optimizer=SGD(momentum=0.9, nesterov=True),
         lr=0.2,
         schedule=Triangle(start=0.1, warmup=0.2),
+        arithmetic="portable",
         weight_decay={"conv1.weight": 5e-4, "conv2.weight": 5e-4, "conv3.weight": 5e-4, "logits.weight": 5e-4},
         ema=EMA(decay=0.98),
         eval_batch=355,

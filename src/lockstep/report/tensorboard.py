@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.kernels.portable import native
 from lockstep.messages import logger
 from lockstep.report.event_file import EventFile, histogram, image, scalar
 
@@ -66,13 +67,14 @@ class ActivationRecorder:
     def _record_inputs(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         images = arguments[0]
         if self._recording and images.shape[1] in (1, 3):
-            self._summaries += [image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])]
+            with native():
+                self._summaries += [image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])]
 
     def _hook(self, name: str, last: bool = False) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
             if not self._recording or not isinstance(output, Tensor):
                 return
-            with torch.no_grad():
+            with torch.no_grad(), native():
                 first = output[: max(1, _VALUES * len(output) // output.numel())]
                 self._summaries.append(histogram(f"activations/{name}", first))
                 zeros = first.numel() - int(torch.count_nonzero(first))

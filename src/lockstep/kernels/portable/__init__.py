@@ -10,7 +10,7 @@ stays a plain torch module, and no other bits can enter.
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable.operations import implementation
@@ -42,13 +42,18 @@ class NotPortableError(LockstepError):
     def __init__(self, operation: str) -> None:
         super().__init__(
             f"portable arithmetic does not cover the operation {operation}: use another one in the model (docs/"
-            f"portable.md lists those that are covered), or set arithmetic=native"
+            f"portable.md lists those that are covered), or give --no-portable (arithmetic=native)"
         )
 
 
 def arithmetic(name: str) -> AbstractContextManager[object]:
     """Return the context in which torch computes in the `arithmetic` of a recipe: "native" or "portable"."""
     return Portable() if name == "portable" else nullcontext()
+
+
+def native() -> AbstractContextManager[object]:
+    """Return a context in which torch computes natively, for what is shown and not trained on."""
+    return _disable_current_modes()
 
 
 def is_active() -> bool:

@@ -6,7 +6,6 @@ libraries differ. So the functions here consist of single operations on float64 
 
 import math
 from collections.abc import Callable, Sequence
-from decimal import Decimal, localcontext
 from functools import cache
 
 import numpy as np
@@ -44,20 +43,16 @@ def log(x: Tensor) -> Tensor:
     s = (mantissa - 1.0) / (mantissa + 1.0)
     series = _polynomial(s * s, [2.0 / (2 * n + 1) for n in range(14)])
     result = count * _LOG2_HIGH + (count * _LOG2_LOW + s * series)
-    return result.masked_fill_(x == 0.0, -torch.inf).masked_fill_((x < 0.0) | x.isnan(), torch.nan).masked_fill_(
-        x == torch.inf, torch.inf
+    return (
+        result.masked_fill_(x == 0.0, -torch.inf)
+        .masked_fill_((x < 0.0) | x.isnan(), torch.nan)
+        .masked_fill_(x == torch.inf, torch.inf)
     )
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
     """Return x**exponent of `x` >= 0 in its dtype; NaN for negative values."""
     return exp(log(x.double()) * exponent).to(x.dtype)
-
-
-def whole_power(base: float, exponent: int) -> float:
-    """Return `base` to a whole power, correctly rounded."""
-    with localcontext(prec=40):
-        return float(Decimal(base) ** exponent)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -149,7 +144,10 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
                 s = t * c
                 a[:, p], a[:, q] = c * a[:, p] - s * a[:, q], s * a[:, p] + c * a[:, q]
                 a[p], a[q] = c * a[p] - s * a[q], s * a[p] + c * a[q]
-                vectors[:, p], vectors[:, q] = c * vectors[:, p] - s * vectors[:, q], s * vectors[:, p] + c * vectors[:, q]
+                vectors[:, p], vectors[:, q] = (
+                    c * vectors[:, p] - s * vectors[:, q],
+                    s * vectors[:, p] + c * vectors[:, q],
+                )
     values = np.diag(a)
     order = np.argsort(values, kind="stable")
     vectors = vectors[:, order]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep import rounding
 from lockstep.kernels.portable import elementary
 from lockstep.kernels.portable.integers import memory_order
 from lockstep.kernels.portable.sums import total
@@ -121,9 +122,7 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
     return (product - y * sums).to(dtype).movedim(-1, dim)
 
 
-def nll_loss(
-    x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
-) -> tuple[Tensor, Tensor]:
+def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihood of log-probabilities `x` [b, classes], and the sum of the weights."""
     counted = labels != ignored
     weights = counted.to(x.dtype) if weight is None else weight[labels.where(counted, 0)] * counted
@@ -210,7 +209,7 @@ def adam_(decoupled: bool) -> Any:
         assert not maximize
         count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
         assert all(int(step) == count for step in steps)
-        first, second = (1.0 - elementary.whole_power(beta, count) for beta in (beta1, beta2))
+        first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
         for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
             if weight_decay and decoupled:
                 parameter.mul_(1.0 - lr * weight_decay)

@@ -16,21 +16,7 @@ from lockstep.kernels.portable.units import Geometry
 
 # Copies and views; comparisons, selections and integers; and functions of which IEEE 754 fixes each bit, because an
 # element is one addition, product, division or conversion.
-EXACT = frozenset("""
-    _reshape_alias _unsafe_view alias as_strided broadcast_to cat chunk clone constant_pad_nd contiguous copy detach
-    diagonal empty empty_like empty_strided expand expand_as eye fill flip full full_like gather im2col index
-    index_add index_copy index_put index_select lift_fresh masked_fill movedim narrow new_empty new_empty_strided
-    new_full new_ones new_zeros ones ones_like permute reflection_pad2d repeat replication_pad2d reshape roll
-    scalar_tensor scatter select select_backward slice slice_backward split split_with_sizes squeeze stack t take
-    to transpose unbind unfold unsqueeze view zero zeros zeros_like _to_copy _local_scalar_dense is_same_size
-    resolve_conj resolve_neg promote_types arange arange.start _foreach_copy
-    all amax amin aminmax any argmax argmin argsort bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
-    bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min count_nonzero eq equal floor floor_divide ge gt
-    hardtanh hardtanh_backward isfinite isinf isnan le logical_and logical_not logical_or lt max max_pool2d
-    max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu round sign sort
-    threshold threshold_backward topk trunc where
-    abs div mul neg reciprocal leaky_relu leaky_relu_backward _foreach_mul nll_loss_backward avg_pool2d
-""".split())  # fmt: skip
+EXACT = frozenset(["_reshape_alias", "_unsafe_view", "alias", "as_strided", "broadcast_to", "cat", "chunk", "clone", "constant_pad_nd", "contiguous", "copy", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "expand_as", "eye", "fill", "flip", "full", "full_like", "gather", "im2col", "index", "index_add", "index_copy", "index_put", "index_select", "lift_fresh", "masked_fill", "movedim", "narrow", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "reflection_pad2d", "repeat", "replication_pad2d", "reshape", "roll", "scalar_tensor", "scatter", "select", "select_backward", "slice", "slice_backward", "split", "split_with_sizes", "squeeze", "stack", "t", "take", "to", "transpose", "unbind", "unfold", "unsqueeze", "view", "zero", "zeros", "zeros_like", "_to_copy", "_local_scalar_dense", "is_same_size", "resolve_conj", "resolve_neg", "promote_types", "arange", "arange.start", "_foreach_copy", "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "argsort", "bincount", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min", "count_nonzero", "eq", "equal", "floor", "floor_divide", "ge", "gt", "hardtanh", "hardtanh_backward", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "lt", "max", "max_pool2d", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "maximum", "min", "minimum", "ne", "relu", "round", "sign", "sort", "threshold", "threshold_backward", "topk", "trunc", "where", "abs", "div", "mul", "neg", "reciprocal", "leaky_relu", "leaky_relu_backward", "_foreach_mul", "nll_loss_backward", "avg_pool2d"])  # fmt: skip
 
 
 def _is_power_of_two(value: Any) -> bool:

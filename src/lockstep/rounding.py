@@ -1,0 +1,48 @@
+"""Elementary functions of Python floats, correctly rounded: the same bits on every machine.
+
+Those of the math module are the system library's, whose last bit may differ.
+"""
+
+from decimal import Decimal, localcontext
+
+_DIGITS = 34  # Twice as many as a float has, so that the rounding of a result to a float is the correct one.
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
+
+
+def exp(x: float) -> float:
+    """Return e**x."""
+    with localcontext(prec=_DIGITS):
+        return float(Decimal(x).exp())
+
+
+def log(x: float) -> float:
+    """Return the natural logarithm of `x` > 0."""
+    with localcontext(prec=_DIGITS):
+        return float(Decimal(x).ln())
+
+
+def power(x: float, exponent: float) -> float:
+    """Return x**exponent of `x` >= 0."""
+    with localcontext(prec=_DIGITS):
+        return float(Decimal(x) ** Decimal(exponent)) if x or exponent else 1.0
+
+
+def cos(x: float) -> float:
+    """Return the cosine of `x` radians, in [-7, 7]."""
+    return _cos(Decimal(x))
+
+
+def sin(x: float) -> float:
+    """Return the sine of `x` radians, in [-7, 7]."""
+    with localcontext(prec=_DIGITS):
+        return _cos(_PI / 2 - Decimal(x))
+
+
+def _cos(x: Decimal) -> float:
+    with localcontext(prec=_DIGITS):
+        square, term, total, n = x * x, Decimal(1), Decimal(1), 0
+        while abs(term) > Decimal(10) ** -_DIGITS:
+            n += 2
+            term *= -square / (n * (n - 1))
+            total += term
+        return float(total)
