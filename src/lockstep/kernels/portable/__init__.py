@@ -22,6 +22,11 @@ _implementations: dict[Any, Any] = {}
 class Portable(TorchDispatchMode):
     """Within this context, torch computes portably in this thread. Raises: LockstepError for other operations."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import torch's compiler, which takes a second, and call it for each operation.
+        return False
+
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute one operation."""
         try:
@@ -48,7 +53,7 @@ class NotPortableError(LockstepError):
 
 def arithmetic(name: str) -> AbstractContextManager[object]:
     """Return the context in which torch computes in the `arithmetic` of a recipe: "native" or "portable"."""
-    return Portable() if name == "portable" else nullcontext()
+    return Portable() if name == "portable" and not is_active() else nullcontext()
 
 
 def native() -> AbstractContextManager[object]:

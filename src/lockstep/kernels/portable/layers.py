@@ -9,10 +9,8 @@ from torch import Tensor
 
 from lockstep import rounding
 from lockstep.kernels.portable import elementary
-from lockstep.kernels.portable.integers import memory_order
-from lockstep.kernels.portable.sums import total
+from lockstep.kernels.portable.sums import column_sums, total
 
-_CHANNELS = (0, 2, 3, 4)  # the dimensions that batch norm sums over, as far as there are as many
 _CHUNK = 1 << 15  # elements that an optimizer updates at a time
 
 
@@ -27,13 +25,13 @@ def batch_norm(
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return batch norm of `x` [b, C, ...], its mean and 1 / deviation; update the running averages in training."""
-    dims, count = _summed(x), x.numel() // x.shape[1]
+    rows = _rows(x)
+    count = rows.shape[1]
     if training:
-        in_memory = x.permute(memory_order(x))
-        low, high = float(in_memory.amin()), float(in_memory.amax())
-        batch_mean = (total(x, dims, largest=max(-low, high)) / count).float()
-        centred = x - _per_channel(batch_mean, x)
-        batch_variance = total(centred * centred, dims, largest=2.0 * (high - low) ** 2) / count
+        low, high = float(rows.amin()), float(rows.amax())
+        batch_mean = (column_sums(rows, max(-low, high))[0] / count).float()
+        centred = rows - batch_mean
+        batch_variance = column_sums(centred * centred, 2.0 * (high - low) ** 2)[0] / count
         inverse = _inverse_root(batch_variance + epsilon)
         if mean is not None and variance is not None:
             unbiased = (batch_variance * (count / max(1, count - 1))).float()
@@ -42,13 +40,13 @@ def batch_norm(
     else:
         assert mean is not None
         assert variance is not None
-        batch_mean, inverse = mean.float(), _inverse_root(variance.double() + epsilon)
-        centred = x - _per_channel(batch_mean, x)
-    result = centred.mul_(_per_channel(inverse if weight is None else inverse * weight, x))
+        batch_mean, inverse = mean, _inverse_root(variance.double() + epsilon)
+        centred = rows - mean
+    result = centred.mul_(inverse if weight is None else inverse * weight)
     if bias is not None:
-        result.add_(_per_channel(bias, x))
+        result.add_(bias)
     empty = x.new_empty(0)
-    return (result, batch_mean, inverse) if training else (result, empty, empty)
+    return _unrows(result, x), *((batch_mean, inverse) if training else (empty, empty))
 
 
 def batch_norm_backward(
@@ -64,26 +62,26 @@ def batch_norm_backward(
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias, those that are `needed`."""
-    dims, count = _summed(x), x.numel() // x.shape[1]
+    rows = _rows(x)
+    upstream, count = _rows(gradient), rows.shape[1]
     if not training:
         assert mean is not None
         assert variance is not None
         batch_mean, inverse = mean, _inverse_root(variance.double() + epsilon)
     assert batch_mean is not None
     assert inverse is not None
-    normal = (x - _per_channel(batch_mean, x)).mul_(_per_channel(inverse, x))
-    grad_bias = total(gradient, dims)
-    grad_weight = total(gradient * normal, dims)
+    normal = (rows - batch_mean).mul_(inverse)
+    bias_sums, weight_sums = column_sums(upstream)[0], column_sums(upstream * normal)[0]
     grad_x = None
     if needed[0]:
         scale = inverse if weight is None else inverse * weight
         if training:
-            normal.mul_(_per_channel((grad_weight / count).float(), x))
-            grad_x = gradient - _per_channel((grad_bias / count).float(), x)
-            grad_x.sub_(normal).mul_(_per_channel(scale, x))
+            normal.mul_((weight_sums / count).float())
+            grad_x = (upstream - (bias_sums / count).float()).sub_(normal).mul_(scale)
         else:
-            grad_x = gradient * _per_channel(scale, x)
-    return grad_x, grad_weight.float() if needed[1] else None, grad_bias.float() if needed[2] else None
+            grad_x = upstream * scale
+        grad_x = _unrows(grad_x, x)
+    return grad_x, weight_sums.float() if needed[1] else None, bias_sums.float() if needed[2] else None
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -229,12 +227,14 @@ def _in_chunks(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         yield from zip(*(tensor.view(-1).split(_CHUNK) for tensor in tensors), strict=True)
 
 
-def _summed(x: Tensor) -> list[int]:
-    return [d for d in _CHANNELS if d < x.ndim]
+def _rows(x: Tensor) -> Tensor:
+    """Return `x` [b, C, ...] as [1, n, C]: a view if channels are last in memory, as in Lockstep's networks."""
+    return x.movedim(1, -1).reshape(1, -1, x.shape[1])
 
 
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    return values.view(1, -1, *([1] * (x.ndim - 2)))
+def _unrows(rows: Tensor, x: Tensor) -> Tensor:
+    """Return what `_rows` returned for `x` in the shape of `x`."""
+    return rows.view(len(x), *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
 def _inverse_root(x: Tensor) -> Tensor:

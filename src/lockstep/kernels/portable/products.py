@@ -11,7 +11,7 @@ from lockstep.kernels.portable.units import Geometry, unit
 
 _SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
 _FLOAT64_BITS = 53
-_FEW_OUTPUTS = 1 << 18  # of a convolution that takes less time as a matrix product
+_FEW_OUTPUTS = 3 << 17  # of a convolution that takes less time as a matrix product
 _FEW_CHANNELS = 8
 _CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product of
 
