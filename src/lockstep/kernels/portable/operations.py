@@ -116,7 +116,7 @@ def _convolution(
 ) -> Tensor:  # fmt: skip
     if transposed or x.ndim != 4:
         raise NotImplementedError
-    y = products.convolution(x, weight, Geometry(stride, padding, dilation, groups))
+    y = products.convolution(x, weight, Geometry.of(stride, padding, dilation, groups))
     return y if bias is None else y.add_(bias.view(-1, 1, 1))
 
 
@@ -126,7 +126,7 @@ def _convolution_backward(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     if transposed or x.ndim != 4:
         raise NotImplementedError
-    return products.convolution_backward(gradient, x, weight, Geometry(stride, padding, dilation, groups), needed)
+    return products.convolution_backward(gradient, x, weight, Geometry.of(stride, padding, dilation, groups), needed)
 
 
 def _dropout(x: Tensor, probability: float, training: bool | None = True) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from lockstep.kernels.portable.units import Geometry, unit
 _SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
 _FLOAT64_BITS = 53
 _FEW_OUTPUTS = 3 << 17  # of a convolution that takes less time as a matrix product
-_FEW_CHANNELS = 8
+_FEW_CHANNELS, _MANY_CHANNELS = 8, 256
 _CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product of
 
 
@@ -78,21 +78,32 @@ def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return high, mixed + unit().product(a[1], b[0])
 
 
-def _assembled(high: Tensor, mixed: Tensor, scale: float) -> Tensor:
+def _assembled(high: Tensor, mixed: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
     """Return scale * (128 * high + mixed), float32, each rounded once and then their sum; `scale` is a power of two."""
-    return high.float().mul_(128.0 * scale).add_(mixed.float(), alpha=scale)
+    out = high.float() if out is None else out.copy_(high)
+    return out.mul_(128.0 * scale).add_(mixed.float(), alpha=scale)
 
 
 def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
+    """Return the convolution of slices [2, b, C, H, W] by slices [2, K, C / groups, h, w]."""
     outputs, _, *sides = weight.parts.shape[1:]
+    if at.groups > 1 and not at.groups == outputs == x.parts.shape[2]:
+        # One group after the other: oneDNN computes other numbers for some strides of grouped filters.
+        pairs = zip(x.parts.chunk(at.groups, 2), weight.parts.chunk(at.groups, 1), strict=True)
+        one = at._replace(groups=1)
+        return torch.cat([_convolution(x._replace(parts=a), weight._replace(parts=b), one) for a, b in pairs], 1)
     size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
-    positions, seen = x.parts.shape[1] * size[0] * size[1], weight.parts[0, 0].numel()
-    if at.groups > 1 or positions * max(outputs, seen // 4) > _FEW_OUTPUTS:
+    batch, (positions, seen) = x.parts.shape[1], (size[0] * size[1], weight.parts[0, 0].numel())
+    few = batch * positions * max(outputs, seen // 4) <= _FEW_OUTPUTS
+    if at.groups > 1 or not (few or outputs >= _MANY_CHANNELS):
         return unit().convolution(x, weight, at, _scale(x, weight))
-    columns = _columns(x.signed().parts, sides, size, at)
     matrices = weight.signed().parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
-    result = _assembled(*_product(columns, matrices), _scale(x, weight))
-    return result.view(x.parts.shape[1], *size, outputs).permute(0, 3, 1, 2)
+    result = torch.empty((batch, *size, outputs))
+    count = max(1, _CHUNK_BYTES // (2 * positions * seen))
+    for part, out in zip(x.signed().parts.split(count, 1), result.split(count), strict=True):
+        high, mixed = _product(_columns(part, sides, size, at), matrices)
+        _assembled(high, mixed, _scale(x, weight), out.view(-1, outputs))
+    return result.permute(0, 3, 1, 2)
 
 
 def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Tensor:
@@ -129,7 +140,7 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
         (rows, columns), (height, width) = at.stride, parts.shape[3:]
         whole[..., : rows * height : rows, : columns * width : columns] = parts
         upstream = Slices(whole, upstream.exponent, upstream.offset)
-    backwards = Geometry([1], padding, at.dilation, at.groups)
+    backwards = Geometry([1, 1], padding, at.dilation, at.groups)
     return _convolution(upstream, Slices(turned, filters.exponent, filters.offset), backwards)
 
 
@@ -154,7 +165,7 @@ def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: 
     positions = size[1] * max(size[0], rows)
     assert positions <= MOST_INT32_TERMS, f"an image of {positions} positions"
     count = max(1, min(_CHUNK_BYTES // (2 * size[1] * min(bytes_of)), MOST_INT32_TERMS // positions))
-    along_rows = Geometry([1, at.stride[1]], [0, at.padding[1]], [1, at.dilation[1]], 1)
+    along_rows = Geometry([1, at.stride[1]], [0, at.padding[1]], [1, at.dilation[1]])
     sums: list[Tensor] = []
     for g, x in zip(upstream.split(count, 1), images.split(count, 1), strict=True):
         if direct:
@@ -162,7 +173,8 @@ def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: 
         else:
             left, right = _moved_down(g, h, rows, at), _columns(x, (1, w), (rows, size[1]), along_rows)
         new = _product(left.mT, right)
-        sums = [a.add_(b) for a, b in zip(sums, new, strict=True)] if sums else [t.double() for t in new]
+        new = new if upstream.shape[1] * positions <= MOST_INT32_TERMS else [part.double() for part in new]
+        sums = [a.add_(b) for a, b in zip(sums, new, strict=True)] if sums else list(new)
     result = _assembled(sums[0], sums[1], scale)
     if direct:
         return result.view(outputs, h, w, inputs).permute(0, 3, 1, 2)
