@@ -26,7 +26,7 @@ LAYERS = [
     {"config"},
     {"data", "models", "optim"},
     {"kernels"},
-    {"errors", "files", "hardware", "messages", "numerics", "rng", "rounding", "settings", "words"},
+    {"errors", "files", "hardware", "messages", "numerics", "rng", "settings", "words"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
 TOP_LEVEL_MODULES = 10  # A reader sees them all at once.

@@ -72,6 +72,7 @@ def make(
     for source in sources:
         _refuse_contradiction(source)
         _drop_settings_of_another_model(changed, source, note)
+        _leave_portable_arithmetic(changed, source, note)
         _change(changed, source)
     return validated(Recipe, changed)
 
@@ -111,6 +112,17 @@ def _drop_settings_of_another_model(
             texts.append(f"weight_decay is {coefficient:g} for every matrix")
     if texts:
         note(f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. --set gives others")
+
+
+def _leave_portable_arithmetic(fields: dict[str, Any], source: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """If `source` asks for what only native arithmetic has, and says nothing of arithmetic, choose that."""
+    if fields.get("arithmetic") != "portable" or {"arithmetic", "portable"} & source.keys():
+        return
+    precision = source.get("precision")
+    if source.get("compile") is True or precision not in (None, "auto", "float32", "fp32"):
+        fields["arithmetic"] = "native"
+        cause = "a compiled network" if source.get("compile") is True else f"precision {precision}"
+        note(f"arithmetic is native, because {cause} has other bits on other machines")
 
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:

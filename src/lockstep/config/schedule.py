@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lockstep.rounding import cos, power
+from lockstep.kernels.rounding import cos, power
 from lockstep.settings import Settings, kinds
 
 

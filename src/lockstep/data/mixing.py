@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep import rng, rounding
+from lockstep import rng
 from lockstep.data.transforms import Keys, Range, inside_boxes
+from lockstep.kernels import rounding
 
 
 class Mixing(NamedTuple):

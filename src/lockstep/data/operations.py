@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep import rng, rounding
+from lockstep import rng
 from lockstep.data.transforms import Keys
+from lockstep.kernels import rounding
 
 Values = NDArray[np.float64]
 Operation = Callable[[Tensor, Values], Tensor]

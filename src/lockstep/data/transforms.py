@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep import rng, rounding
+from lockstep import rng
+from lockstep.kernels import rounding
 
 Range = tuple[
     NDArray[np.int64], NDArray[np.int64]

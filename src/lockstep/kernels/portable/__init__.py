@@ -19,7 +19,7 @@ from lockstep.kernels.portable.sums import neighbours as neighbours
 _implementations: dict[Any, Any] = {}
 
 
-class Portable(TorchDispatchMode):
+class Portable(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within this context, torch computes portably in this thread. Raises: LockstepError for other operations."""
 
     @classmethod
@@ -53,7 +53,7 @@ class NotPortableError(LockstepError):
 
 def arithmetic(name: str) -> AbstractContextManager[object]:
     """Return the context in which torch computes in the `arithmetic` of a recipe: "native" or "portable"."""
-    return Portable() if name == "portable" and not is_active() else nullcontext()
+    return Portable() if name == "portable" and not is_active() else nullcontext()  # type: ignore[no-untyped-call]
 
 
 def native() -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""Random numbers with the same bits everywhere: one number of torch's generator is the seed of a counter-based stream."""
+"""Random numbers with the same bits everywhere: a number of torch's generator is the seed of a counter-based stream."""
 
 from collections.abc import Callable
 

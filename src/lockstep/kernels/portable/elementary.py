@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.kernels.portable.integers import memory_order
+
 _LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # of the natural logarithm of 2
 _LOG2_E = 1.4426950408889634  # A constant, as a library's logarithm may differ in its last bit.
 _TABLE_REACH, _TABLE_STEPS = 8, 1 << 10  # Tables cover [-8, 8) in steps of 2**-10.
@@ -107,9 +109,9 @@ def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `function` of float32 `x` from a table: its value at the nearest multiple of 2**-10 in [-8, 8)."""
     size = _TABLE_REACH * _TABLE_STEPS
     index = (x * _TABLE_STEPS).clamp_(-size, size - 1).round_().nan_to_num_().add_(size).int()
-    values = _table(function).index_select(0, index.permute(order := _order(x)).reshape(-1))
+    values = _table(function).index_select(0, index.permute(order := memory_order(x)).reshape(-1))
     values = values.view([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.ndim)])
-    return values.masked_fill(x.isnan(), torch.nan) if bool(x.isnan().any()) else values
+    return values.masked_fill(x.isnan(), torch.nan)
 
 
 def tree_sum(x: Tensor) -> Tensor:
@@ -152,7 +154,8 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     order = np.argsort(values, kind="stable")
     vectors = vectors[:, order]
     signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(n)])
-    return tuple(torch.from_numpy(x).to(matrix.dtype) for x in (values[order], vectors * signs))
+    eigenvalues, eigenvectors = (torch.from_numpy(x).to(matrix.dtype) for x in (values[order], vectors * signs))
+    return eigenvalues, eigenvectors
 
 
 _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
@@ -162,11 +165,6 @@ _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 def _table(function: Callable[[Tensor], Tensor]) -> Tensor:
     size = _TABLE_REACH * _TABLE_STEPS
     return function(torch.arange(-size, size).double() / _TABLE_STEPS).float()
-
-
-def _order(x: Tensor) -> list[int]:
-    """Return the dimensions of `x` in the order of memory."""
-    return sorted(range(x.ndim), key=lambda d: -x.stride(d))
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:

@@ -92,4 +92,5 @@ def rounded(x: Tensor, exponent: int) -> Tensor:
 
 def memory_order(x: Tensor) -> list[int]:
     """Return the dimensions of `x`, the one with the largest distance in memory first."""
-    return sorted(range(x.ndim), key=lambda d: -x.stride(d))
+    strides = x.stride()
+    return sorted(range(x.ndim), key=lambda d: -strides[d])

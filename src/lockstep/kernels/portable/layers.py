@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep import rounding
+from lockstep.kernels import rounding
 from lockstep.kernels.portable import elementary
 from lockstep.kernels.portable.sums import column_sums, total
 

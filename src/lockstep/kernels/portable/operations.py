@@ -16,7 +16,24 @@ from lockstep.kernels.portable.units import Geometry
 
 # Copies and views; comparisons, selections and integers; and functions of which IEEE 754 fixes each bit, because an
 # element is one addition, product, division or conversion.
-EXACT = frozenset(["_reshape_alias", "_unsafe_view", "alias", "as_strided", "broadcast_to", "cat", "chunk", "clone", "constant_pad_nd", "contiguous", "copy", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "expand_as", "eye", "fill", "flip", "full", "full_like", "gather", "im2col", "index", "index_add", "index_copy", "index_put", "index_select", "lift_fresh", "masked_fill", "movedim", "narrow", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "reflection_pad2d", "repeat", "replication_pad2d", "reshape", "roll", "scalar_tensor", "scatter", "select", "select_backward", "slice", "slice_backward", "split", "split_with_sizes", "squeeze", "stack", "t", "take", "to", "transpose", "unbind", "unfold", "unsqueeze", "view", "zero", "zeros", "zeros_like", "_to_copy", "_local_scalar_dense", "is_same_size", "resolve_conj", "resolve_neg", "promote_types", "arange", "arange.start", "_foreach_copy", "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "argsort", "bincount", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min", "count_nonzero", "eq", "equal", "floor", "floor_divide", "ge", "gt", "hardtanh", "hardtanh_backward", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "lt", "max", "max_pool2d", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "maximum", "min", "minimum", "ne", "relu", "round", "sign", "sort", "threshold", "threshold_backward", "topk", "trunc", "where", "abs", "div", "mul", "neg", "reciprocal", "leaky_relu", "leaky_relu_backward", "_foreach_mul", "nll_loss_backward", "avg_pool2d"])  # fmt: skip
+_EXACT = """
+    _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias arange as_strided broadcast_to cat
+    chunk clone constant_pad_nd contiguous copy detach diagonal empty empty_like empty_strided expand expand_as eye
+    fill flip full full_like gather im2col index index_copy index_put index_select is_same_size lift_fresh masked_fill
+    movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute promote_types
+    reflection_pad2d repeat replication_pad2d reshape resolve_conj resolve_neg roll scalar_tensor scatter select
+    select_backward slice slice_backward split split_with_sizes squeeze stack t take to transpose unbind unfold
+    unsqueeze view zero zeros zeros_like
+
+    __and__ __lshift__ __or__ __rshift__ __xor__ all amax amin aminmax any argmax argmin argsort bincount bitwise_and
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min
+    count_nonzero eq equal floor floor_divide ge gt hardtanh hardtanh_backward isfinite isinf isnan le logical_and
+    logical_not logical_or lt max max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu
+    remainder round sign sort threshold threshold_backward topk tril triu trunc where
+
+    _foreach_mul abs avg_pool2d div leaky_relu leaky_relu_backward mul neg nll_loss_backward reciprocal
+"""
+EXACT = frozenset(_EXACT.split())
 
 
 def _is_power_of_two(value: Any) -> bool:
@@ -25,11 +42,13 @@ def _is_power_of_two(value: Any) -> bool:
 
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Tensor:
     # A product by a power of two is exact, so it makes no difference whether it is fused with the addition.
-    return torch.add(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.add(x, y * alpha)
+    result: Tensor = torch.add(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.add(x, y * alpha)
+    return result
 
 
 def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Tensor:
-    return torch.sub(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.sub(x, y * alpha)
+    result: Tensor = torch.sub(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.sub(x, y * alpha)
+    return result
 
 
 def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
@@ -63,8 +82,14 @@ def _of_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 def _sum(x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
     if not x.is_floating_point():
-        return torch.sum(x, dims, keepdim, dtype=dtype) if dims else torch.sum(x, dtype=dtype)
+        return torch.sum(x, list(dims), keepdim, dtype=dtype) if dims else torch.sum(x, dtype=dtype)
     return total(x, dims, keepdim=keepdim).to(dtype or x.dtype)
+
+
+def _cumulative_sum(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    if x.is_floating_point():
+        raise NotImplementedError
+    return torch.cumsum(x, dim, dtype=dtype)
 
 
 def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -165,8 +190,8 @@ def _resizing(old: int, new: int) -> Tensor:
     distance = (torch.arange(old).double() + 0.5 - centres[:, None]).abs() / reach
     weights = (1.0 - distance).clamp_min(0.0)
     sums = torch.zeros(new, 1, dtype=torch.float64)
-    for column in weights.split(1, 1):
-        sums = sums + column
+    for column in range(old):
+        sums = sums + weights[:, column : column + 1]
     return (weights / sums).float()
 
 
@@ -177,7 +202,8 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
     "tanh": _of_float64(elementary.tanh), "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
-    "sum": _sum, "mean": _mean, "var": _variance, "std": _std, "linalg_vector_norm": _vector_norm, "dot": _dot,
+    "sum": _sum, "cumsum": _cumulative_sum, "mean": _mean, "var": _variance, "std": _std,
+    "linalg_vector_norm": _vector_norm, "dot": _dot,
     "_foreach_norm": _norms, "_foreach_add": _foreach_add,
     "mm": _product, "bmm": _product, "addmm": _added_product, "baddbmm": _added_product,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
@@ -202,7 +228,7 @@ def implementation(operation: Any) -> Callable[..., Any] | None:
     namespace, _, name = operation._schema.name.partition("::")
     if namespace in _WITHOUT_BITS:
         return operation  # type: ignore[no-any-return]
-    base = name.removesuffix("_")
+    base = name if name.endswith("__") else name.removesuffix("_")
     if namespace != "aten":
         return None
     if base in EXACT:

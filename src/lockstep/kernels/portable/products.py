@@ -100,7 +100,7 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     matrices = weight.signed().parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
     result = torch.empty((batch, *size, outputs))
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
-    for part, out in zip(x.signed().parts.split(count, 1), result.split(count), strict=True):
+    for part, out in zip(torch.split(x.signed().parts, count, 1), torch.split(result, count), strict=True):
         high, mixed = _product(_columns(part, sides, size, at), matrices)
         _assembled(high, mixed, _scale(x, weight), out.view(-1, outputs))
     return result.permute(0, 3, 1, 2)
@@ -167,14 +167,14 @@ def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: 
     count = max(1, min(_CHUNK_BYTES // (2 * size[1] * min(bytes_of)), MOST_INT32_TERMS // positions))
     along_rows = Geometry([1, at.stride[1]], [0, at.padding[1]], [1, at.dilation[1]])
     sums: list[Tensor] = []
-    for g, x in zip(upstream.split(count, 1), images.split(count, 1), strict=True):
+    for g, x in zip(torch.split(upstream, count, 1), torch.split(images, count, 1), strict=True):
         if direct:
             left, right = g.permute(0, 1, 3, 4, 2).reshape(2, -1, outputs), _columns(x, sides, size, at)
         else:
             left, right = _moved_down(g, h, rows, at), _columns(x, (1, w), (rows, size[1]), along_rows)
         new = _product(left.mT, right)
-        new = new if upstream.shape[1] * positions <= MOST_INT32_TERMS else [part.double() for part in new]
-        sums = [a.add_(b) for a, b in zip(sums, new, strict=True)] if sums else list(new)
+        wide = [part.double() for part in new] if upstream.shape[1] * positions > MOST_INT32_TERMS else list(new)
+        sums = [a.add_(b) for a, b in zip(sums, wide, strict=True)] if sums else wide
     result = _assembled(sums[0], sums[1], scale)
     if direct:
         return result.view(outputs, h, w, inputs).permute(0, 3, 1, 2)

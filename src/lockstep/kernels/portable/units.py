@@ -1,7 +1,8 @@
 """Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest one is used.
 
-A convolution is scale * (128 * high + mixed) in float32, where `high` is the product of the high slices and `mixed` the sum of
-both products of a high and a low slice. Both are exact integers, rounded once to float32, and their sum is rounded once.
+A convolution is scale * (128 * high + mixed) in float32, where `high` is the product of the high slices and `mixed`
+the sum of both products of a high and a low slice. Both are exact integers, each rounded once to float32, and so is
+their sum.
 """
 
 import time
@@ -31,7 +32,8 @@ class Geometry(NamedTuple):
     @staticmethod
     def of(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> "Geometry":
         """Return the geometry from torch's numbers, of which one may stand for both directions."""
-        return Geometry(*([*n, *n][:2] for n in (stride, padding, dilation)), groups)
+        rows_and_columns = ([*n, *n][:2] for n in (stride, padding, dilation))
+        return Geometry(*rows_and_columns, groups=groups)
 
     def output_size(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
         """Return (rows, columns) of the output for `images` [b, C, H, W] and a `weight` [K, C / groups, h, w]."""
@@ -96,7 +98,7 @@ class Float32:
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
-        pairs = zip(a.float().split(MOST_TERMS, 1), b.float().split(MOST_TERMS), strict=True)
+        pairs = zip(torch.split(a.float(), MOST_TERMS, 1), torch.split(b.float(), MOST_TERMS), strict=True)
         parts = [torch.mm(*pair) for pair in pairs]
         return parts[0] if len(parts) == 1 else torch.stack(parts).double().sum(0)
 
