@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.kernels import rounding
+from lockstep.kernels import portable, rounding
 
 Range = tuple[
     NDArray[np.int64], NDArray[np.int64]
@@ -181,8 +181,8 @@ def resize(images: Tensor, size_px: int) -> Tensor:
     batch, channels, height, width = images.shape
     if (height, width) == (size_px, size_px):
         return images
-    across = _resize_weights(width, size_px, channels, images.device)  # [s C, W C]
-    down = _resize_weights(height, size_px, 1, images.device)  # [s, H]
+    across = _resize_weights(width, size_px, channels, images.device, portable.is_active())  # [s C, W C]
+    down = _resize_weights(height, size_px, 1, images.device, portable.is_active())  # [s, H]
     rows = images.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
     shrunk = torch.matmul(down, torch.matmul(rows, across.T))
     return shrunk.view(batch, size_px, size_px, channels).permute(0, 3, 1, 2)
@@ -281,8 +281,11 @@ def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.devic
 
 
 @cache
-def _resize_weights(extent: int, size: int, channels: int, device: torch.device) -> Tensor:
-    """Return float32 [size C, extent C], the weight of each old pixel of `channels` values in each new pixel."""
+def _resize_weights(extent: int, size: int, channels: int, device: torch.device, portable: bool) -> Tensor:
+    """Return float32 [size C, extent C], the weight of each old pixel of `channels` values in each new pixel.
+
+    `portable` is the arithmetic of this thread. It is a key of the cache, as the low-order bits differ.
+    """
     identity = torch.eye(extent).view(1, 1, extent, extent)
     shrunk = torch.nn.functional.interpolate(identity, (size, extent), mode="bilinear", antialias=True)
     return torch.kron(shrunk.view(size, extent), torch.eye(channels)).to(device)

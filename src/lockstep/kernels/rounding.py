@@ -1,4 +1,4 @@
-"""Elementary functions of Python floats, correctly rounded: the same bits on every machine.
+"""Elementary functions of Python floats with the same bits on every machine: computed with 34 digits, and rounded.
 
 Those of the math module are the system library's, whose last bit may differ.
 """

@@ -1,6 +1,7 @@
 """Muon: filters move by orthogonalised momentum, all other parameters by gradient descent."""
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class Muon(torch.optim.Optimizer):
         """Update filters of one shape together, so that their matrix products are batched."""
         moved = torch.stack([self._nesterov(f, momentum).flatten(1) for f in filters])
         for filter_, direction in zip(filters, orthogonalised(moved), strict=True):
-            filter_.mul_(len(filter_) ** 0.5 / filter_.norm().clamp_(min=_MIN_NORM))
+            filter_.mul_(math.sqrt(len(filter_)) / filter_.norm().clamp_(min=_MIN_NORM))
             filter_.sub_(direction.view_as(filter_), alpha=lr)
 
     def _nesterov(self, parameter: Tensor, momentum: float, decay: float = 0.0) -> Tensor:

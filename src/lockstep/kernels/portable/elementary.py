@@ -16,7 +16,7 @@ from lockstep.kernels.portable.integers import memory_order
 
 _LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # of the natural logarithm of 2
 _LOG2_E = 1.4426950408889634  # A constant, as a library's logarithm may differ in its last bit.
-_TABLE_REACH, _TABLE_STEPS = 8, 1 << 10  # Tables cover [-8, 8) in steps of 2**-10.
+_TABLE_REACH, _TABLE_STEPS = 16, 1 << 10  # Tables cover [-16, 16) in steps of 2**-10.
 _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
 
 
@@ -72,7 +72,8 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def gaussian(x: Tensor) -> Tensor:
-    """Return the distribution function of the standard normal distribution at float64 `x` in [-8, 8]."""
+    """Return the distribution function of the standard normal distribution at float64 `x`."""
+    x = x.clamp(-8.0, 8.0)  # Outside, it differs from 0 or 1 by less than 2**-50.
     term = total = x.abs()
     square = x * x
     for n in range(1, _SERIES):
@@ -106,7 +107,10 @@ def normal(uniform: Tensor) -> Tensor:
 
 
 def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `function` of float32 `x` from a table: its value at the nearest multiple of 2**-10 in [-8, 8)."""
+    """Return `function` of float32 `x` from a table: its value at the nearest multiple of 2**-10 in [-16, 16).
+
+    It is 0 below.
+    """
     size = _TABLE_REACH * _TABLE_STEPS
     index = (x * _TABLE_STEPS).clamp_(-size, size - 1).round_().nan_to_num_().add_(size).int()
     values = _table(function).index_select(0, index.permute(order := memory_order(x)).reshape(-1))
@@ -164,7 +168,9 @@ _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 @cache
 def _table(function: Callable[[Tensor], Tensor]) -> Tensor:
     size = _TABLE_REACH * _TABLE_STEPS
-    return function(torch.arange(-size, size).double() / _TABLE_STEPS).float()
+    table = function(torch.arange(-size, size).double() / _TABLE_STEPS).float()
+    table[0] = 0.0  # A function here tends to 0 at the left, and is multiplied by numbers of any size.
+    return table
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 SLICED_BITS = 13  # An element is at most 0.98 * 2**13 = 8028 in magnitude, so that both slices fit.
 MOST_TERMS = 1 << 12  # of slices, whose products are at most 2**12, in a float32 sum: it is at most 2**24
 MOST_INT32_TERMS = 1 << 18  # of pairs of such products, in an int32 sum: it is at most 2**31
+_FLOAT32_MOST = (2.0 - 2.0**-23) * 2.0**127
 _LARGEST = 0.98  # of a tensor after scaling, as a share of a power of two
 _MOST_EXPONENT = 100  # A tensor whose largest element is below 2**-87 loses bits, as float32 does near its smallest.
 _ROUNDER = 1.5 * 2.0**23  # Between 2**23 and 2**24 a float32 has no fraction, so an addition rounds to an integer.
@@ -59,7 +60,7 @@ def exponent_of(x: Tensor, bits: int) -> int | None:
 
 def exponent_for(largest: float, bits: int) -> int | None:
     """Return `exponent_of` a tensor whose elements are at most `largest` in magnitude."""
-    if not math.isfinite(largest):
+    if not largest <= _FLOAT32_MOST:
         return None
     share, power = math.frexp(largest)
     return min(_MOST_EXPONENT, bits - power - (share > _LARGEST)) if largest else 0
@@ -84,10 +85,24 @@ def sliced(x: Tensor) -> Slices | None:
     return Slices(parts.permute(0, *(order.index(d) + 1 for d in range(x.ndim))), exponent, _OFFSET)
 
 
-def rounded(x: Tensor, exponent: int) -> Tensor:
-    """Return float32 `x` * 2**exponent rounded to int32; the values must be below 2**22 in magnitude."""
+def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
+    """Return float32 `x` times a power of two, rounded to int32; the values must be below 2**22 in magnitude."""
     rounder = torch.tensor(_ROUNDER)
-    return torch.add(rounder, x, alpha=2.0**exponent).view(torch.int32).sub_(_ROUNDER_BITS)
+    values = (x * scale).add_(rounder) if isinstance(scale, Tensor) else torch.add(rounder, x, alpha=scale)
+    return values.view(torch.int32).sub_(_ROUNDER_BITS)
+
+
+def scales_for(largest: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Return 2**k as float32 and 2**-k as float64 for each value of `largest`, where k is that of `exponent_for`.
+
+    A value that is not finite makes its 2**-k NaN.
+    """
+    finite = largest.isfinite()
+    share, power = torch.frexp(largest.where(finite & (largest > 0.0), 1.0))
+    k = (bits - power - (share > _LARGEST).int()).clamp_(max=_MOST_EXPONENT)
+    up = (k + 127).bitwise_left_shift_(23).view(torch.float32)
+    down = (1023 - k).long().bitwise_left_shift_(52).view(torch.float64)
+    return up, down.masked_fill_(~finite, torch.nan)
 
 
 def memory_order(x: Tensor) -> list[int]:

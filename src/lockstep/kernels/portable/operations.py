@@ -17,7 +17,7 @@ from lockstep.kernels.portable.units import Geometry
 # Copies and views; comparisons, selections and integers; and functions of which IEEE 754 fixes each bit, because an
 # element is one addition, product, division or conversion.
 _EXACT = """
-    _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias arange as_strided broadcast_to cat
+    _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias as_strided broadcast_to cat
     chunk clone constant_pad_nd contiguous copy detach diagonal empty empty_like empty_strided expand expand_as eye
     fill flip full full_like gather im2col index index_copy index_put index_select is_same_size lift_fresh masked_fill
     movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute promote_types
@@ -31,24 +31,24 @@ _EXACT = """
     logical_not logical_or lt max max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu
     remainder round sign sort threshold threshold_backward topk tril triu trunc where
 
-    _foreach_mul abs avg_pool2d div leaky_relu leaky_relu_backward mul neg nll_loss_backward reciprocal
+    _foreach_mul abs avg_pool2d avg_pool2d_backward div leaky_relu leaky_relu_backward mul neg nll_loss_backward
+    reciprocal
 """
 EXACT = frozenset(_EXACT.split())
+_MOST_FACTORS = 8  # of a power as a product
 
 
 def _is_power_of_two(value: Any) -> bool:
     return isinstance(value, int | float) and value != 0 and abs(math.frexp(value)[0]) == 0.5
 
 
-def _add(x: Any, y: Any, *, alpha: float = 1) -> Tensor:
+def _add(x: Any, y: Any, *, alpha: float = 1) -> Any:
     # A product by a power of two is exact, so it makes no difference whether it is fused with the addition.
-    result: Tensor = torch.add(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.add(x, y * alpha)
-    return result
+    return torch.add(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.add(x, y * alpha)
 
 
-def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Tensor:
-    result: Tensor = torch.sub(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.sub(x, y * alpha)
-    return result
+def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Any:
+    return torch.sub(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.sub(x, y * alpha)
 
 
 def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
@@ -70,9 +70,20 @@ def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 def _pow(x: Any, exponent: Any) -> Tensor:
     if isinstance(exponent, Tensor) or not isinstance(x, Tensor):
         raise NotImplementedError
-    if exponent in (1, 2, 3):
-        return x.clone() if exponent == 1 else x * x if exponent == 2 else x * x * x
-    return elementary.sqrt(x) if exponent == 0.5 else elementary.power(x, exponent)
+    if exponent == 0.5:
+        return elementary.sqrt(x)
+    if not (float(exponent).is_integer() and abs(exponent) <= _MOST_FACTORS):
+        return elementary.power(x, exponent)
+    result = torch.ones_like(x)
+    for _ in range(abs(int(exponent))):
+        result = result * x
+    return result if exponent >= 0 else result.reciprocal_()
+
+
+def _arange(*numbers: Any, **kwargs: Any) -> Tensor:
+    if not all(float(n).is_integer() for n in numbers):  # A product and a sum may be rounded once or twice.
+        raise NotImplementedError
+    return torch.arange(*numbers, **kwargs)
 
 
 def _of_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -117,8 +128,8 @@ def _vector_norm(
 ) -> Tensor:
     if order != 2:
         raise NotImplementedError
-    x = x.float()
-    return elementary.sqrt(total(x * x, dim or [], keepdim=keepdim).float()).to(dtype or x.dtype)
+    wide = x.float()
+    return elementary.sqrt(total(wide * wide, dim or [], keepdim=keepdim).float()).to(dtype or x.dtype)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -202,7 +213,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
     "tanh": _of_float64(elementary.tanh), "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
-    "sum": _sum, "cumsum": _cumulative_sum, "mean": _mean, "var": _variance, "std": _std,
+    "arange": _arange, "sum": _sum, "cumsum": _cumulative_sum, "mean": _mean, "var": _variance, "std": _std,
     "linalg_vector_norm": _vector_norm, "dot": _dot,
     "_foreach_norm": _norms, "_foreach_add": _foreach_add,
     "mm": _product, "bmm": _product, "addmm": _added_product, "baddbmm": _added_product,
@@ -236,6 +247,8 @@ def implementation(operation: Any) -> Callable[..., Any] | None:
     function = PORTABLE.get(base)
     if function is None:
         return None
+    if base == "_foreach_add" and not operation._schema.is_mutable:
+        return None
     if base in ("add", "sub", "_foreach_add"):
         # Without a factor, they are single operations.
         def add(*args: Any, **kwargs: Any) -> Any:
@@ -246,7 +259,7 @@ def implementation(operation: Any) -> Callable[..., Any] | None:
 
         return add
     if base in IN_PLACE:
-        return function
+        return function if operation._schema.is_mutable else None
     return lambda *args, **kwargs: _into(operation, function, args, kwargs)
 
 

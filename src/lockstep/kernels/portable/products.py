@@ -69,7 +69,7 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
             return torch.full((*a.shape[:-1], b.shape[-1]), torch.nan)
         factors.append(x.double().mul_(2.0**exponent).round_())
         scale -= exponent
-    return torch.matmul(*factors).mul_(2.0**scale).float()
+    return torch.matmul(*factors).mul_(2.0**scale).float().add_(0.0)  # A sum that is -0 becomes 0.
 
 
 def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,8 +129,11 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
     outputs, inputs, *sides = filters.parts.shape[1:]
     reach = [d * (n - 1) for d, n in zip(at.dilation, sides, strict=True)]
     padding = [r - p for r, p in zip(reach, at.padding, strict=True)]
-    if min(padding) < 0:
-        raise NotImplementedError
+    if min(padding) < 0:  # Some positions of the filter see nothing but the border.
+        (top, left), (height, width) = at.padding, shape[2:]
+        bordered = torch.Size((*shape[:2], height + 2 * top, width + 2 * left))
+        gradient = _input_gradient(upstream, filters, bordered, at._replace(padding=[0, 0]))
+        return gradient[:, :, top : top + height, left : left + width]
     grouped = filters.parts.flip(3, 4).view(2, at.groups, outputs // at.groups, inputs, *sides).transpose(2, 3)
     turned = grouped.reshape(2, at.groups * inputs, outputs // at.groups, *sides)
     parts = upstream.parts
@@ -203,7 +206,9 @@ def _moved_down(upstream: Tensor, h: int, rows: int, at: Geometry) -> Tensor:
 def _position_sums(upstream: Slices) -> Tensor:
     """Return the sums of int8 slices [2, b, K, H, W] over images and positions: float32 [K]."""
     rows = upstream.parts.permute(0, 1, 3, 4, 2).flatten(1, 3)
-    assert rows.shape[1] <= MOST_INT32_TERMS
-    ones = rows.new_ones(1, rows.shape[1])
-    high, low = (unit().product(ones, part)[0].double() for part in rows)
-    return (128.0 * high + low).mul_(2.0**-upstream.exponent).float()
+    sums = torch.zeros(2, rows.shape[2], dtype=torch.float64)
+    for some in torch.split(rows, MOST_INT32_TERMS, 1):
+        ones = rows.new_ones(1, some.shape[1])
+        for row, part in zip(sums, some, strict=True):
+            row.add_(unit().product(ones, part)[0])
+    return (128.0 * sums[0] + sums[1]).mul_(2.0**-upstream.exponent).float()

@@ -8,49 +8,49 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lockstep.kernels.portable.integers import exponent_for, exponent_of, memory_order, rounded
+from lockstep.kernels.portable.integers import exponent_of, memory_order, rounded, scales_for
 
-_MOST_BITS, _LEAST_BITS = 20, 13
-_SUM_BITS = 30  # of an int32 sum
-_MOST = 1 << 36  # elements in a sum: a float64 sum of 2**23 integers of 30 bits is at most 2**53
+_BITS, _GROUP = 20, 1 << 10  # An int32 sum of 1024 integers of 20 bits is at most 2**30.
+_MOST = 1 << 33  # elements in a sum: a float64 sum of as many integers of 20 bits is at most 2**53
 
 
-def total(x: Tensor, dims: Sequence[int] = (), *, keepdim: bool = False, largest: float | None = None) -> Tensor:
-    """Return the sum of float `x` over `dims` (none: over all), as float64.
-
-    Each element is rounded to 13 to 20 bits below the largest magnitude, more for shorter sums, and the sum of these
-    is exact. `largest` is a bound of the magnitudes, if one is known. The result is NaN if an element is not finite.
-    """
+def total(x: Tensor, dims: Sequence[int] = (), *, keepdim: bool = False) -> Tensor:
+    """Return the sum of float `x` over `dims` (none: over all), as float64; see `column_sums`."""
+    if not x.ndim:
+        return x.double()
     dims = sorted({d % x.ndim for d in dims}) or list(range(x.ndim))
     kept = [d for d in range(x.ndim) if d not in dims]
     order = memory_order(x)
     places = [order.index(d) for d in dims]
-    if places and max(places) - min(places) >= len(places):  # other dimensions lie between them in memory
+    if max(places) - min(places) >= len(places):  # other dimensions lie between them in memory
         order, places = kept + dims, list(range(len(kept), x.ndim))
     values = x.permute(order).float()
-    first, last = (min(places), max(places) + 1) if places else (0, 0)
-    shape = values.shape
-    sums = column_sums(values.reshape(prod(shape[:first]), -1, prod(shape[last:])), largest)
+    first, last, shape = min(places), max(places) + 1, values.shape
+    sums = column_sums(values.reshape(prod(shape[:first]), prod(shape[first:last]), prod(shape[last:])))
     sums = sums.view([1 if first <= i < last else n for i, n in enumerate(shape)])
     sums = sums.permute([order.index(d) for d in range(x.ndim)])
     return sums if keepdim else sums.reshape([x.shape[d] for d in kept])
 
 
-def column_sums(x: Tensor, largest: float | None = None) -> Tensor:
-    """Return the sums of float32 `x` [a, n, c] over n, float64 [a, c], as `total` does."""
+def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Return the sums of float32 `x` [a, n, c] over n, as float64 [a, c].
+
+    Each element is rounded to 20 bits below the largest magnitude in its sum, and the sum of these is exact. `largest`
+    has bounds of these magnitudes, [a, c], if they are known. A sum with an element that is not finite is NaN.
+    """
     a, n, c = x.shape
     assert n <= _MOST, f"a sum of {n} elements"
-    bits = max(_LEAST_BITS, min(_MOST_BITS, _SUM_BITS - n.bit_length()))
-    exponent = exponent_of(x, bits) if largest is None else exponent_for(largest, bits)
-    if exponent is None:
-        return torch.full((a, c), torch.nan, dtype=torch.float64)
-    integers, group = rounded(x, exponent), 1 << (_SUM_BITS - bits)
-    if n <= group:
-        return integers.sum(1, dtype=torch.int32).double().mul_(2.0**-exponent)
-    groups = n // group
-    whole = integers[:, : groups * group].view(a, group, groups, c).sum(1, dtype=torch.int32).double().sum(1)
-    rest = integers[:, groups * group :].sum(1, dtype=torch.int32)
-    return whole.add_(rest).mul_(2.0**-exponent)
+    if not x.numel():
+        return torch.zeros(a, c, dtype=torch.float64)
+    if largest is None:
+        largest = torch.maximum(x.amax(1), -x.amin(1))
+    up, down = scales_for(largest, _BITS)
+    integers, groups = rounded(x, up[:, None]), n // _GROUP
+    sums = integers[:, groups * _GROUP :].sum(1, dtype=torch.int32).double()
+    if groups:
+        whole = integers[:, : groups * _GROUP].view(a, _GROUP, groups, c).sum(1, dtype=torch.int32)
+        sums.add_(whole.double().sum(1))
+    return sums.mul_(down)
 
 
 def neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
@@ -61,9 +61,9 @@ def neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
     """
     with _disable_current_modes():
         near = (band > 0).float()
-        bits = min(_MOST_BITS, 24 - (int(near.sum((1, 2, 3)).max()) - 1).bit_length())
+        bits = min(_BITS, 24 - (int(near.sum((1, 2, 3)).max()) - 1).bit_length())
         exponent = exponent_of(x, bits)
         if exponent is None:
             return torch.full_like(x, torch.nan)
-        sums = functional.conv2d(rounded(x, exponent).float(), near).mul_(2.0**-exponent).mul_(band.max())
+        sums = functional.conv2d(rounded(x, 2.0**exponent).float(), near).mul_(2.0**-exponent).mul_(band.max())
         return sums if added is None else sums.add_(added[:, None, None])

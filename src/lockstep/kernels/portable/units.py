@@ -19,6 +19,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices
 
 _TIMED_CALLS = 3
+_ZERO = torch.zeros((), dtype=torch.float64)
 
 
 class Geometry(NamedTuple):
@@ -32,8 +33,8 @@ class Geometry(NamedTuple):
     @staticmethod
     def of(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> "Geometry":
         """Return the geometry from torch's numbers, of which one may stand for both directions."""
-        rows_and_columns = ([*n, *n][:2] for n in (stride, padding, dilation))
-        return Geometry(*rows_and_columns, groups=groups)
+        stride, padding, dilation = ([*n, *n][:2] for n in (stride, padding, dilation))
+        return Geometry(stride, padding, dilation, groups)
 
     def output_size(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
         """Return (rows, columns) of the output for `images` [b, C, H, W] and a `weight` [K, C / groups, h, w]."""
@@ -99,69 +100,78 @@ class Float32:
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
         pairs = zip(torch.split(a.float(), MOST_TERMS, 1), torch.split(b.float(), MOST_TERMS), strict=True)
-        parts = [torch.mm(*pair) for pair in pairs]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).double().sum(0)
+        return sum((torch.mm(*pair).double() for pair in pairs), _ZERO)
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, scale: float) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times a power of two."""
-        dtype = torch.float32 if prod(weight.high.shape[1:]) <= MOST_TERMS else torch.float64
-        (x_high, x_low), (w_high, w_low) = ([part.to(dtype) for part in self._values(one)] for one in (x, weight))
+        dtype = torch.float32 if prod(weight.parts.shape[2:]) <= MOST_TERMS else torch.float64
+        (x_high, x_low), (w_high, w_low) = (one.signed().parts.to(dtype) for one in (x, weight))
         shape = None, at.stride, at.padding, at.dilation, at.groups
-        mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
-        high = functional.conv2d(x_high, w_high, *shape).float()
-        return high.mul_(128.0 * scale).add_(mixed.float(), alpha=scale)
-
-    def _values(self, slices: Slices) -> tuple[Tensor, Tensor]:
-        high, low = slices.signed().parts.float()
-        return high, low
+        with torch.backends.nnpack.flags(enabled=False):  # Its convolutions are Winograd's, which are not exact.
+            mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
+            high = functional.conv2d(x_high, w_high, *shape)
+        # Adding 0 makes a sum that is -0 the 0 that integers have.
+        return high.float().add_(0.0).mul_(128.0 * scale).add_(mixed.float().add_(0.0), alpha=scale)
 
 
 Unit = Int8 | Float32
 
+# Images, weight and geometry of the convolutions that a unit must compute exactly. The first one is timed.
+_CASES = (
+    ((16, 64, 16, 16), (64, 64, 3, 3), Geometry([1, 1], [1, 1], [1, 1])),
+    ((2, 400, 7, 5), (24, 400, 5, 3), Geometry([2, 1], [2, 0], [1, 2])),
+    ((2, 24, 9, 9), (24, 1, 3, 3), Geometry([2, 2], [1, 1], [1, 1], 24)),
+)
+
 
 @cache
 def unit() -> Unit:
-    """Return the fastest unit of this machine, by the time of a small convolution. The choice changes no bit.
+    """Return the fastest unit of this machine, by the time of a convolution. The choice changes no bit.
 
-    A unit whose result is not the exact one is not used. Raises: LockstepError if there is none.
+    A unit whose results are not exact is not used. Raises: LockstepError if there is none.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def noise(*shape: int) -> Slices:
-        return Slices(torch.randint(-64, 64, (2, *shape), generator=generator, dtype=torch.int8), 0, 0)
-
-    # The largest slices show a unit that saturates, or that rounds a sum.
-    x, weight, at = noise(16, 16, 16, 64), noise(64, 64, 3, 3), Geometry([1, 1], [1, 1], [1, 1])
-    x = Slices((x.parts.view(torch.uint8) + 64).permute(0, 1, 4, 2, 3), 0, 64)
-    exact = _in_float64(x, weight, at)
     times = {}
     for one in (Int8(), Float32()):
         try:
-            right = torch.equal(one.convolution(x, weight, at, 1.0), exact)
+            if all(_is_exact(one, *case) for case in _CASES):
+                times[one] = min(_seconds(one) for _ in range(_TIMED_CALLS))
         except (RuntimeError, AttributeError):  # Torch is built without oneDNN, or the CPU is not one of oneDNN's.
             continue
-        if right:
-            times[one] = min(_seconds(one, x, weight, at) for _ in range(_TIMED_CALLS))
     if not times:
         raise LockstepError(
             "portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so this machine "
-            "would train other weights. Set arithmetic=native",
+            "would train other weights. Give --no-portable (arithmetic=native)",
             ENVIRONMENT,
         )
     return min(times, key=lambda one: times[one])
 
 
-def _seconds(one: Unit, x: Slices, weight: Slices, at: Geometry) -> float:
+def _is_exact(one: Unit, images: Sequence[int], weight: Sequence[int], at: Geometry) -> bool:
+    """Return whether a unit computes a convolution and a product of the largest slices with the bits of float64."""
+    x, w = _slices(images), _slices(weight)
+    (x_high, x_low), (w_high, w_low) = (part.signed().parts.double() for part in (x, w))
+    high, *mixed = (
+        functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
+        for a, b in ((x_high, w_high), (x_high, w_low), (x_low, w_high))
+    )
+    exact = high.float().mul(128.0).add((mixed[0] + mixed[1]).float())
+    a, b = x.signed().high.flatten(1), w.signed().high.flatten()
+    b = b.repeat(-(-a.shape[1] // len(b)))[: a.shape[1], None]
+    same = torch.equal(one.convolution(x, w, at, 1.0).view(torch.int32), exact.view(torch.int32))
+    return same and torch.equal(one.product(a, b).double(), a.double() @ b.double())
+
+
+def _slices(shape: Sequence[int]) -> Slices:
+    """Return large slices of `shape` [n, C, H, W], channels last: uint8 with an offset, as those of images are."""
+    n, channels, height, width = shape
+    values = torch.arange(2 * n * channels * height * width).view(2, n, height, width, channels)
+    parts = torch.where(values * 2654435761 % 7 < 5, 127, values * 40503 % 128).to(torch.uint8)
+    return Slices(parts.permute(0, 1, 4, 2, 3), 0, 64)
+
+
+def _seconds(one: Unit) -> float:
+    images, weight, at = _CASES[0]
+    x, w = _slices(images), _slices(weight).signed()
     began = time.perf_counter()
-    one.convolution(x, weight, at, 1.0)
+    one.convolution(x, w, at, 1.0)
     return time.perf_counter() - began
-
-
-def _in_float64(x: Slices, weight: Slices, at: Geometry) -> Tensor:
-    (x_high, x_low), (w_high, w_low) = (one.signed().parts.double() for one in (x, weight))
-
-    def convolved(a: Tensor, b: Tensor) -> Tensor:
-        return functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
-
-    mixed = convolved(x_high, w_low) + convolved(x_low, w_high)
-    return convolved(x_high, w_high).float().mul(128.0) + mixed.float()
