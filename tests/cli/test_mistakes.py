@@ -61,7 +61,7 @@ def refused(done, code, *words):
         (["train", "mnist", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
         (["train", "mnist"], DATA, ["train-images-idx3-ubyte.gz", "--data DIR", "digits"]),
         (["train", "digits", "--data", "."], DATA, ["comes with lockstep"]),
-        (["train", "--device", "cuda"], ENVIRONMENT, ["sees no CUDA GPU", "--device cpu"]),
+        (["train", "--no-portable", "--device", "cuda"], ENVIRONMENT, ["sees no CUDA GPU", "--device cpu"]),
         (["train", "--runs", "/proc/none"], ENVIRONMENT, ["cannot write the run folder /proc/none/digits-1"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -87,8 +87,15 @@ def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, al
 
 
 @NEWER_CPU
-def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
+def test_processes_on_cpus_of_different_kinds_train_one_network_in_portable_arithmetic(tmp_path, alone):
     first, second = launched(tmp_path, PLAIN, *LAUNCHED, **OLDER)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert json.loads(first.stdout)["weights_sha256"] == alone
+
+
+@NEWER_CPU
+def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
+    first, second = launched(tmp_path, PLAIN, *LAUNCHED, "--no-portable", **OLDER)
     assert (first.returncode, second.returncode) == (ENVIRONMENT, ENVIRONMENT)
     assert "do not have the same arithmetic" in first.stderr
     assert "process 0 (host " in first.stderr

@@ -95,7 +95,8 @@ def test_predictions_do_not_depend_on_the_batch_except_in_low_order_bits(classif
     arrays = TEST.images[:20].numpy()
     whole, small = (list(classifier.predict(arrays, batch=batch)) for batch in (None, 3))
     assert labels(whole) == labels(small)
-    assert [p.probability for p in whole] == pytest.approx([p.probability for p in small])
+    # Portable arithmetic rounds each tensor to 14 bits of its largest value, and a batch is one tensor.
+    assert [p.probability for p in whole] == pytest.approx([p.probability for p in small], rel=1e-3)
 
 
 def test_the_plain_module_and_preprocessing_give_the_same_classes(classifier, run):
@@ -271,12 +272,12 @@ def test_a_batch_that_does_not_fit_in_memory_is_one_message(model_file, monkeypa
 def test_every_built_in_model_is_compared_without_memory(model):
     shape = (1, 8, 8) if model == "digits" else (3, 32, 32)
     with torch.device("meta"):
-        module = build_model(get_recipe("digits").replace(model=model, weight_decay={}), shape, 10)
+        module = build_model(get_recipe("digits").replace(model=model, weight_decay={}, arithmetic="native"), shape, 10)
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
 
 
 def test_the_settings_of_torch_in_the_callers_program_do_not_matter_and_stay(model_file, classifier, monkeypatch):
-    path = model_file(get_recipe("digits").replace(compile=True))
+    path = model_file(get_recipe("digits").replace(compile=True, arithmetic="native"))
     image = TEST.images[0]
     expected = lockstep.load(path)
     monkeypatch.setattr(torch, "compile", None)  # it would run a C compiler

@@ -77,7 +77,7 @@ def prepared(logits, labels, eval_batch=4):
     """Return the evaluation of a network that returns `logits[i]` for example i."""
     classes = tuple("abc")
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
-    augmentation = SimpleNamespace(test=lambda images: images)
+    augmentation = SimpleNamespace(arithmetic="native", test=lambda images: images)
     recipe = SimpleNamespace(test_views="one", eval_batch=eval_batch, input=augmentation)
 
     class Prepared:

@@ -22,7 +22,7 @@ from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
 from lockstep.runs.recorded import Recorded
 
-OPTIONS = ("digits", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
+OPTIONS = ("digits", "--no-portable", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
 HALF = ("--precision", "float16", "--set", "lr=2.0")  # steps are skipped until the loss scale fits
 
 

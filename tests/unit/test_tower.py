@@ -159,7 +159,7 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
 
 
 def test_bfloat16_keeps_master_weights_vector_and_norms_in_float32():
-    recipe = get_recipe("digits").replace(precision="bfloat16")
+    recipe = get_recipe("digits").replace(precision="bfloat16", arithmetic="native")
     tower, state, _ = parts(recipe, (1, 8, 8))
     dtypes = {name: p.dtype for name, p in tower._network.parameters.items()}
     assert (dtypes["conv1.weight"], dtypes["norm1.weight"]) == (torch.bfloat16, torch.float32)
@@ -198,7 +198,9 @@ def test_the_last_towers_loss_is_recorded_separately():
 def test_smoothed_labels_spread_a_part_of_each_target():
     losses, shard = {}, Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
     for smoothing in (0.0, 0.2):
-        tower, state, model = parts(get_recipe("digits").replace(label_smoothing=smoothing), (1, 8, 8))
+        tower, state, model = parts(
+            get_recipe("digits").replace(label_smoothing=smoothing, arithmetic="native"), (1, 8, 8)
+        )
         losses[smoothing] = tower.layout.unpack(tower(state, shard, 0))[2].cross_entropy.item()
     torch.manual_seed(rng.seed_for(0, "dropout", 0, 0))
     logs = torch.log_softmax(model.train()(shard.images), 1)
@@ -222,7 +224,7 @@ def test_a_frozen_layer_has_no_gradient_and_the_others_have_theirs():
 
 
 def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):
-    recipe, calls = get_recipe("digits").replace(compile=True), []
+    recipe, calls = get_recipe("digits").replace(compile=True, arithmetic="native"), []
 
     def compiled(module, dynamic):
         calls.append((module, dynamic))

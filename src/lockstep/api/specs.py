@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from lockstep import numerics
 from lockstep.config.consent import check_code, stated
 from lockstep.config.overrides import make, read_file
-from lockstep.config.placement import Placement
+from lockstep.config.placement import Placement, device_for
 from lockstep.config.precision import on_gpu, resolve
 from lockstep.config.recipe import MIN_IMAGE_PX, Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER
@@ -393,13 +393,7 @@ def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Pla
 
     A recipe that starts from known weights needs no --init. Portable arithmetic computes on a CPU.
     """
-    if recipe.arithmetic == "portable":
-        if placement.device.startswith("cuda"):
-            raise LockstepError(
-                f"--device {placement.device}: portable arithmetic computes on a CPU. Leave --device out, or give "
-                f"--no-portable for another recipe, whose bits depend on the GPU"
-            )
-        placement = placement.replace(device="cpu")
+    placement = placement.replace(device=device_for(recipe.arithmetic, placement.device))
     return placement if placement.init else placement.replace(init=own_weights(recipe.init_sha256, run))
 
 

@@ -112,6 +112,21 @@ class Placement(Settings):
         return self.replace(processes=processes, device=device)
 
 
+def device_for(arithmetic: str, device: str) -> str:
+    """Return the `device` of a placement for a recipe's `arithmetic`: portable arithmetic computes on a CPU.
+
+    Raises: LockstepError if `device` asks for a GPU.
+    """
+    if arithmetic != "portable":
+        return device
+    if device.startswith("cuda"):
+        raise LockstepError(
+            f"--device {device}: the recipe has portable arithmetic, which computes on a CPU. Leave out --device, or "
+            f"train with --no-portable, which is another recipe"
+        )
+    return "cpu"
+
+
 def gpus_here(placement: Placement) -> list[int]:
     """Return the numbers of this host's GPUs that `placement` allows; [] to compute on the CPU.
 

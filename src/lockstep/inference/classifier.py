@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lockstep import words
 from lockstep.config.consent import check_code
-from lockstep.config.placement import Placement
+from lockstep.config.placement import Placement, device_for
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.features import Prefix, head_of
@@ -133,7 +133,7 @@ class Classifier:
         # may ask for any width. A user's model may need real tensors while it is built.
         for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):
             with _computing(), torch.device(device):
-                module = build_model(self.recipe, self._shape, len(self.classes))
+                module = build_model(self.recipe.replace(arithmetic="native"), self._shape, len(self.classes))
             self._require_same_tensors(module)
         return module
 
@@ -286,7 +286,7 @@ def load(
     """
     weights = _weights(source, checkpoint)
     check_code(weights.origin, weights.recipe, {"model": model})
-    classifier = Classifier(weights, _device(device))
+    classifier = Classifier(weights, _device(device_for(weights.recipe.arithmetic, device)))
     own = sources(weights.recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
     recorded = weights.facts.get("model_source", {})

@@ -25,6 +25,7 @@ from lockstep.jobs.profile import check_profile
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
+from lockstep.kernels.portable import arithmetic
 from lockstep.messages import Held, handled, logger
 from lockstep.runs.tensors import save_model
 from lockstep.words import counted, plural, wilson_interval
@@ -156,7 +157,8 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                 memory = session.peak_memory_bytes()
                 if run is None:
                     return None
-                unlike = {} if recipe.head is None else facts_of_unlike(train_set)
+                with arithmetic(recipe.arithmetic):
+                    unlike = {} if recipe.head is None else facts_of_unlike(train_set)
                 return _complete(spec, session, due, run, log, results, memory, unlike, trained, skipped)
 
 

@@ -22,8 +22,10 @@ def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.
     return _filled(x, generator, lambda u: normal(u + 2.0**-25) * std + mean)
 
 
-def bernoulli_(x: Tensor, probability: float, *, generator: torch.Generator | None = None) -> Tensor:
+def bernoulli_(x: Tensor, probability: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill `x` with 1 with this probability, else with 0."""
+    if isinstance(probability, Tensor):
+        raise NotImplementedError
     return _filled(x, generator, lambda u: (u < probability).double())
 
 

@@ -51,7 +51,7 @@ def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Any:
     return torch.sub(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.sub(x, y * alpha)
 
 
-def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
+def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Any:
     return torch.sub(y if isinstance(y, Tensor) else torch.tensor(y, dtype=x.dtype), x * alpha)
 
 

@@ -17,14 +17,15 @@ _CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product 
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of two matrices, or of batches of them [n, M, K] and [n, K, N], as float32.
+    """Return the product of two matrices, or of batches of them [n, M, K] and [n, K, N]: float32, or float64.
 
     Large products of matrices are sums of products of slices. All others, and very long sums, are float64 products of
     integers with as many bits as keep the sums below 2**53.
     """
-    if a.ndim > 2 or a.numel() * b.shape[-1] <= _SMALL or a.shape[-1] > MOST_INT32_TERMS:
+    short = a.ndim == 2 and a.shape[1] <= MOST_INT32_TERMS and a.dtype != torch.float64
+    if not short or a.numel() * b.shape[-1] <= _SMALL:
         return _float64_product(a, b)
-    first, second = sliced(a), sliced(b)
+    first, second = sliced(a.float()), sliced(b.float())
     if first is None or second is None:
         return a.new_full((len(a), b.shape[1]), torch.nan)
     return _assembled(*_product(first.signed().parts, second.signed().parts), _scale(first, second))
@@ -69,7 +70,8 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
             return torch.full((*a.shape[:-1], b.shape[-1]), torch.nan)
         factors.append(x.double().mul_(2.0**exponent).round_())
         scale -= exponent
-    return torch.matmul(*factors).mul_(2.0**scale).float().add_(0.0)  # A sum that is -0 becomes 0.
+    result = torch.matmul(*factors).mul_(2.0**scale).add_(0.0)  # A sum that is -0 becomes 0.
+    return result if a.dtype == torch.float64 else result.float()
 
 
 def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

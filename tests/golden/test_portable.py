@@ -1,0 +1,96 @@
+"""The bits of portable arithmetic: one list of hashes for all machines, without a skip.
+
+Only an intended change of the arithmetic may change them: run `python -m tests.golden.test_portable` then. README states
+the hash of whole `digits`.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.runs import fit_here
+
+from lockstep.config.overrides import make
+from lockstep.core.evaluate import evaluate
+from lockstep.core.features import Prefix
+from lockstep.core.group import Alone
+from lockstep.core.network import Network, build_model, initial_model, persistent_buffers
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
+from lockstep.data import synthetic
+from lockstep.recipes import get_recipe
+from lockstep.runs.weights_file import own_weights
+
+FILE = Path(__file__).parent / "portable_sha256.json"
+README = Path(__file__).parents[2] / "README.md"
+CPU = torch.device("cpu")
+STEPS = 2
+SMALL = {"batch": 8, "towers": 2, "eval_batch": 8, "portable": True, "precision": "float32"}
+CASES = {
+    "cifar10-tutorial": {},
+    "cifar10": {"progressive.sizes_px": [20, 32], "progressive.shares": [0.5, 0.5]},
+    "mnist": {"model_options.dropout": 0.5},
+    "folder": {"image_px": 32, "policy": "trivial-augment", "mixup": 0.4, "cutmix": 0.7, "erasing": 0.5},
+    "digits, AdamW": {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "clip": 0.1, "label_smoothing": 0.1},
+    "digits, Adam": {"optimizer": "adam", "lr": 1e-3, "class_weights": "balanced", "schedule": "staircase"},
+    "cifar10, GELU": {"model_options.activation": "gelu", "augmentation.cutout_px": 8, "policy": "rand-augment"},
+}
+
+
+def weights_sha256(case: str) -> str:
+    """Return the SHA-256 of all weights after some steps on random images, and of the loss of an evaluation."""
+    recipe = make(get_recipe(case.partition(",")[0]).model_dump(mode="json"), SMALL | CASES[case] | {"steps": STEPS})
+    dataset = synthetic.load(recipe.dataset, 40, recipe.image_px)["train"]
+    shape = recipe.augmentation.shape(*dataset.images.shape[1:])
+    model = initial_model(recipe, shape, dataset)
+    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
+    network, course = Network(recipe, model, shape, CPU), recipe.bind(len(dataset))
+    tower = Tower(course, network)
+    for step in range(STEPS):
+        first, second = (tower(state, dataset.shard(course.plan(step), number), step) for number in range(2))
+        gradients, buffer_deltas, _ = tower.layout.unpack(first + second)
+        state.apply(gradients / recipe.batch, buffer_deltas / 2, course.learning_rate(step))
+    judged = evaluate(recipe, network, state.ema or state.parameters, state.buffers, dataset.first(8), Alone())
+    return hashlib.sha256(f"{state.weights_sha256()} {judged.loss.hex()}".encode()).hexdigest()
+
+
+def features_sha256() -> str:
+    """Return the SHA-256 of what the layers of `photos` before its head compute for random images."""
+    recipe = get_recipe("photos").replace(arithmetic="portable", precision="float32", image_px=64)
+    model = build_model(recipe, (3, 64, 64), 1000)
+    model.load_state_dict(torch.load(own_weights(recipe.init_sha256, None), weights_only=True))
+    images = synthetic.load(recipe.dataset, 2, 64)["train"].images
+    return hashlib.sha256(Prefix(recipe, model, (3, 64, 64), CPU)(images).numpy().tobytes()).hexdigest()
+
+
+def digits_sha256(path: Path) -> str:
+    return fit_here(get_recipe("digits"), path).result["weights_sha256"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_some_steps_have_the_known_bits(case):
+    assert weights_sha256(case) == json.loads(FILE.read_text())[case]
+
+
+def test_the_features_of_photos_have_the_known_bits():
+    assert features_sha256() == json.loads(FILE.read_text())["photos"]
+
+
+def test_the_first_command_of_the_readme_ends_with_the_hash_that_it_states(tmp_path):
+    sha256 = digits_sha256(tmp_path / "run")
+    assert sha256 == json.loads(FILE.read_text())["digits"]
+    assert sha256 in README.read_text()
+    assert set(re.findall(r"\b[0-9a-f]{64}\b", README.read_text())) == {sha256}
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    import tests.conftest  # noqa: F401  prepares numerics as for the tests
+
+    with tempfile.TemporaryDirectory() as folder:
+        known = {"digits": digits_sha256(Path(folder) / "run"), "photos": features_sha256()}
+    FILE.write_text(json.dumps(known | {case: weights_sha256(case) for case in CASES}, indent=1) + "\n")
