@@ -3,7 +3,7 @@
 import json
 
 CHECKS = ["torch", "devices", "threads", "cpu quota", "shared memory", "network", "disk", "clock", "data"]
-CHECKS += ["image caches", "arithmetic", "exact sum"]
+CHECKS += ["image caches", "arithmetic", "portable", "exact sum"]
 
 
 def test_this_machine_has_no_failure(refused_here, tmp_path):

@@ -1,4 +1,4 @@
-"""The bits of short runs, on machines where they are known. Only an intended change may change them.
+"""The bits of short native runs, on machines where they are known. Only an intended change may change them.
 
 Hashes are kept for each torch build and CPU (name, model, flags and caches, which decide the kernels' blocks). On a
 machine that is not in the file the test is skipped; run `python -m tests.golden.test_golden` to add it.
@@ -18,9 +18,9 @@ from lockstep.recipes import get_recipe
 
 FILE = Path(__file__).parent / "weights_sha256.json"
 CASES = {
-    "digits float32": {"steps": 24},
+    "digits float32": {"steps": 24, "arithmetic": "native"},
     "digits bfloat16": {"steps": 24, "precision": "bfloat16"},
-    "digits adam, 3 towers": {"steps": 24, "towers": 3, "optimizer.kind": "adam", "lr": 1e-3},
+    "digits adam, 3 towers": {"steps": 24, "arithmetic": "native", "towers": 3, "optimizer.kind": "adam", "lr": 1e-3},
 }
 
 

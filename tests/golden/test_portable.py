@@ -1,7 +1,7 @@
 """The bits of portable arithmetic: one list of hashes for all machines, without a skip.
 
-Only an intended change of the arithmetic may change them: run `python -m tests.golden.test_portable` then. README states
-the hash of whole `digits`.
+Only an intended change of the arithmetic may change them: run `python -m tests.golden.test_portable` then. README
+states the hash of whole `digits`.
 """
 
 import hashlib

@@ -77,8 +77,8 @@ def prepared(logits, labels, eval_batch=4):
     """Return the evaluation of a network that returns `logits[i]` for example i."""
     classes = tuple("abc")
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
-    augmentation = SimpleNamespace(arithmetic="native", test=lambda images: images)
-    recipe = SimpleNamespace(test_views="one", eval_batch=eval_batch, input=augmentation)
+    augmentation = SimpleNamespace(test=lambda images: images)
+    recipe = SimpleNamespace(arithmetic="native", test_views="one", eval_batch=eval_batch, input=augmentation)
 
     class Prepared:
         module = torch.nn.Identity()

@@ -19,8 +19,10 @@ from lockstep.core.reduction import Reduction
 from lockstep.data import Plain, synthetic
 from lockstep.doctor.finding import Finding, passed
 from lockstep.doctor.peer import TOWERS, vectors
+from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
+from lockstep.kernels.portable import units
 from lockstep.optim import SGD
 from lockstep.runs.provenance import fingerprint
 
@@ -30,6 +32,8 @@ _RECIPE = Recipe(
     name="doctor", dataset="cifar10", model="tutorial", augmentation=Plain(), batch=16, steps=1,
     optimizer=SGD(momentum=0.9), lr=0.1, schedule=Constant(),
 )  # fmt: skip
+
+_PORTABLE_PROBE = "2f3ca44fb8b55253bee862537851eeac5b1b8d139917ffc9e58015ca417fda48"  # of the recipe in portable arithmetic, on every machine
 
 
 @contextmanager
@@ -78,19 +82,38 @@ def reduction(printed: Sequence[str]) -> Finding:
     return passed("exact sum", f"2 processes add {TOWERS} vectors with the bits of one process")
 
 
+def portable() -> Finding:
+    """Check that portable arithmetic computes the bits here that it computes on every machine."""
+    try:
+        found, unit = _probe(_RECIPE.replace(arithmetic="portable"), torch.device("cpu")), type(units.unit()).__name__
+    except LockstepError as error:
+        found, unit = str(error), "none"
+    if found == _PORTABLE_PROBE:
+        return passed("portable", f"portable arithmetic computes the bits of all machines, by the unit {unit.lower()}")
+    return Finding(
+        "portable", "FAIL", f"portable arithmetic has other bits than on other machines: {found}",
+        "train with --no-portable, and report this CPU and this version of PyTorch",
+    )  # fmt: skip
+
+
+def _probe(recipe: Recipe, device: torch.device) -> str:
+    session = Session(recipe, Placement(device=device.type), Context(device=device), synthetic.load(recipe.dataset, 64))
+    return session.probe(session.split("train")).sha256
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """Return all that is known to decide the bits of this machine, and its arithmetic probe.
 
     The probe is that of a fixed small network on random images. Torch must be configured for one thread.
     """
-    splits = synthetic.load(_RECIPE.dataset, 64)
-    session = Session(_RECIPE, Placement(device=device.type), Context(device=device), splits)
     facts = fingerprint(device)
     kept: dict[str, Any] = {name: facts[name] for name in ("device", "cpu", "cpu_capability", "gpu") if name in facts}
     versions = {name: facts["versions"][name] for name in ("torch", "onednn", "mkl")}
-    return kept | versions | {"probe": session.probe(session.split("train")).sha256}
+    return kept | versions | {"probe": _probe(_RECIPE, device)}
 
 
 def arithmetic(entry: Mapping[str, Any]) -> Finding:
     """Return the finding that states the probe of this machine's `entry`."""
-    return passed("arithmetic", f"probe {entry['probe'][:12]}: machines with an equal probe compute equal bits")
+    return passed(
+        "arithmetic", f"probe {entry['probe'][:12]}: machines with an equal probe compute equal bits natively"
+    )

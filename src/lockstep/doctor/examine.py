@@ -38,6 +38,7 @@ class Examination:
             yield from self._of_storage()
             self.entry = exactness.machine(torch.device("cuda", 0) if hardware.gpus() else torch.device("cpu"))
             yield exactness.arithmetic(self.entry)
+            yield exactness.portable()
             yield exactness.reduction(exactness.totals(peers))
 
     def _of_machine(self) -> Iterator[Finding]:

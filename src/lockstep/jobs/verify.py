@@ -95,7 +95,8 @@ class Comparison:
             differing = compare(entry, {"model_source": session.model_source, **session.fingerprint})
             found = [f"source of {one}" if one.kind == "source" else str(one) for one in differing]
             equal = entry["probe"] == probe.sha256 if "probe" in entry else None
-            self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found})
+            self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found,
+                                  "portable": session.recipe.arithmetic == "portable"})  # fmt: skip
             if equal is False:
                 logger.warning(
                     f"the arithmetic probe differs from that of the session which computed the steps from "

@@ -169,7 +169,8 @@ _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 def _table(function: Callable[[Tensor], Tensor]) -> Tensor:
     size = _TABLE_REACH * _TABLE_STEPS
     table = function(torch.arange(-size, size).double() / _TABLE_STEPS).float()
-    table[0] = 0.0  # A function here tends to 0 at the left, and is multiplied by numbers of any size.
+    # A function here tends to 0 at the left and to 0 or 1 at the right, and is multiplied by numbers of any size.
+    table[0], table[-1] = 0.0, table[-1].round()
     return table
 
 

@@ -55,7 +55,7 @@ def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Any:
     return torch.sub(y if isinstance(y, Tensor) else torch.tensor(y, dtype=x.dtype), x * alpha)
 
 
-def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+def _lerp(x: Tensor, end: Tensor, weight: Any) -> Any:
     return x + (end - x) * weight
 
 
