@@ -55,7 +55,7 @@ def test_json_is_one_record_with_documented_keys(here, tmp_path):
     summary = json.loads(done.stdout)
     assert set(summary) == {
         "kind", "recipe", "modes", "precision", "threads", "device", "versions", "tower_batch",
-        "records", "analysis", "prediction", "assumptions",
+        "records", "analysis", "prediction", "assumptions", "portable_price",
     }  # fmt: skip
     (record,) = summary["records"]
     assert (record["processes"], record["towers"], record["batch"]) == (1, 1, 32)

@@ -104,7 +104,7 @@ def bench(
     placement = placed(recipe, placement.replace(data=subject.data))
     most = placement.processes or capacity(recipe, placement)
 
-    def measure(count: int, modes: "tuple[BenchMode, ...]") -> "Record":
+    def measure(count: int, modes: "tuple[BenchMode, ...]", recipe: "Recipe" = recipe) -> "Record":
         return _measure(recipe, placement.on(count), steps, warmup, modes, inline)
 
     measurements: list[Record] = []
@@ -117,7 +117,12 @@ def bench(
         ablations.append(measure(most, ("synthetic",)))
         if most > 1:
             ablations.append(measure(most, ("synthetic", "independent")))
+    price = None
+    if ablations and recipe.arithmetic == "portable":
+        native = measure(most, (), recipe.replace(arithmetic="native"))
+        price = measurements[-1]["s_per_step_median"] / native["s_per_step_median"]
     summary = summarise(measurements, ablations, placement.reduction, Link(latency * 1e-6, link * 1e9))
+    summary["portable_price"] = price
     if plot is not None:
         _draw(plot, summary)
     if json_output:
@@ -126,6 +131,8 @@ def bench(
         from lockstep.bench.table import closing
 
         print(*closing(summary), sep="\n")
+        if price is not None:
+            print(f"\na step takes {price:.2f} times as long in portable arithmetic as in native (--no-portable)")
 
 
 def _measure(
