@@ -33,7 +33,8 @@ _RECIPE = Recipe(
     optimizer=SGD(momentum=0.9), lr=0.1, schedule=Constant(),
 )  # fmt: skip
 
-_PORTABLE_PROBE = "2f3ca44fb8b55253bee862537851eeac5b1b8d139917ffc9e58015ca417fda48"  # of the recipe in portable arithmetic, on every machine
+# Of the recipe in portable arithmetic, on every machine.
+_PORTABLE_PROBE = "2f3ca44fb8b55253bee862537851eeac5b1b8d139917ffc9e58015ca417fda48"
 
 
 @contextmanager
@@ -114,6 +115,4 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def arithmetic(entry: Mapping[str, Any]) -> Finding:
     """Return the finding that states the probe of this machine's `entry`."""
-    return passed(
-        "arithmetic", f"probe {entry['probe'][:12]}: machines with an equal probe compute equal bits natively"
-    )
+    return passed("arithmetic", f"probe {entry['probe'][:12]}: machines with an equal probe compute equal native bits")
