@@ -11,7 +11,7 @@ from lockstep.jobs.profile import check_profile
 from lockstep.recipes import get_recipe
 from lockstep.settings import validated
 
-RECIPE = get_recipe("digits").replace(epochs=None, steps=6, towers=2, batch=64)
+RECIPE = get_recipe("digits").replace(epochs=None, steps=6, towers=2, batch=64, arithmetic="native")
 
 
 @pytest.mark.parametrize("text", ["10:13", "steps=10", "steps=13:10", "steps=5:5", "steps=a:b", "steps=-1:3", ""])
@@ -42,7 +42,7 @@ def test_a_profile_writes_a_trace_and_a_table(tmp_path, steps):
     assert updates == steps[1] - steps[0]
     assert names.count("aten::cross_entropy_loss") == updates * 2  # two towers, and no evaluation
     table = (path / f"profile/operators-{stem}.txt").read_text()
-    assert "_int_mm" in table or "convolution" in table
+    assert "convolution" in table
     assert "Self CPU" in table
     assert f"profile of steps {steps[0]} to {steps[1] - 1}: {path / 'profile'}" in (path / "log.txt").read_text()
 
