@@ -9,8 +9,8 @@ from lockstep.optim import EMA, SGD
 def digits() -> Recipe:
     """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no download.
 
-    Measured: 99.49 % (mean; 99.15 to 100.00 over 10 seeds) in 11.1 s (median), 8.8 s of them training, on 2 cores of an
-    AMD EPYC. `python -m benchmarks.seeds digits`
+    Measured: 99.38 % (mean; 99.15 to 99.72 over 10 seeds) in 14.8 s (median), 12.5 s of them training, on 2 cores of
+    an Intel Xeon. `python -m benchmarks.seeds digits`
     """
     return Recipe(
         name="digits",
