@@ -47,7 +47,7 @@ def test_a_compiled_network_trains_and_repeats_its_bits(program, tmp_path):
     assert sorted(cache.rglob("*.so")) == libraries  # and is used again
     recipe = make(
         get_recipe("digits").model_dump(mode="json"),
-        {"model": "tests.cli.test_compiled:small", "weight_decay": {}, "towers": 1, "steps": 2},
+        {"model": "tests.cli.test_compiled:small", "weight_decay": {}, "towers": 1, "steps": 2, "portable": False},
     )
     quiet = Placement(summary_every=0)
     plain = fit_here(recipe, tmp_path / "plain", quiet).result

@@ -60,14 +60,14 @@ LAUNCHERS = [  # with plain variables, see test_host_1_needs_no_run_folder_to_re
 ]
 
 
-def launched(hosts, tmp_path, variables, processes, code=0, **of_host_1):
+def launched(hosts, tmp_path, variables, processes, code=0, options=(), **of_host_1):
     """Return what the programs of a launcher print, the first half of them on host 0: (stdout, stderr) of each."""
     programs = []
     for process in range(processes):
         host = process * 2 // processes
         environment = variables(process) | {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT)}
         environment |= of_host_1 if host else {}
-        programs.append(hosts.lockstep(host, *TRAIN, cwd=tmp_path / f"h{host}", **environment))
+        programs.append(hosts.lockstep(host, *TRAIN, *options, cwd=tmp_path / f"h{host}", **environment))
     printed = [program.communicate(timeout=SECONDS) for program in programs]
     assert [program.returncode for program in programs] == [code] * processes, printed
     return printed
@@ -88,9 +88,15 @@ def test_launchers_on_two_hosts(hosts, tmp_path, alone, variables, processes):
 
 
 @NEWER_CPU
+def test_hosts_of_different_kinds_train_one_network_in_portable_arithmetic(hosts, tmp_path, alone):
+    """Host 1 computes as an older CPU does."""
+    require_one_result(tmp_path, launched(hosts, tmp_path, kubernetes, 2, **OLDER), alone)
+
+
+@NEWER_CPU
 def test_a_host_that_computes_other_bits_is_refused_and_named(hosts, tmp_path):
     """Host 1 computes as an older CPU does. The run has no folder yet."""
-    for _, err in launched(hosts, tmp_path, kubernetes, 2, ENVIRONMENT, **OLDER):
+    for _, err in launched(hosts, tmp_path, kubernetes, 2, ENVIRONMENT, ["--no-portable"], **OLDER):
         assert "process 0 (host h0) and process" in err
         assert "(host h1) do not have the same arithmetic" in err
         assert "Traceback" not in err
