@@ -1,0 +1,112 @@
+"""The tables of docs/portable.md, from the records of `benchmarks.portable`: `python -m benchmarks.tables`."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS
+from benchmarks.figures import MILLISECONDS, PERCENT, TIMES, Unit, command, link, load, machine, replaced
+
+PAGE = Path(__file__).parents[1] / "docs/portable.md"
+END = "<!-- end -->"
+DIGITS = 8  # of a SHA-256 that the page shows
+KINDS = ("convolutions", "matrix products", "norms and sums", "others")
+MS = Unit(MILLISECONDS.form, 1e3, MILLISECONDS.name)
+SHARE = Unit(".0f", 100, "%")
+
+
+def text() -> str:
+    """Return the page with its tables made again."""
+    page = PAGE.read_text()
+    for title, render in (("configurations", configurations), ("cost", cost), ("accuracy", accuracy)):
+        names = sorted(file.stem for file in RESULTS.glob(f"portable-{title}-*.json"))
+        parts = [render(name) for name in names if not name.endswith("-quick")]
+        body = "\n\n".join(parts) or "Not measured yet."
+        page = replaced(page, f"<!-- table: {title} -->\n\n{body}\n\n{END}")
+    return page
+
+
+def configurations(record: str) -> str:
+    """Return the table of the weights in each configuration, and what was skipped."""
+    content = load(record)
+    found: dict[str, Any] = content["weights"]
+    recipes = list(next(iter(found.values()))["weights"])
+    rows = [
+        [f"{name}{note(one, content)}", *(cell(one["weights"].get(recipe, {})) for recipe in recipes)]
+        for name, one in found.items()
+    ]
+    every = [{sha for one in found.values() for sha in portable(one["weights"].get(recipe, {}))} for recipe in recipes]
+    same = all(len(hashes) == 1 for hashes in every)
+    verdict = "In each recipe, all portable weights are the same" if same else "Some portable weights differ"
+    skipped = f" Skipped: {'; '.join(content['skipped'])}." if content["skipped"] else ""
+    return f"""{caption(record)}
+
+{table(["configuration", *(f"`{recipe}`" for recipe in recipes)], rows)}
+
+A cell has the first {DIGITS} digits of the SHA-256 of all weights after 3 steps: portable, then native float32. One
+portable hash stands for both units, 8-bit integers and float32. {verdict}.{skipped}"""
+
+
+def cell(weights: Mapping[str, str]) -> str:
+    """Return the hashes of one recipe in one configuration: portable ones as code, then the native one."""
+    found = [f"`{sha[:DIGITS]}`" for sha in dict.fromkeys(portable(weights))]
+    return ", ".join([*found, weights.get("native", "none")[:DIGITS]])
+
+
+def portable(weights: Mapping[str, str]) -> list[str]:
+    """Return the hashes of portable weights, by each unit."""
+    return [sha for unit, sha in weights.items() if unit != "native"]
+
+
+def note(one: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Return, in brackets, which torch a configuration has, if it is not that of the record."""
+    own = content["versions"]["torch"]
+    if one["torch"] == own:
+        return ""
+    init = {other["torch_nn_init"] for other in content["weights"].values() if other["torch"] == own}
+    same = f", with `torch.nn.init` of {own}" if one["torch_nn_init"] in init else ""
+    return f" (torch {one['torch']}{same})"
+
+
+def cost(record: str) -> str:
+    """Return the table of the times of a step."""
+    rows = []
+    for row in load(record)["rows"]:
+        native, portable, ratio = (row["figures"][name] for name in ("native", "portable", "ratio"))
+        whole = sum(row["split"].values())
+        rows.append([
+            f"`{row['recipe']}`, batch {row['batch']}", row["configuration"], row["unit"], MS.of(native["median"]),
+            MS.of(portable["median"]), f"{TIMES.bare(ratio['median'])} ({TIMES.span((ratio['min'], ratio['max']))})",
+            str(ratio["n"]), *(SHARE.of(row["split"][kind] / whole) for kind in KINDS),
+        ])  # fmt: skip
+    head = ["recipe", "instructions", "unit", "native", "portable", "portable / native", "n", *KINDS]
+    return f"""{caption(record)}
+
+{table(head, rows)}
+
+A step is forward, backward, update and average of one tower, with one thread. The times are medians of n rounds, in
+which both arithmetics took turns. The ratio is the median of the ratios of the rounds, with their range. The last four
+columns are shares of the portable step."""
+
+
+def accuracy(record: str) -> str:
+    """Return the table of the test accuracies of a recipe in both arithmetics."""
+    content = load(record)
+    rows = [
+        [f"`{content['recipe']}`, {content['runs'][0]['steps']:,} steps", arithmetic, PERCENT.of(found["mean"]),
+         PERCENT.span((found["min"], found["max"])), str(found["n"])]
+        for arithmetic, found in content["figures"].items()
+    ]  # fmt: skip
+    return f"{caption(record)}\n\n{table(['recipe', 'arithmetic', 'test accuracy (mean)', 'range', 'n'], rows)}"
+
+
+def caption(record: str) -> str:
+    """Return the line above a table."""
+    return f"{command(record)} on {machine(record)} ({link(record)}):"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    cells = [list(head), *map(list, rows)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], f"|{'---|' * len(cells[0])}", *lines[1:]])
