@@ -42,7 +42,7 @@ def read_until(stream, text):
 def expected(tmp_path_factory):
     """The SHA-256 of a run on one process, without a cache; and its parent folder, which holds the photos."""
     root = tmp_path_factory.mktemp("photos")
-    bright_and_dark(root / "photos", 100)
+    bright_and_dark(root / "photos", 300)  # The features take seconds, so that a kill can come meanwhile.
     (root / "one").mkdir()
     return result(train(root / "one", "--processes", 1, "--cache-limit", 0))["weights_sha256"], root
 
