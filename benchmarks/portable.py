@@ -16,12 +16,14 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import options, parsed, save, spread, train
 from lockstep import hardware, numerics
+from lockstep.recipes import get_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ("digits", "cifar10-tutorial", "mnist", "cifar10", "folder")
@@ -29,14 +31,16 @@ TIMED = RECIPES[:4]
 
 
 class Configuration(NamedTuple):
-    """A CPU, or limits of one. `command` runs its Python."""
+    """A CPU, or limits of one. `command` runs its Python; `kinds` are the units of portable_steps that it computes."""
 
     name: str
     environment: Mapping[str, str] = {}
     threads: int = 1
     command: tuple[str, ...] = (sys.executable,)
+    kinds: str = "int8,float32,native"
 
 
+EMULATED = "int8,native"  # Float32 takes several times as long in an emulator, and shows no more.
 MACHINE = Configuration("this machine")
 AVX512 = Configuration("AVX-512 without VNNI", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"})
 AVX2 = Configuration("AVX2", {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2,STRICT"})
@@ -57,13 +61,16 @@ def configurations(arm_root: Path | None) -> Iterator[Configuration | str]:
     for cpu in ("Haswell", "EPYC", "max"):
         name, program = f"emulated x86: {cpu}", shutil.which("qemu-x86_64")
         command = (str(program), "-cpu", cpu, sys.executable)
-        yield Configuration(name, {"MKL_CBWR": "AVX2,STRICT"}, 1, command) if program else f"{name}: no qemu-x86_64"
+        if not program:
+            yield f"{name}: no qemu-x86_64"
+        else:
+            yield Configuration(name, {"MKL_CBWR": "AVX2,STRICT"}, 1, command, EMULATED)
     program = shutil.which("qemu-aarch64")
     if not program or not arm_root:
         yield f"emulated ARM: {'--arm-root is not given' if program else 'no qemu-aarch64'}"
     else:
         python = arm_root.absolute() / "usr/bin/python3.11"
-        yield Configuration("emulated ARM", {}, 1, (program, "-L", str(arm_root.absolute()), str(python)))
+        yield Configuration("emulated ARM", {}, 1, (program, "-L", str(arm_root.absolute()), str(python)), EMULATED)
 
 
 def records(one: Configuration, *words: object) -> Iterator[dict[str, Any]]:
@@ -90,7 +97,7 @@ def compare_weights(args: argparse.Namespace) -> None:
             continue
         weights: dict[str, dict[str, str]] = defaultdict(dict)
         found[one.name] = {"environment": one.environment, "threads": one.threads, "weights": weights}
-        for record in records(one, "weights", one.threads, *args.recipes):
+        for record in records(one, "weights", one.threads, one.kinds, *args.recipes):
             what = " ".join(record[name] for name in ("recipe", "unit") if name in record)
             if "sha256" in record:
                 weights[record["recipe"]][record["unit"]] = record["sha256"]
@@ -127,20 +134,29 @@ def compare_times(args: argparse.Namespace) -> None:
 
 
 def compare_accuracies(args: argparse.Namespace) -> None:
-    """Train a recipe over seeds in both arithmetics. Save the record after each run."""
+    """Train a recipe over seeds in both arithmetics, on all cores. Save the record after each run."""
     runs: list[dict[str, Any]] = []
     length = ["--steps", args.steps] if args.steps else []
-    by_arithmetic: dict[str, list[float]] = defaultdict(list)
-    for seed, arithmetic in product(range(args.seeds), ("portable", "native")):
+    length += ["--epochs", args.epochs] if args.epochs else []
+
+    def trained(case: tuple[int, str]) -> dict[str, Any]:
+        seed, arithmetic = case
         switch = "--portable" if arithmetic == "portable" else "--no-portable"
         record = train(args.accuracy, "--seed", seed, switch, "--precision", "float32", *length, data=args.data)
-        accuracy = record["accuracy"]["ema"] or record["accuracy"]["raw"]
         kept = {key: record[key] for key in ("steps", "digest", "weights_sha256", "train_s")}
-        runs.append({"arithmetic": arithmetic, "seed": seed, "accuracy": accuracy, **kept})
-        print(f"seed {seed}, {arithmetic}: {accuracy:.2%}, {record['train_s']:.1f} s", flush=True)
-        by_arithmetic[arithmetic].append(accuracy)
-        means = {key: spread(values) | {"mean": statistics.mean(values)} for key, values in by_arithmetic.items()}
-        save(f"portable-accuracy-{args.accuracy}", {"recipe": args.accuracy, "figures": means, "runs": runs})
+        accuracy = record["accuracy"]["ema"] or record["accuracy"]["raw"]
+        return {"arithmetic": arithmetic, "seed": seed, "accuracy": accuracy, **kept}
+
+    at_once = max(1, hardware.cores() // get_recipe(args.accuracy).towers)
+    with ThreadPoolExecutor(at_once) as pool:
+        for run in pool.map(trained, product(range(args.seeds), ("portable", "native"))):
+            runs.append(run)
+            print(f"seed {run['seed']}, {run['arithmetic']}: {run['accuracy']:.2%}, {run['train_s']:.1f} s", flush=True)
+            by_arithmetic: dict[str, list[float]] = defaultdict(list)
+            for one in runs:
+                by_arithmetic[one["arithmetic"]].append(one["accuracy"])
+            means = {key: spread(values) | {"mean": statistics.mean(values)} for key, values in by_arithmetic.items()}
+            save(f"portable-accuracy-{args.accuracy}", {"recipe": args.accuracy, "figures": means, "runs": runs})
 
 
 def save_as(part: str, args: argparse.Namespace, **record: object) -> None:
@@ -158,6 +174,7 @@ def main() -> None:
     parser.add_argument("--accuracy", metavar="RECIPE", help="train this recipe over seeds, and do nothing else")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, help="of --accuracy (default: the whole run)")
+    parser.add_argument("--epochs", type=int, help="of --accuracy, in place of --steps")
     args = parsed(parser)
     args.recipes = ["digits"] if args.quick else args.recipes
     sys.argv[1:] = ["ROOT" if word == str(args.arm_root) else word for word in sys.argv[1:]]  # for the records

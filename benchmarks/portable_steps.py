@@ -1,6 +1,6 @@
 """The program that `benchmarks.portable` starts: it trains or times steps on invented images, and prints JSON lines.
 
-`python -m benchmarks.portable_steps weights THREADS RECIPE...` or `... times RECIPE ROUNDS`.
+`python -m benchmarks.portable_steps weights THREADS UNIT,... RECIPE...` or `... times RECIPE ROUNDS`.
 """
 
 import hashlib
@@ -67,11 +67,11 @@ def trained(name: str, arithmetic: str, threads: int) -> State:
     return session.state
 
 
-def print_weights(threads: int, recipes: list[str]) -> None:
-    """Train each of `recipes` with each unit, and natively. Print digests of the weights and of the whole state."""
+def print_weights(threads: int, kinds: list[str], recipes: list[str]) -> None:
+    """Train each of `recipes` with each unit in `kinds`, or "native". Print digests of weights and of the state."""
     init = hashlib.sha256(inspect.getsource(torch.nn.init).encode()).hexdigest()
     print(json.dumps({"torch": torch.__version__, "torch_nn_init": init}), flush=True)
-    for name, unit in product(recipes, (*UNITS, "native")):
+    for name, unit in product(recipes, kinds):
         began, found = time.perf_counter(), {"recipe": name, "unit": unit}
         try:
             with only(unit) if unit in UNITS else nullcontext():
@@ -155,6 +155,6 @@ def split(step: Callable[[], None], count: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "weights":
-        print_weights(int(sys.argv[2]), sys.argv[3:])
+        print_weights(int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:])
     else:
         print_times(sys.argv[2], int(sys.argv[3]))

@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import manual, originals
+from benchmarks import manual, originals, portable_page
 from benchmarks.common import RESULTS
 from benchmarks.figures import (
     ABOUT,
@@ -486,7 +486,7 @@ def document() -> str:
 def pages() -> dict[Path, str]:
     """Return the text of every page that has figures, rendered from the records."""
     marked = {README: headlines(), RELIABILITY: survival(), originals.PAGE: originals.text()}
-    whole = {DOCUMENT: document(), manual.PAGE: manual.text()}
+    whole = {DOCUMENT: document(), manual.PAGE: manual.text(), portable_page.PAGE: portable_page.text()}
     return whole | {page: replaced(page.read_text(), text) for page, text in marked.items()}
 
 

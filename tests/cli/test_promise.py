@@ -109,8 +109,8 @@ def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
 @pytest.mark.slow
 @NEWER_CPU
 def test_a_resume_with_other_arithmetic_is_said_and_refused_if_strict(program, trained_once, stopped):
-    _, whole = trained_once(*STOPPED)
-    run = stopped()
+    _, whole = trained_once(*STOPPED, "--no-portable")
+    run = stopped("--no-portable")
     refused = program("train", run, "--resume", "--strict", "--processes", 1, **OLDER)
     assert refused.returncode == ENVIRONMENT
     assert "--strict" in refused.stderr
@@ -366,7 +366,7 @@ def test_an_outer_launch_says_how_many_processes_there_are(here):
 @pytest.mark.slow
 @NEWER_CPU
 def test_precision_is_chosen_when_a_run_is_created_and_an_emulated_one_is_said_with_its_price(here, program, tmp_path):
-    options = ["--set", "precision=auto", "--steps", 12, "--name", "b"]
+    options = ["--no-portable", "--set", "precision=auto", "--steps", 12, "--name", "b"]
     done = program("train", *options, "--processes", 1, **OLDER)
     assert done.returncode == 0, done.stderr
     assert "precision float32, because this CPU has no units for bfloat16" in done.stdout
@@ -375,5 +375,5 @@ def test_precision_is_chosen_when_a_run_is_created_and_an_emulated_one_is_said_w
     assert again.returncode == 0, again.stderr
     assert "emulated" not in again.stdout
     assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
-    done = program("train", "--precision", "bfloat16", "--steps", 1, "--processes", 2, **OLDER)
+    done = program("train", "--no-portable", "--precision", "bfloat16", "--steps", 1, "--processes", 2, **OLDER)
     assert re.search(r"bfloat16 is emulated on this CPU: a step takes \d+\.\d times as long as in float32", done.stdout)

@@ -71,6 +71,19 @@ def test_diff_prints_what_differs_in_words(run, here, tmp_path, trained_once):
     assert any(line.startswith("weights_sha256  ") and " -> " in line for line in lines)
 
 
+def test_diff_says_which_differences_decide_no_bit_of_portable_runs(run, here, tmp_path):
+    shutil.copytree(run, tmp_path / "runs/elsewhere")
+    file = tmp_path / "runs/elsewhere/environment.json"
+    sessions = json.loads(file.read_text())
+    sessions[-1]["cpu_capability"] = "another"
+    file.write_text(json.dumps(sessions))
+    verdict = "(this decides no bit: both runs are in portable arithmetic)"
+    assert verdict in here("diff", "runs/a", "runs/elsewhere").stdout
+    sessions[-1]["versions"]["torch"] = "another"
+    file.write_text(json.dumps(sessions))
+    assert verdict not in here("diff", "runs/a", "runs/elsewhere").stdout
+
+
 @pytest.mark.slow
 def test_a_run_in_training_is_verified(here, started, tmp_path):
     """Training saves and deletes checkpoints all the time."""

@@ -7,7 +7,7 @@ import shutil
 import statistics
 
 import pytest
-from benchmarks import common, figures, originals, tables
+from benchmarks import common, figures, originals, portable_page, tables
 from benchmarks.peers import compare
 
 from lockstep.config.schedule import Staircase
@@ -55,7 +55,10 @@ def by_hand(readme):
     return [text for part in (before, rest.split(tables.END)[1]) for text in MEASUREMENT.findall(part)]
 
 
-@pytest.mark.parametrize("page", [tables.DOCUMENT, tables.README, tables.RELIABILITY, originals.PAGE], ids=str)
+PAGES = [tables.DOCUMENT, tables.README, tables.RELIABILITY, originals.PAGE, portable_page.PAGE]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_the_page_is_rendered_from_the_records(page):
     assert page.read_text() == tables.pages()[page], "run: python -m benchmarks.tables"
 

@@ -1,5 +1,6 @@
 """The command line: text -> arguments -> one call. The only place that prints errors and exits."""
 
+import os
 import signal
 import sys
 from socket import gethostname
@@ -95,7 +96,9 @@ def main() -> None:
     except LockstepError as error:
         sys.stdout.flush()
         if (name := _name(error.code)) is not None:
-            print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr)
+            print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr, flush=True)
+        if _world().joined:  # Python's own end may abort in a thread that is connected to processes which have ended.
+            os._exit(error.code)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(SIGNAL_BASE + signal.SIGINT)

@@ -13,6 +13,8 @@ from lockstep.errors import printable
 
 _VERDICTS = {True: "the same bits, as far as both have recorded", False: "not the same bits", None: "nothing in common"}
 
+_EXPLAINED = "(this decides no bit: both runs are in portable arithmetic)"
+
 
 def diff(
     first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
@@ -42,7 +44,7 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
         ("recipe", record["recipe"]["differences"] or ["the same"]),
         ("data", [{True: "the same", False: "differs", None: "not recorded in both"}[record["data"]["same"]]]),
         ("code", _listed(record["code"])),
-        ("environment", _listed(record["environment"])),
+        ("environment", _listed(record["environment"]) + [_EXPLAINED] * _decides_nothing(record)),
         ("digests", [_digests(record["digests"])]),
         ("tensors", list(_tensors(record["tensors"]))),
         *_results(*record["results"]),
@@ -51,6 +53,13 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     for label, texts in rows:
         for number, text in enumerate(texts):
             yield f"{'' if number else label:<{width}}  {text}"
+
+
+def _decides_nothing(record: Mapping[str, Any]) -> bool:
+    """Return whether the environments differ, but in nothing that portable arithmetic depends on."""
+    changes = record["environment"] or ()
+    # Another version of torch may draw other initial weights.
+    return bool(changes) and record["recipe"]["portable"] and not any(text.startswith("versions.") for text in changes)
 
 
 def _listed(changes: list[str] | None) -> list[str]:

@@ -36,6 +36,7 @@ def difference(first: Path, second: Path) -> dict[str, Any]:
         "recipe": {
             "digests": [recipe.digest() for recipe in recipes],
             "differences": recipes[0].differences(recipes[1]),
+            "portable": all(recipe.arithmetic == "portable" for recipe in recipes),
         },
         "data": _data(*recorded),
         **_environment(*recorded, one_recipe=recipes[0].digest() == recipes[1].digest()),
