@@ -31,16 +31,17 @@ TIMED = RECIPES[:4]
 
 
 class Configuration(NamedTuple):
-    """A CPU, or limits of one. `command` runs its Python; `kinds` are the units of portable_steps that it computes."""
+    """A CPU, or limits of one. `command` runs its Python. In an emulator, only what does not take hours is computed."""
 
     name: str
     environment: Mapping[str, str] = {}
     threads: int = 1
     command: tuple[str, ...] = (sys.executable,)
-    kinds: str = "int8,float32,native"
+    emulated: bool = False
 
 
-EMULATED = "int8,native"  # Float32 takes several times as long in an emulator, and shows no more.
+KINDS, KINDS_IN_EMULATOR = "int8,float32,native", "int8,native"  # of units, see portable_steps.py
+RECIPES_IN_EMULATOR = RECIPES[:2]
 MACHINE = Configuration("this machine")
 AVX512 = Configuration("AVX-512 without VNNI", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"})
 AVX2 = Configuration("AVX2", {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2,STRICT"})
@@ -64,13 +65,15 @@ def configurations(arm_root: Path | None) -> Iterator[Configuration | str]:
         if not program:
             yield f"{name}: no qemu-x86_64"
         else:
-            yield Configuration(name, {"MKL_CBWR": "AVX2,STRICT"}, 1, command, EMULATED)
+            yield Configuration(name, {"MKL_CBWR": "AVX2,STRICT"}, 1, command, emulated=True)
     program = shutil.which("qemu-aarch64")
     if not program or not arm_root:
         yield f"emulated ARM: {'--arm-root is not given' if program else 'no qemu-aarch64'}"
     else:
         python = arm_root.absolute() / "usr/bin/python3.11"
-        yield Configuration("emulated ARM", {}, 1, (program, "-L", str(arm_root.absolute()), str(python)), EMULATED)
+        yield Configuration(
+            "emulated ARM", {}, 1, (program, "-L", str(arm_root.absolute()), str(python)), emulated=True
+        )
 
 
 def records(one: Configuration, *words: object) -> Iterator[dict[str, Any]]:
@@ -97,7 +100,8 @@ def compare_weights(args: argparse.Namespace) -> None:
             continue
         weights: dict[str, dict[str, str]] = defaultdict(dict)
         found[one.name] = {"environment": one.environment, "threads": one.threads, "weights": weights}
-        for record in records(one, "weights", one.threads, one.kinds, *args.recipes):
+        recipes = [name for name in args.recipes if not one.emulated or name in RECIPES_IN_EMULATOR]
+        for record in records(one, "weights", one.threads, KINDS_IN_EMULATOR if one.emulated else KINDS, *recipes):
             what = " ".join(record[name] for name in ("recipe", "unit") if name in record)
             if "sha256" in record:
                 weights[record["recipe"]][record["unit"]] = record["sha256"]

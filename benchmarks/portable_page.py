@@ -49,6 +49,8 @@ portable hash stands for both units, 8-bit integers and float32. {verdict}.{skip
 
 def cell(weights: Mapping[str, str]) -> str:
     """Return the hashes of one recipe in one configuration: portable ones as code, then the native one."""
+    if not weights:
+        return "not run"
     found = [f"`{sha[:DIGITS]}`" for sha in dict.fromkeys(portable(weights))]
     return ", ".join([*found, weights.get("native", "none")[:DIGITS]])
 

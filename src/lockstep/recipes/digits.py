@@ -19,7 +19,7 @@ def digits() -> Recipe:
         augmentation=Shift(pixels=1),
         towers=4,
         batch=128,
-        epochs=24,
+        epochs=22,
         optimizer=SGD(momentum=0.9, nesterov=True),
         lr=0.2,
         schedule=Triangle(start=0.1, warmup=0.2),
