@@ -9,7 +9,7 @@ from lockstep.optim import EMA, SGD
 def digits() -> Recipe:
     """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no download.
 
-    Measured: 99.38 % (mean; 99.15 to 99.72 over 10 seeds) in 14.8 s (median), 12.5 s of them training, on 2 cores of
+    Measured: 99.38 % (mean; 99.15 to 99.72 over 10 seeds) in 13.4 s (median), 11.2 s of them training, on 2 cores of
     an Intel Xeon. `python -m benchmarks.seeds digits`
     """
     return Recipe(
