@@ -97,7 +97,7 @@ def main() -> None:
         sys.stdout.flush()
         if (name := _name(error.code)) is not None:
             print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr, flush=True)
-        if _world().joined:  # Python's own end may abort in a thread that is connected to processes which have ended.
+        if _is_connected():  # Python's own end may abort in a thread that is connected to processes which have ended.
             os._exit(error.code)
         sys.exit(error.code)
     except KeyboardInterrupt:
@@ -116,6 +116,12 @@ def _name(code: int) -> str | None:
     if code in (USAGE, DATA) and world.local != 0:
         return None
     return f"lockstep (process {world.process} on host {gethostname()})" if world.processes > 1 else "lockstep"
+
+
+def _is_connected() -> bool:
+    """Return whether this process is part of an outer launch, and has met the others."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _world() -> World:
