@@ -141,7 +141,6 @@ def compare_accuracies(args: argparse.Namespace) -> None:
     """Train a recipe over seeds in both arithmetics, on all cores. Save the record after each run."""
     runs: list[dict[str, Any]] = []
     length = ["--steps", args.steps] if args.steps else []
-    length += ["--epochs", args.epochs] if args.epochs else []
 
     def trained(case: tuple[int, str]) -> dict[str, Any]:
         seed, arithmetic = case
@@ -178,7 +177,6 @@ def main() -> None:
     parser.add_argument("--accuracy", metavar="RECIPE", help="train this recipe over seeds, and do nothing else")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, help="of --accuracy (default: the whole run)")
-    parser.add_argument("--epochs", type=int, help="of --accuracy, in place of --steps")
     args = parsed(parser)
     args.recipes = ["digits"] if args.quick else args.recipes
     sys.argv[1:] = ["ROOT" if word == str(args.arm_root) else word for word in sys.argv[1:]]  # for the records
