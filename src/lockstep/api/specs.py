@@ -404,9 +404,10 @@ def evaluate_spec(
     code: Mapping[str, str | None],
     split: str | None,
     checkpoint: str | int | None,
+    kind: type[EvaluateSpec] = EvaluateSpec,
     **others: Any,
 ) -> EvaluateSpec:
-    """Return the spec that evaluates `run`.
+    """Return the spec that evaluates `run`, of the given `kind`.
 
     `code` has the options, model and dataset, that allow the run's own code to be executed. `others` are further
     fields of the spec. Raises: LockstepError.
@@ -415,7 +416,7 @@ def evaluate_spec(
     check_code(run.path, recipe, code)
     run.check_recipe()
     placement = placement.replace(data=data_of(run.path, placement.data))
-    return EvaluateSpec(
+    return kind(
         recipe=recipe, placement=placed(recipe, placement, run.path), path=run.path,
         split=split or recipe.evaluated_split, checkpoint=chosen_checkpoint(checkpoint), **others,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.kernels.portable import arithmetic
 
 Progress = Callable[[float], None]  # receives the share of the evaluation that is done, in [0, 1]
+Chunk = Callable[[Tensor, Tensor], None]  # receives examples, int64 [b], and their logits, float32 [b, classes]
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,13 @@ def evaluate(
     dataset: Dataset,
     group: Group,
     progress: Progress | None = None,
+    each: Chunk | None = None,
 ) -> Evaluation:
     """Classify `dataset`, in the views that `recipe.test_views` names. The result is equal in every process.
 
     The processes share chunks of `recipe.eval_batch` examples. The last chunk is padded with repeats that do not
     count, because the bits of a kernel's result may depend on the batch size. Every process calls `progress` before
-    each of its chunks, and when all processes are done.
+    each of its chunks, and when all processes are done; and `each` with the examples and logits of each chunk.
     """
     tell = progress or (lambda share: None)
     network.load_parameters(parameters)
@@ -93,6 +95,8 @@ def evaluate(
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
         logits, one_view = classify(recipe, network, dataset.images[index], counted)
+        if each:
+            each(index[counted], logits[counted])
         with arithmetic(recipe.arithmetic):
             loss = functional.cross_entropy(logits, labels, reduction="none").double()
             losses[row] = (loss * counted).sum()

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluate import Chunk, Evaluation
 from lockstep.core.events import EvaluatingEvent
 from lockstep.core.unlike import divided
 from lockstep.data import IMAGE_FOLDER
@@ -44,7 +44,7 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     if spec.watch:
         watch(evaluator, spec, ctx)
         return None
-    record = evaluator(_read(evaluator.run, spec) if ctx.first else None)
+    record = evaluator(chosen(evaluator.run, spec) if ctx.first else None)
     if not ctx.first:
         return None
     if spec.save_model is not None:
@@ -69,7 +69,8 @@ def _unlike(run: Run) -> dict[str, Tensor]:
     return divided(tensors)[1]
 
 
-def _read(run: Run, spec: EvaluateSpec) -> Checkpoint:
+def chosen(run: Run, spec: EvaluateSpec) -> Checkpoint:
+    """Return the checkpoint that `spec` names. Raises: LockstepError."""
     return read_result(run) if spec.checkpoint is None else read_chosen(run, spec.checkpoint)
 
 
@@ -95,8 +96,11 @@ class Evaluator:
         whole = len(self.dataset) == len(session.splits[spec.split])
         self.usual = whole and (spec.split, self.weights) == (session.recipe.evaluated_split, own)
 
-    def __call__(self, found: Checkpoint | None) -> dict[str, Any]:
-        """Evaluate the checkpoint that process 0 read; the other processes pass None. Return the record."""
+    def __call__(self, found: Checkpoint | None, each: Chunk | None = None) -> dict[str, Any]:
+        """Evaluate the checkpoint that process 0 read; the other processes pass None. Return the record.
+
+        `each` receives the examples and logits of each chunk of this process.
+        """
         if found is not None:
             self._compare_source(found)
             self._compare_data(found)
@@ -107,7 +111,7 @@ class Evaluator:
             if self._line:
                 self._line.evaluating(EvaluatingEvent(step, self.split, share))
 
-        result = self.session.evaluate(self.dataset, self.weights, progress)
+        result = self.session.evaluate(self.dataset, self.weights, progress, each)
         if self._line:
             self._line.remove()
         subject = {"run": str(self.run.path), "step": step, "split": self.split, "weights": self.weights}

@@ -13,7 +13,7 @@ from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluate import Evaluation, Progress, evaluate
+from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
 from lockstep.core.features import Prefix, head_of
 from lockstep.core.group import Group
 from lockstep.core.monitor import Stage
@@ -266,11 +266,13 @@ class Session:
         """Return the most memory that each process has held, in bytes: of its GPU, or on CPU in all."""
         return [int(row) for row in self.group.gather(torch.tensor([hardware.peak_memory_bytes(self.device)]))]
 
-    def evaluate(self, dataset: Dataset, weights: str, progress: Progress | None = None) -> Evaluation:
+    def evaluate(
+        self, dataset: Dataset, weights: str, progress: Progress | None = None, each: Chunk | None = None
+    ) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.ema if weights == "ema" else self.state.parameters
         assert parameters is not None
-        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.group, progress)
+        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""

@@ -69,6 +69,17 @@ class EvaluateSpec(Settings):
     strict: bool = False
 
 
+class ReportSpec(EvaluateSpec):
+    """Evaluate a checkpoint of a run, and choose the images that its report shows.
+
+    Attributes:
+        shown: how many of the worst mistakes, and of the least certain images.
+    """
+
+    job: Literal["report"] = "report"  # type: ignore[assignment]
+    shown: int = 24
+
+
 class BenchSpec(Settings):
     """Time training steps.
 
@@ -119,7 +130,7 @@ class FoldsSpec(Settings):
     started: float
 
 
-Spec = TrainSpec | EvaluateSpec | BenchSpec | VerifySpec | FoldsSpec
+Spec = TrainSpec | EvaluateSpec | ReportSpec | BenchSpec | VerifySpec | FoldsSpec
 
 
 def encoded(spec: Spec) -> str:

@@ -1,0 +1,87 @@
+"""The report job: an evaluation, and what the classifier says of each image: calibration, mistakes, doubts."""
+
+import base64
+import io
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.data.dataset import Dataset
+from lockstep.jobs.context import Context
+from lockstep.jobs.evaluate import Evaluator, chosen
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import ReportSpec
+
+_BINS = 15  # of the calibration error, of equal width
+
+
+def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
+    """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0. Raises: LockstepError.
+
+    The record is that of an evaluation, with "calibration", "mistakes" and "doubts".
+    """
+    session = Session(spec.recipe, spec.placement, ctx)
+    evaluator = Evaluator(spec, session, ctx.display.progress if ctx.first else None)
+    labels = evaluator.dataset.labels.cpu()
+    logits = torch.zeros(len(labels), len(evaluator.dataset.classes))
+
+    def keep(examples: Tensor, found: Tensor) -> None:
+        logits[examples.cpu()] = found.float().cpu()
+
+    record = evaluator(chosen(evaluator.run, spec) if ctx.first else None, keep)
+    every = ctx.group.gather(logits.to(ctx.device)).sum(0).cpu()  # In each process, the rows of the others are 0.
+    if not ctx.first:
+        return None
+    probabilities = every.double().softmax(1).nan_to_num(0.0)
+    images = session.splits[spec.split]
+    first, second = probabilities.topk(min(2, probabilities.shape[1]), 1).values.T
+    wrong = probabilities.argmax(1) != labels
+    mistakes = first.masked_fill(~wrong, -1.0).argsort(descending=True, stable=True)[: min(spec.shown, int(wrong.sum()))]
+    doubts = (first - second).argsort(stable=True)[: spec.shown]
+    return {
+        **record,
+        "calibration": calibration(probabilities, labels),
+        "mistakes": [_shown(images, probabilities, row) for row in mistakes.tolist()],
+        "doubts": [_shown(images, probabilities, row) for row in doubts.tolist()],
+    }
+
+
+def calibration(probabilities: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return the expected calibration error of `probabilities` [n, classes], and its bins.
+
+    A bin is (mean probability of the predicted class, accuracy, images); empty ones are left out. The error is the
+    mean distance of the two, weighted by images. Source: Guo et al. 2017 (arXiv:1706.04599).
+    """
+    confidence, predicted = probabilities.max(1)
+    places = (confidence * _BINS).ceil().clamp_(1, _BINS).long() - 1
+    counts = places.bincount(minlength=_BINS).double()
+    means = places.bincount(confidence, minlength=_BINS) / counts
+    accuracies = places.bincount((predicted == labels).double(), minlength=_BINS) / counts
+    kept = counts > 0
+    error = ((means - accuracies).abs() * counts)[kept].sum() / len(labels)
+    bins = zip(means[kept].tolist(), accuracies[kept].tolist(), counts[kept].long().tolist(), strict=True)
+    return {"error": float(error), "bins": list(bins)}
+
+
+def _shown(images: Dataset, probabilities: Tensor, row: int) -> dict[str, Any]:
+    """Return an image as the page shows it: its number, its label, its two most probable classes, its picture."""
+    top = probabilities[row].topk(min(2, probabilities.shape[1]))
+    return {
+        "number": row,
+        "label": images.classes[int(images.labels[row])],
+        "top": [
+            (images.classes[index], value)
+            for value, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        ],
+        "picture": _picture(images.images[torch.tensor([row])][0]),
+    }
+
+
+def _picture(image: Tensor) -> str:
+    """Return uint8 `image` [H, W, C] as a `data:` address."""
+    from PIL import Image
+
+    pixels, file = image.cpu().numpy(), io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels[..., :3]).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
