@@ -131,4 +131,4 @@ def _svg(figure: "Figure") -> str:
     figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"|(<svg[^>]*?) height="[^"]*"', r"\1\2", text, count=1)
+    return re.sub(r' (?:width|height)="[^"]*"', "", text, count=2)
