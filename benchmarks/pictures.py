@@ -19,6 +19,7 @@ import tempfile
 import termios
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from PIL import Image
 from rich.console import Console
@@ -27,7 +28,6 @@ from rich.text import Text
 
 from lockstep.data.cifar import load_cifar10
 from lockstep.errors import DATA
-from lockstep.report.svg import document, element
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
@@ -47,11 +47,12 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
         ("jobs", "train, evaluate, verify, bench: what processes compute"),
         ("inference", "a classifier, in the caller's process"),
     ),
+    (("pages", "reports as HTML: a run, several runs, a measurement, doubtful labels"),),
     (
         ("runs", "the folder of a run on the disk"),
         ("bench", "what limits a step, in words"),
     ),
-    (("report", "listeners: console, log file, metrics.jsonl, TensorBoard"),),
+    (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
     (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),
     (("recipes", "functions that return a recipe"),),
     (("config", "recipe, placement, schedules, overrides"),),
@@ -222,6 +223,22 @@ def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
             for line in [*lines, ""]:
                 console.print(Text.from_ansi(line), soft_wrap=True)
         return console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id=name) + "\n"
+
+
+def element(name: str, text: str = "", **attributes: object) -> str:
+    """Return an SVG element around `text`. Attributes are named as in `text_anchor`, and as in `class_` for "class".
+
+    An attribute whose value is "" is left out.
+    """
+    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value != ""}
+    shown = (f' {key}="{f"{value:.5g}" if isinstance(value, float) else value}"' for key, value in given.items())
+    return f"<{name}{''.join(shown)}>{escape(text)}</{name}>"
+
+
+def document(width: int, height: int, parts: Iterable[str], attributes: str = "") -> str:
+    """Return an SVG file of `parts`, which are elements."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {attributes}>'
+    return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
 def box(x: float, y: float, width: float, height: float, name: str, note: str = "") -> list[str]:

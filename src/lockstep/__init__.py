@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from lockstep.api.evaluate import evaluate as evaluate
     from lockstep.api.predict import load as load
     from lockstep.api.predict import predict as predict
+    from lockstep.api.report import Report as Report
+    from lockstep.api.report import report as report
     from lockstep.api.train import train as train
     from lockstep.config.placement import Placement as Placement
     from lockstep.config.recipe import Recipe as Recipe
@@ -46,12 +48,14 @@ _PUBLIC = {
     "RECIPES": "lockstep.recipes",
     "Recipe": "lockstep.config.recipe",
     "Reduction": "lockstep.core.reduction",
+    "Report": "lockstep.api.report",
     "Run": "lockstep.runs.folder",
     "State": "lockstep.core.state",
     "Tower": "lockstep.core.tower",
     "evaluate": "lockstep.api.evaluate",
     "load": "lockstep.api.predict",
     "predict": "lockstep.api.predict",
+    "report": "lockstep.api.report",
     "train": "lockstep.api.train",
 }
 
@@ -66,12 +70,14 @@ __all__ = [
     "Prediction",
     "Recipe",
     "Reduction",
+    "Report",
     "Run",
     "State",
     "Tower",
     "evaluate",
     "load",
     "predict",
+    "report",
     "train",
 ]
 

@@ -1,6 +1,5 @@
-"""The analysis of `lockstep bench`: parts of a step, verdict, prediction, diagram and lines."""
+"""The analysis of `lockstep bench`: parts of a step, verdict, prediction and lines."""
 
-import xml.etree.ElementTree as ElementTree
 from dataclasses import astuple
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 
 from lockstep.bench import peak
 from lockstep.bench.analysis import Link, StepParts, assumptions, exchange_s, predict, split_step, summarise, verdict
-from lockstep.bench.chart import chart
 from lockstep.bench.table import closing, head, row
 from lockstep.config.placement import REDUCTIONS
 from lockstep.models.layers import LocalResponseNorm
-from lockstep.report.svg import ticks
 
 CPU = torch.device("cpu")
 GIGA = 10**9
@@ -115,26 +112,6 @@ def test_lines_are_aligned_and_contain_verdict_and_assumptions():
     assert summary["analysis"]["verdict"] in text
     assert all(assumption in text for assumption in summary["assumptions"])
     assert max(len(line) for line in [columns, *text.splitlines()]) < 140
-
-
-@pytest.mark.parametrize("counts", [[1], [1, 2, 3], [2]])
-def test_chart_is_valid_svg_with_a_dot_for_each_measurement(counts):
-    records = [{**record(count, 0.1), "recipe": "mine & <yours>"} for count in counts]
-    image = ElementTree.fromstring(chart(records))
-    names = [element.tag.rpartition("}")[2] for element in image.iter()]
-    assert names.count("circle") == len(counts) * (2 if 1 in counts else 1)  # efficiency is against one process
-    width, height = map(float, image.attrib["viewBox"].split()[2:])
-    for dot in (element for element in image.iter() if element.tag.endswith("circle")):
-        assert 0 < float(dot.attrib["cx"]) < width
-        assert 0 < float(dot.attrib["cy"]) < height
-
-
-@pytest.mark.parametrize("high", [0.03, 1, 7.3, 100, 3_789, 12_000])
-def test_ticks_are_round_and_reach_the_top(high):
-    levels = ticks(high)
-    assert 2 <= len(levels) <= 7
-    assert levels[0] == 0
-    assert levels[-2] < high <= levels[-1] * (1 + 1e-9)
 
 
 def test_flops_of_forward_and_backward_passes_are_counted_also_in_own_functions():

@@ -16,8 +16,8 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.folds import divide, folds
 from lockstep.jobs.specs import FoldsSpec
 from lockstep.launch.submit import submit
+from lockstep.pages.labels import lines_of, page
 from lockstep.recipes import RECIPES, get_recipe
-from lockstep.report.labels import lines_of, page
 from lockstep.runs.weights_file import own_weights
 
 SMALL = make(

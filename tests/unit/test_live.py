@@ -13,7 +13,7 @@ from tests.unit.test_report import STATE, a_log, sums
 from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import EvaluatingEvent
 from lockstep.core.monitor import Stage
-from lockstep.report import console, lines
+from lockstep.listeners import console, lines
 
 WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
 

@@ -1,45 +1,118 @@
 """lockstep.report."""
 
-import sys
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Any
 
+from lockstep.api.output import streams
 from lockstep.api.specs import evaluate_spec
 from lockstep.config.placement import Placement
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import replace
 from lockstep.jobs.specs import ReportSpec
-from lockstep.launch.submit import submit_from_program
+from lockstep.launch.submit import require_alone, submit_from_program
 from lockstep.launch.workers import Output
+from lockstep.messages import muted
 from lockstep.runs.folder import Run
+from lockstep.runs.recorded import Recorded
+from lockstep.settings import validated
 
 
-def write_report(
-    paths: Sequence[Path], output: Path, placement: Placement, code: Mapping[str, str | None]
-) -> str | None:
-    """Write the report of the runs in `paths` to the file `output`. Return what it lacks, or None.
+@dataclass(frozen=True)
+class Report:
+    """A page about one or several runs. A notebook shows it.
 
-    `code` allows the run's own model and dataset, as for `evaluate`. Raises: LockstepError.
+    Attributes:
+        html: the page, which needs no other file.
+        lacking: what it lacks and why, or None.
     """
-    from lockstep.report.page import page
 
-    runs, record, note = [Run.existing(path) for path in paths], None, None
-    if len(runs) == 1:
+    html: str
+    lacking: str | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to the file `path`. Raises: LockstepError if it cannot be written."""
         try:
-            record = _record(runs[0], placement, code)
+            replace(Path(path), self.html.encode())
+        except OSError as error:
+            raise LockstepError(f"{path}: cannot be written: {error.strerror or error}", ENVIRONMENT) from None
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, so that its style does not reach the notebook."""
+        style = "width: 100%; height: 48rem; border: 1px solid #8886"
+        return f'<iframe srcdoc="{escape(self.html)}" style="{style}" title="Report by Lockstep"></iframe>'
+
+
+def report(
+    run: str | Path | Run,
+    *others: str | Path | Run,
+    data: str | Path | None = None,
+    processes: int | None = None,
+    device: str = "auto",
+    model: str | None = None,
+    dataset: str | None = None,
+    cache_limit: float | None = None,
+    quiet: bool = False,
+) -> Report:
+    """Return a page about a run, or about several to compare. `lockstep report` does the same.
+
+        lockstep.report("runs/first")                            # in a notebook
+        lockstep.report("runs/first").save("first.html")
+        lockstep.report("runs/first", "runs/second").save("compared.html")
+
+    Of one run, all test images are classified again by the newest checkpoint, or the best one of a run with patience.
+    If this is not possible, as without the run's data, the page has what the run's folder states, and `lacking` says
+    so. Of several runs, it has only that.
+
+    Args:
+        run: a run, or its folder.
+        *others: further ones, to compare.
+        data: folder of the dataset; None for that of training.
+        processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
+        device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
+        model: the run's own package.module:function, to allow that its code is executed.
+        dataset: likewise for a dataset of your own.
+        cache_limit: GB of disk space for caches of decoded images; None: half of the free space.
+        quiet: True to print no messages.
+
+    Raises:
+        LockstepError: a run that does not exist or has no checkpoint yet, code that was not allowed.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    from lockstep.pages.runs import page
+
+    require_alone("report")
+    runs = [one if isinstance(one, Run) else Run.existing(Path(one).expanduser()) for one in (run, *others)]
+    place = {
+        "device": device, "processes": processes, "cache_limit": cache_limit,
+        "data": Path(data).expanduser().absolute() if data else None,
+    }  # fmt: skip
+    code = {"model": model, "dataset": dataset}
+    with muted(quiet), streams(quiet) as screens:
+        recorded = [_begun(one) for one in runs]
+        if len(runs) > 1:
+            return Report(page(recorded))
+        try:
+            spec = evaluate_spec(
+                runs[0], validated(Placement, place), code=code, split=None, checkpoint=None, kind=ReportSpec
+            )
+            outcome = submit_from_program(spec, Output(quiet, lines_to_stderr=True), screens)
         except LockstepError as error:
             if error.code != DATA:
                 raise
-            note = f"Without pictures, classes and calibration, because the images are not here: {error}"
-    replace(output, page([run.path for run in runs], record, note).encode())
-    return note
-
-
-def _record(run: Run, placement: Placement, code: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the record of the report job. Raises: LockstepError, KeyboardInterrupt."""
-    spec = evaluate_spec(run, placement, code=code, split=None, checkpoint=None, kind=ReportSpec)
-    outcome = submit_from_program(spec, Output(lines_to_stderr=True), (sys.stdout, sys.stderr))
+            lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
+            return Report(page(recorded, lacking=lacking), lacking)
     if outcome.record is None:
         raise KeyboardInterrupt
-    return outcome.record
+    return Report(page(recorded, outcome.record))
+
+
+def _begun(run: Run) -> Recorded:
+    """Return what the folder of `run` states. Raises: LockstepError if it has no checkpoint."""
+    recorded = Recorded(run.path)
+    if not recorded.steps:
+        raise LockstepError(
+            f"{run.path} has no checkpoint yet, so there is nothing to report: wait for the first one, or resume it",
+            DATA,
+        )
+    return recorded

@@ -1,1 +1,1 @@
-"""`lockstep bench`: `measure` runs in the processes, `analysis` computes with the records, `table` and `chart` show."""
+"""The measurements of `lockstep bench`: `analysis` computes with their records, `peak` measures, `table` shows."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Inline, Json, options_from, placement_of
+from lockstep.cli.options import Inline, Json, options_from, placement_of, require_new_file
 
 if TYPE_CHECKING:
     from lockstep.bench.analysis import Record
@@ -49,8 +49,8 @@ def bench(
     table: Annotated[
         bool, typer.Option("--table", help="Print the table only, without analysis, verdict and prediction.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw images/s and efficiency over the processes.")
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page of the measurement, a new file.")
     ] = None,
     link: Annotated[
         float, typer.Option(help="For the prediction: GB/s between devices in each direction. 12.5 is 100 Gbit/s.")
@@ -74,7 +74,7 @@ def bench(
 
     \b
     Examples:
-      lockstep bench cifar10-tutorial --precision bfloat16 --plot speed.svg
+      lockstep bench cifar10-tutorial --precision bfloat16 --report speed.html
       lockstep bench cifar10-tutorial --synthetic                  the table without the cost of input
       lockstep bench mnist --link 1.25 --latency 50                predict for a slower network
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
@@ -91,8 +91,8 @@ def bench(
         raise LockstepError("lockstep bench starts its own processes: start it without torchrun, srun or mpirun")
     if link <= 0:
         raise LockstepError(f"--link: got {link:g}: give GB/s above 0, as in 12.5 for 100 Gbit/s")
-    if plot is not None:
-        _check_plot(plot)
+    if report is not None:
+        require_new_file("--report", report)
     switches: dict[BenchMode, bool] = {"synthetic": synthetic, "forward-only": forward_only, "independent": independent}
     modes = tuple(mode for mode, chosen in switches.items() if chosen)
     changes = overrides.parse(settings or [], {name: options[name] for name in _RECIPE})
@@ -123,8 +123,11 @@ def bench(
         price = measurements[-1]["s_per_step_median"] / native["s_per_step_median"]
     summary = summarise(measurements, ablations, placement.reduction, Link(latency * 1e-6, link * 1e9))
     summary["portable_price"] = price
-    if plot is not None:
-        _draw(plot, summary)
+    if report is not None:
+        from lockstep.api.report import Report
+        from lockstep.pages.bench import page
+
+        Report(page(summary)).save(report)
     if json_output:
         print(json.dumps(summary))
     elif ablations:
@@ -160,24 +163,3 @@ def _print_row(measurements: "list[Record]") -> None:
 
     lines = head(measurements[0]) if len(measurements) == 1 else []
     print(*lines, row(with_ratios(measurements[-1], measurements[0])), sep="\n", flush=True)
-
-
-def _check_plot(path: Path) -> None:
-    """Raise a LockstepError, before anything is measured, if --plot cannot write `path`."""
-    from lockstep.errors import ENVIRONMENT, LockstepError
-
-    if path.suffix != ".svg":
-        raise LockstepError(f"--plot {path}: only SVG is drawn: give a name that ends in .svg")
-    if not path.absolute().parent.is_dir():
-        raise LockstepError(f"--plot {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
-
-
-def _draw(path: Path, summary: "Record") -> None:
-    """Write the chart. Raises: LockstepError."""
-    from lockstep.bench.chart import chart
-    from lockstep.errors import ENVIRONMENT, LockstepError
-
-    try:
-        path.write_text(chart(summary["records"]))
-    except OSError as error:
-        raise LockstepError(f"--plot {path}: cannot be written: {error.strerror or error}", ENVIRONMENT) from None

@@ -218,7 +218,7 @@ def _check_labels(folder: Path, html: Path | None, json_output: bool) -> dict[st
     from lockstep.launch.submit import submit
     from lockstep.launch.workers import Output
     from lockstep.launch.world import World
-    from lockstep.report.labels import lines_of, page
+    from lockstep.pages.labels import lines_of, page
 
     placement = Placement(data=folder.absolute())
     spec = folds_spec("photos", {}, placement, folds=5, labels=True, started=STARTED)

@@ -1,7 +1,5 @@
 """The report job: an evaluation, and what the classifier says of each image: calibration, mistakes, doubts."""
 
-import base64
-import io
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import Evaluator, chosen
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
+from lockstep.pages.page import address
 
 _BINS = 15  # of the calibration error, of equal width
 
@@ -37,7 +36,9 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     images = session.splits[spec.split]
     first, second = probabilities.topk(min(2, probabilities.shape[1]), 1).values.T
     wrong = probabilities.argmax(1) != labels
-    mistakes = first.masked_fill(~wrong, -1.0).argsort(descending=True, stable=True)[: min(spec.shown, int(wrong.sum()))]
+    mistakes = first.masked_fill(~wrong, -1.0).argsort(descending=True, stable=True)[
+        : min(spec.shown, int(wrong.sum()))
+    ]
     doubts = (first - second).argsort(stable=True)[: spec.shown]
     return {
         **record,
@@ -67,21 +68,10 @@ def calibration(probabilities: Tensor, labels: Tensor) -> dict[str, Any]:
 def _shown(images: Dataset, probabilities: Tensor, row: int) -> dict[str, Any]:
     """Return an image as the page shows it: its number, its label, its two most probable classes, its picture."""
     top = probabilities[row].topk(min(2, probabilities.shape[1]))
+    likely = zip(top.values.tolist(), top.indices.tolist(), strict=True)
     return {
         "number": row,
         "label": images.classes[int(images.labels[row])],
-        "top": [
-            (images.classes[index], value)
-            for value, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-        ],
-        "picture": _picture(images.images[torch.tensor([row])][0]),
+        "top": [(images.classes[index], value) for value, index in likely],
+        "picture": address(images.images[torch.tensor([row])][0].cpu().numpy()),
     }
-
-
-def _picture(image: Tensor) -> str:
-    """Return uint8 `image` [H, W, C] as a `data:` address."""
-    from PIL import Image
-
-    pixels, file = image.cpu().numpy(), io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels[..., :3]).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,34 +1,15 @@
 """The images whose labels are contradicted, as lines and as a page of pictures. The record is that of jobs/folds.py."""
 
-import base64
-import io
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from lockstep.data.decode import decode_image
-from lockstep.errors import printable
+from lockstep.pages.page import Picture, Section, address, render
 from lockstep.words import plural
 
 _SHOWN = 20  # lines in the text; --json and the page have all
 _PICTURE_PX = 160
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: CanvasText; background: Canvas }}
-main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax({side}px, 1fr)); gap: 1.5rem }}
-figure {{ margin: 0; overflow-wrap: anywhere }}
-</style>
-<h1>{title}</h1>
-<p>{text}</p>
-<main>
-{figures}
-</main>
-</html>
-"""
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
@@ -41,13 +22,11 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
 
 def page(record: Mapping[str, Any]) -> str:
     """Return an HTML page with a picture of each doubtful image. It needs no other file. Raises: LockstepError."""
-    figures = []
+    pictures = []
     for one in record["doubtful"]:
-        path, opinion = escape(printable(one["path"])), escape(printable(_opinion(one)))
-        picture = f'<img src="{_picture(Path(record["folder"], one["path"]))}" alt="{path}: {opinion}"'
-        figures.append(f"<figure>{picture} width={_PICTURE_PX}><figcaption>{path}<br>{opinion}</figcaption></figure>")
-    title = escape(printable(f"Doubtful labels in {record['folder']}"))
-    return _PAGE.format(title=title, text=escape(_summary(record)), side=_PICTURE_PX, figures="\n".join(figures))
+        source = address(decode_image(Path(record["folder"], one["path"]), _PICTURE_PX))
+        pictures.append(Picture(source, f"{one['path']}: {_opinion(one)}", [one["path"], _opinion(one)]))
+    return render(record["folder"], [Section("Doubtful labels", [_summary(record)], pictures=pictures)])
 
 
 def _opinion(one: Mapping[str, Any]) -> str:
@@ -62,12 +41,3 @@ def _summary(record: Mapping[str, Any]) -> str:
         f"{found} of {images:,} {verb} contradicted by a classifier that was trained on other images; it agrees with "
         f"{record['accuracy']['mean']:.1%} of all labels"
     )
-
-
-def _picture(path: Path) -> str:
-    """Return the image as the network sees it, cut to a square, as a `data:` address."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(decode_image(path, _PICTURE_PX)).save(file, "JPEG")
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,1 @@
+"""Listeners: the console, log.txt, metrics.jsonl, TensorBoard and the record of evaluations."""

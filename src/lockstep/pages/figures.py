@@ -1,0 +1,178 @@
+"""Figures as SVG, drawn by matplotlib. Text stays text, and ink has the colour of the page's text, in any theme."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstep.errors import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#2f7fc1", "#d1495b", "#3a9d5d", "#8a63c4", "#c98a1b", "#3f9aa5")  # readable on white and on black
+MOST_NAMED = 24  # classes up to which a heat map names them on its axes, and has numbers in its cells
+_LONGEST_NAME = 24  # characters on an axis
+_MOST_IN_LEGEND = 8  # lines; of more, a legend would cover them
+_INK = "#010203"  # stands for the colour of the page's text
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "lockstep", "font.family": "sans-serif", "font.size": 10,
+    "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#808080", "grid.alpha": 0.3, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 9,
+    "figure.constrained_layout.use": True, "text.parse_math": False,
+}  # fmt: skip
+_LIKELY_SHARED_ID = re.compile(r' id="[a-z0-9.]+_[a-z0-9_.]+"')  # of a group; nothing refers to it
+_SIZE = re.compile(r' width="([0-9.]+)pt" height="[0-9.]+pt"')
+
+
+class Line(NamedTuple):
+    """A line: its name in the legend, and its points (x, y). A point whose y is None is left out."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+    dashed: bool = False
+    colour: int = -1  # index of COLOURS; -1 for the next one
+
+
+class Panel(NamedTuple):
+    """A diagram of lines, with the labels of its axes. `log`: a logarithmic y axis. `share`: y is shown in percent."""
+
+    y_label: str
+    x_label: str
+    lines: Sequence[Line]
+    log: bool = False
+    share: bool = False
+    from_zero: bool = False
+
+
+def lines(*panels: Panel) -> str:
+    """Return a row of `panels`."""
+
+    def draw(axes: "Axes", panel: Panel) -> None:
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+        axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        for number, line in enumerate(panel.lines):
+            points = [(x, y) for x, y in line.points if y is not None]
+            colour = COLOURS[(number if line.colour < 0 else line.colour) % len(COLOURS)]
+            axes.plot(
+                [x for x, _ in points], [y for _, y in points], color=colour, label=line.name, linewidth=1.6,
+                linestyle="--" if line.dashed else "-", marker="o" if len(points) <= 12 else "", markersize=3.5,
+            )  # fmt: skip
+        if panel.log and any(y is not None and y > 0 for line in panel.lines for _, y in line.points):
+            _log(axes)
+        if panel.share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        if panel.from_zero:
+            axes.set_ylim(bottom=0)
+        if 1 < len(panel.lines) <= _MOST_IN_LEGEND:
+            axes.legend()
+
+    return _drawn(4.2 * len(panels), 3.0, *(lambda axes, panel=panel: draw(axes, panel) for panel in panels))
+
+
+def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    """Return the confusion matrix `counts` [classes][classes]: the row is the label, the column the prediction.
+
+    Correct images are blue, mistakes are red. The colours grow with the square root of the share of a row, so that a
+    few mistakes are seen.
+    """
+    named = len(names) <= MOST_NAMED
+    names = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in map(printable, names)]
+
+    def draw(axes: "Axes") -> None:
+        import numpy as np
+
+        shares = np.array(counts, float) / np.maximum(1, np.array(counts).sum(1, keepdims=True))
+        alpha = 0.8 * np.sqrt(shares)
+        pixels = np.empty((*shares.shape, 4))
+        pixels[..., :3], pixels[..., 3] = _rgb(COLOURS[1]), alpha
+        pixels[np.arange(len(names)), np.arange(len(names)), :3] = _rgb(COLOURS[0])
+        axes.imshow(pixels, interpolation="nearest")
+        axes.set(xlabel="classified as", ylabel="label")
+        axes.grid(visible=False)
+        if named:
+            axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
+            axes.set_yticks(range(len(names)), names)
+            for y, row in enumerate(counts):
+                for x, count in enumerate(row):
+                    if count:
+                        axes.text(x, y, f"{count:,}", ha="center", va="center", fontsize=8 if len(names) < 16 else 6.5)
+
+    side = 1.5 + 0.08 * max(map(len, names)) + 0.4 * len(names) if named else 7.0
+    return _drawn(side + 0.4, side, draw)
+
+
+def reliability(bins: Sequence[tuple[float, float, int]]) -> str:
+    """Return the diagram of `bins` (mean probability, accuracy, images): accuracy beside the diagonal, and images."""
+
+    def draw(axes: "Axes") -> None:
+        axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle="--", label="calibrated")
+        for mean, accuracy, _ in bins:
+            axes.plot([mean, mean], [mean, accuracy], color=COLOURS[1], linewidth=1.2)
+        axes.plot([m for m, _, _ in bins], [a for _, a, _ in bins], "o", color=COLOURS[0], label="images of a bin")
+        axes.set(xlabel="probability of the predicted class", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.03))
+        axes.legend(loc="upper left")
+
+    def count(axes: "Axes") -> None:
+        axes.bar([mean for mean, _, _ in bins], [images for *_, images in bins], width=0.05, color=COLOURS[0])
+        axes.set(xlabel="probability of the predicted class", ylabel="images", xlim=(0, 1.02))
+        _log(axes)
+
+    return _drawn(8.4, 3.4, draw, count)
+
+
+def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], x_label: str) -> str:
+    """Return one horizontal bar for each of `rows` (name, parts), divided into its parts (name, length)."""
+
+    def draw(axes: "Axes") -> None:
+        order = list(dict.fromkeys(name for _, parts in rows for name, _ in parts))
+        for y, (_, parts) in enumerate(rows):
+            left = 0.0
+            for name, length in parts:
+                colour, label = COLOURS[order.index(name) % len(COLOURS)], name if y == 0 else None
+                axes.barh(y, length, left=left, color=colour, label=label, height=0.6)
+                left += length
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.invert_yaxis()
+        axes.set(xlabel=x_label)
+        axes.legend(ncols=len(order), loc="lower left", bbox_to_anchor=(-0.02, 1), handlelength=1, columnspacing=1.2)
+
+    return _drawn(7.5, 1.1 + 0.4 * len(rows), draw)
+
+
+def _drawn(width: float, height: float, *draw: Callable[["Axes"], None]) -> str:
+    """Return an SVG element of `width` by `height` inches with a row of axes, each filled by one function of `draw`.
+
+    It is as wide as its container, but not wider than `width`. The page names it for screen readers.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    file = io.StringIO()
+    with rc_context(_STYLE), warnings.catch_warnings():
+        # Names in other scripts: the page's reader has fonts for them, and the text is kept as text.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        figure = Figure(figsize=(width, height))
+        for number, fill in enumerate(draw):
+            fill(figure.add_subplot(1, len(draw), number + 1))
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    text = file.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = _SIZE.sub(lambda size: f' style="max-width: {float(size[1]) * 4 / 3:.0f}px"', text, count=1)
+    return _LIKELY_SHARED_ID.sub("", text)
+
+
+def _log(axes: "Axes") -> None:
+    """Give `axes` a logarithmic y axis, with plain numbers at its ticks."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))

@@ -1,0 +1,77 @@
+"""A page: one HTML file that needs no other one and makes no request. The template is templates/page.html.jinja."""
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import printable
+
+NUMBERS = "The numbers as a table"  # in place of a table that has those of figures
+_PIXELATED = 64  # pixels a side up to which a picture is shown enlarged, pixel by pixel
+
+
+class Table(NamedTuple):
+    """A table: the names of its columns, and its rows."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Figure(NamedTuple):
+    """A figure: an SVG element, and what it shows, for readers who do not see it."""
+
+    svg: str
+    caption: str
+
+
+class Picture(NamedTuple):
+    """An image: its `data:` address, what it is, and the lines below it, of which the first is emphasised."""
+
+    source: str
+    text: str
+    lines: Sequence[str]
+
+
+class Section(NamedTuple):
+    """A part of a page. `folded`: the words in place of the table until the reader unfolds it; "": it is shown."""
+
+    title: str
+    texts: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    table: Table | None = None
+    folded: str = ""
+    pictures: Sequence[Picture] = ()
+    commands: Sequence[str] = ()
+
+
+class Headline(NamedTuple):
+    """What a page says first: a figure such as "99.15 %", a sentence about it, and facts (name, value)."""
+
+    figure: str
+    text: str
+    facts: Sequence[tuple[str, str]] = ()
+
+
+def render(title: str, sections: Sequence[Section], headline: Headline | None = None, notes: Sequence[str] = ()) -> str:
+    """Return the page. `notes` say what it lacks. Texts may hold any characters: they are escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("lockstep.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=lambda value: printable(value) if type(value) is str else value,
+    )  # fmt: skip
+    template = environment.get_template("page.html.jinja")
+    return template.render(title=title, headline=headline, notes=notes, sections=sections)
+
+
+def address(pixels: NDArray[np.uint8]) -> str:
+    """Return an image uint8 [H, W, 1 or 3] as a `data:` address: a small one as PNG, pixel by pixel, else as JPEG."""
+    from PIL import Image
+
+    kind, file = ("PNG" if max(pixels.shape) <= _PIXELATED else "JPEG"), io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, kind, quality=85)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

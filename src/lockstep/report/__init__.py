@@ -1,1 +1,0 @@
-"""Reports of a run: the console, log.txt, metrics.jsonl, TensorBoard and the record of evaluations."""

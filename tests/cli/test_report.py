@@ -1,0 +1,90 @@
+"""`lockstep report`: the real program, a real browser, and what it refuses."""
+
+import shutil
+
+import pytest
+from tests.browser import chromium
+from tests.images import bright_and_dark
+
+import lockstep
+from lockstep.errors import DATA, ENVIRONMENT, USAGE
+
+SHORT = ("digits", "--steps", 30, "--processes", 1)
+
+
+@pytest.fixture(scope="module")
+def written(trained_once, tmp_path_factory):
+    """Return a report that the real program wrote, from elsewhere than the run's folder."""
+    from tests.conftest import run_program
+
+    folder = tmp_path_factory.mktemp("report")
+    done = run_program("report", trained_once(*SHORT)[0], "-o", "r.html", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "r.html\n", "")
+    return folder / "r.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1100, 390])
+def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, scheme, width):
+    requests, errors = [], []
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: errors.append(message.text))
+        page.goto(written.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        colours = page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
+            " getComputedStyle(document.querySelector('svg text')).fill]"
+        )
+        dark = scheme == "dark"
+        assert colours[0] == ("rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)")
+        assert colours[2] == colours[1] == ("rgb(228, 232, 236)" if dark else "rgb(28, 32, 36)")
+        assert page.evaluate("[...document.images].every(image => image.naturalWidth == 8)")
+        boxes = page.evaluate("[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().height)")
+        assert min(boxes) > 50
+        page.get_by_text("The numbers as a table").first.click()
+        assert page.get_by_role("columnheader", name="learning rate").is_visible()
+    assert [url for url in requests if not url.startswith("data:")] == [written.as_uri()]
+    assert errors == []
+
+
+def test_a_run_whose_data_are_gone_has_a_page_that_says_so(tmp_path, here):
+    bright_and_dark(tmp_path / "photos", 8)
+    done = here("train", "folder", "--data", "photos", "--steps", 1, "--set", "image_px=32", "--processes", 1)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "photos")
+    done = here("report", "runs/photos-1", "-o", "r.html")
+    assert done.returncode == 0, done.stderr
+    assert "there are no pictures and no confusion matrix" in done.stdout
+    assert "there are no pictures" in (tmp_path / "r.html").read_text()
+
+
+def test_what_cannot_be_reported_is_refused_before_anything_is_computed(trained_once, tmp_path, here):
+    path, _ = trained_once(*SHORT)
+    (tmp_path / "there.html").write_text("mine")
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(path, unfinished)
+    shutil.rmtree(unfinished / "checkpoints")
+    (unfinished / "result.json").unlink()
+    for words, code, text in (
+        ((path, "-o", "there.html"), USAGE, "exists already"),
+        ((path, "-o", "nowhere/r.html"), ENVIRONMENT, "there is no folder nowhere"),
+        (("missing", "-o", "r.html"), USAGE, "missing"),
+        ((unfinished, "-o", "r.html"), DATA, "has no checkpoint yet"),
+        ((path,), USAGE, "--output"),
+    ):
+        done = here("report", *words)
+        assert done.returncode == code, done.stderr
+        assert text in done.stderr
+    assert (tmp_path / "there.html").read_text() == "mine"
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_notebook_shows_a_report_in_a_frame(trained_once):
+    made = lockstep.report(trained_once(*SHORT)[0], trained_once(*SHORT, "--seed", 1)[0])
+    frame = made._repr_html_()
+    assert frame.startswith("<iframe srcdoc=")
+    assert frame.count("<") == 2
+    with pytest.raises(lockstep.LockstepError, match="cannot be written"):
+        made.save("/proc/report.html")

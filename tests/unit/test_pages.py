@@ -1,0 +1,167 @@
+"""Pages: what a report states of a run, of several runs and of a measurement, and that they are safe to open."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.test_bench import record as measurement
+
+from lockstep.bench.analysis import Link, summarise
+from lockstep.config.placement import Placement
+from lockstep.jobs.context import Context
+from lockstep.jobs.report import calibration, report
+from lockstep.jobs.specs import ReportSpec
+from lockstep.pages import bench, figures, runs
+from lockstep.pages.figures import Line, Panel
+from lockstep.pages.page import Figure, Headline, Picture, Section, Table, address, render
+from lockstep.runs.folder import Run
+from lockstep.runs.recorded import Recorded
+
+HOSTILE = '<script>alert("x")</script>&$\\frac$\x1b[2J'
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, its texts, and the cells of its tables by section."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text, self.headings, self._heading = [], "", [], False
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._heading = tag == "h2"
+
+    def handle_endtag(self, tag):
+        self._heading = False
+
+    def handle_data(self, data):
+        self.text += f"{data}\n"
+        if self._heading:
+            self.headings.append(data)
+
+
+@pytest.fixture(scope="module")
+def judged(trained_once):
+    """Return (the run's folder, the record of the report job)."""
+    path, _ = trained_once("digits", "--steps", 30, "--processes", 1)
+    recipe = Run(path).recipe()
+    return path, report(ReportSpec(recipe=recipe, placement=Placement(), path=path, split="test"), Context())
+
+
+def test_the_job_counts_as_an_evaluation_does_and_finds_the_worst_mistakes(judged):
+    path, record = judged
+    result = Run(path).result()
+    assert record["accuracy"] == Run(path).accuracy
+    assert record["loss"] == pytest.approx(result["loss"]["ema"], rel=1e-6)
+    assert sum(count for *_, count in record["calibration"]["bins"]) == record["examples"]
+    assert record["mistakes"]
+    wrong = record["examples"] - record["correct"]
+    assert len(record["mistakes"]) == min(24, wrong)
+    certainties = [one["top"][0][1] for one in record["mistakes"]]
+    assert certainties == sorted(certainties, reverse=True)
+    assert all(one["top"][0][0] != one["label"] for one in record["mistakes"])
+    gaps = [one["top"][0][1] - one["top"][1][1] for one in record["doubts"]]
+    assert len(gaps) == 24
+    assert gaps == sorted(gaps)
+
+
+def test_the_calibration_error_is_the_mean_distance_of_probability_and_accuracy():
+    probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.0, 1.0]], dtype=torch.float64)
+    found = calibration(probabilities, torch.tensor([0, 1, 1, 1]))
+    assert found["bins"] == [(pytest.approx(0.6), 1.0, 1), (pytest.approx(0.9), 0.5, 2), (1.0, 1.0, 1)]
+    assert found["error"] == pytest.approx((0.4 * 1 + 0.4 * 2 + 0.0) / 4)
+
+
+def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
+    path, record = judged
+    page = Page(runs.page([Recorded(path)], record))
+    assert page.headings == [
+        "Training", "Confusion", "Classes", "Calibration", "Worst mistakes", "Least certain", "Speed", "How it was made"
+    ]  # fmt: skip
+    assert f"{record['accuracy']:.2%}" in page.text
+    assert f"{record['calibration']['error']:.2%}" in page.text
+    assert f"lockstep verify {path}" in page.text
+    assert Run(path).recipe().digest() in page.text
+    assert sum(tag == "img" for tag, _ in page.tags) == len(record["mistakes"]) + 24
+    shown = re.findall(r"is taken for", page.text)
+    confused = sum(bool(n) for y, row in enumerate(record["confusion"]) for x, n in enumerate(row) if x != y)
+    assert len(shown) == min(5, confused) > 0
+
+
+def test_every_figure_has_a_name_and_a_table_and_no_page_makes_a_request(judged):
+    path, record = judged
+    html = runs.page([Recorded(path)], record)
+    page = Page(html)
+    assert sum(tag == "svg" for tag, _ in page.tags) == 9
+    named = [attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"]
+    assert len(named) == 9
+    assert sum(tag == "table" for tag, _ in page.tags) == 6
+    addresses = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert all(value.startswith("data:image/") for value in addresses if not value.startswith("#"))
+    assert "url(http" not in html
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len([name for name in ids if not re.fullmatch("[mp][0-9a-f]{10}|image[0-9a-f]+", name)]) == len(
+        page.headings
+    )
+    assert runs.page([Recorded(path)], record) == html
+
+
+def test_without_data_the_page_says_so_and_has_the_result_of_training(judged):
+    path, _ = judged
+    page = Page(runs.page([Recorded(path)], None, "the images are gone"))
+    assert "the images are gone" in page.text
+    assert page.headings == ["Training", "Speed", "How it was made"]
+    assert f"{Run(path).accuracy:.2%}" in page.text
+
+
+def test_several_runs_are_compared_by_what_differs(judged, trained_once):
+    path, _ = judged
+    other, _ = trained_once("digits", "--steps", 30, "--processes", 1, "--seed", 1)
+    page = Page(runs.page([Recorded(path), Recorded(other)]))
+    assert page.headings == ["What differs", "Training", "Speed"]
+    assert "Settings that differ: seed." in page.text
+    mean = (Run(path).accuracy + Run(other).accuracy) / 2
+    assert f"{mean:.2%}" in page.text
+    assert str(path) in page.text  # both folders are called a
+    again = Page(runs.page([Recorded(path), Recorded(path)]))
+    assert "The recipes are the same." in again.text
+
+
+def test_a_page_shows_any_text_as_text():
+    picture = Picture(address(np.zeros((2, 2, 1), np.uint8)), HOSTILE, [HOSTILE])
+    drawn = Figure(figures.heat_map([[1, 0], [0, 1]], [HOSTILE, "$a$"]), HOSTILE)
+    section = Section(HOSTILE, [HOSTILE], [drawn], Table([HOSTILE], [[HOSTILE]]), HOSTILE, [picture], [HOSTILE])
+    html = render(HOSTILE, [section], Headline(HOSTILE, HOSTILE, [(HOSTILE, HOSTILE)]), [HOSTILE])
+    page = Page(html)
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert page.text.count('<script>alert("x")</script>') == 14
+    assert "\x1b" not in html
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_a_heat_map_has_numbers_up_to_24_classes(count):
+    counts = [[int(x == y) * 7 + int(x == y + 1) for x in range(count)] for y in range(count)]
+    svg = figures.heat_map(counts, [f"class {i}" for i in range(count)])
+    assert ("class 1<" in svg) == (count == 2)
+    assert "currentColor" in svg
+    assert "#010203" not in svg
+
+
+def test_a_line_leaves_out_what_is_not_known():
+    with_gap = figures.lines(Panel("loss", "steps", [Line("a", [(0, 1.0), (1, None), (2, 3.0)])], log=True))
+    assert with_gap == figures.lines(Panel("loss", "steps", [Line("a", [(0, 1.0), (2, 3.0)])], log=True))
+    assert "<svg" in figures.lines(Panel("loss", "steps", [Line("a", [(0, None)])], log=True))
+
+
+def test_the_page_of_a_measurement_has_the_figures_of_its_record():
+    summary = summarise([measurement(1, 0.1), measurement(2, 0.125)], [measurement(2, 0.12)], "tree", Link(1e-5, 1e9))
+    page = Page(bench.page(json.loads(json.dumps(summary))))
+    assert page.headings == ["Speed", "Where the time goes", "What limits it", "Prediction for more devices"]
+    assert "80.0%" in page.text
+    assert summary["analysis"]["verdict"] in page.text
+    only = Page(bench.page(summarise([measurement(2, 0.125)], [], "tree", Link(1e-5, 1e9))))
+    assert only.headings == ["Speed", "Where the time goes"]
