@@ -1,8 +1,9 @@
 """Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME ...]`.
 
 `train`, `own-images` and `data-check` run Lockstep in a pseudo-terminal and draw what the terminal shows. The photos
-are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. All are written
-to docs/pictures/, on a background of their own, so that they read on light and dark pages.
+are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. `report` is a
+page in Chromium. All are written to docs/pictures/, on a background of their own, so that they read on light and dark
+pages.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
+import lockstep
+from benchmarks.browser import chromium
 from lockstep.data.cifar import load_cifar10
 from lockstep.errors import DATA
 
@@ -187,6 +190,18 @@ def data_check() -> str:
         return terminal("data-check", [(CHECK, shown(run_in_terminal(CHECK, Path(folder), status=DATA)))])
 
 
+def report() -> bytes:
+    """Return the top of the report of a run of `digits` as a browser shows it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, path = lockstep.train("digits", name="first", runs=f"{folder}/runs", quiet=True), Path(folder, "r.html")
+        lockstep.report(run, quiet=True).save(path)
+        with chromium() as browser:
+            page = browser.new_page(viewport={"width": 1000, "height": 1660}, color_scheme="light")
+            page.goto(path.as_uri())
+            shown: bytes = page.screenshot()
+        return shown
+
+
 def composed(text: str) -> list[str]:
     """Return the rows of a training run: those at its end, and where it was, the live line half-way."""
     for end in (match.end() for match in re.finditer(r"(?=\r\x1b\[2K)", text)):
@@ -330,13 +345,15 @@ def step() -> str:
 PICTURES: dict[str, Callable[[], str]] = {
     "train": train, "own-images": own_images, "data-check": data_check, "layers": layers, "step": step
 }  # fmt: skip
+SCREENSHOTS: dict[str, Callable[[], bytes]] = {"report": report}
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or PICTURES:
-        (FOLDER / f"{name}.svg").write_text(PICTURES[name]())
-        print(FOLDER / f"{name}.svg")
+    for name in sys.argv[1:] or [*PICTURES, *SCREENSHOTS]:
+        path = FOLDER / f"{name}.{'svg' if name in PICTURES else 'png'}"
+        path.write_bytes(PICTURES[name]().encode() if name in PICTURES else SCREENSHOTS[name]())
+        print(path)
 
 
 if __name__ == "__main__":

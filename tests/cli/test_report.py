@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tests.browser import chromium
+from benchmarks.browser import chromium, executable
 from tests.images import bright_and_dark
 
 import lockstep
@@ -23,6 +23,7 @@ def written(trained_once, tmp_path_factory):
     return folder / "r.html"
 
 
+@pytest.mark.skipif(executable() is None, reason="no Chromium is installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1100, 390])
 def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, scheme, width):

@@ -169,7 +169,10 @@ def _drawn(width: float, height: float, *draw: Callable[["Axes"], None]) -> str:
 
 def _log(axes: "Axes") -> None:
     """Give `axes` a logarithmic y axis, with plain numbers at its ticks."""
+    from matplotlib.ticker import LogLocator
+
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
 
