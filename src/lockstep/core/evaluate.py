@@ -16,6 +16,7 @@ from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
 from lockstep.kernels.portable import arithmetic
 
+Forward = Callable[[Tensor], Tensor]  # a network: from its input to logits
 Progress = Callable[[float], None]  # receives the share of the evaluation that is done, in [0, 1]
 Chunk = Callable[[Tensor, Tensor], None]  # receives examples, int64 [b], and their logits, float32 [b, classes]
 
@@ -119,7 +120,7 @@ def evaluate(
     )
 
 
-def classify(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """Return float32 logits [b, classes] twice: the mean over the recipe's views of `images`, and by one view.
 
     `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`, bool [b], is False
@@ -132,7 +133,7 @@ def classify(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) 
         return _classified(recipe, network, images, counted)
 
 
-def _classified(recipe: Recipe, network: Network, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+def _classified(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     images, views = recipe.input.test(images), recipe.test_views
     one_view = network(images)
     if views == "one":
@@ -140,12 +141,14 @@ def _classified(recipe: Recipe, network: Network, images: Tensor, counted: Tenso
     unmoved = (one_view + network(images.flip(-1))) / 2
     if views == "flip":
         return unmoved, one_view
-    chosen = _unsure(unmoved, counted) if "unsure" in views else torch.arange(len(images), device=images.device)
+    chosen = _unsure(unmoved, counted) if "unsure" in views else None
+    moved_images, by_unmoved = (images, unmoved) if chosen is None else (images[chosen], unmoved[chosen])
     height, width = images.shape[2:]
-    padded = functional.pad(images[chosen], (1, 1, 1, 1), mode="reflect")
+    padded = functional.pad(moved_images, (1, 1, 1, 1), mode="reflect")
     shifted = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
     moved = sum(network(image) + network(image.flip(-1)) for image in shifted) / 4
-    return unmoved.index_copy(0, chosen, (unmoved[chosen] + moved) / 2), one_view
+    logits = (by_unmoved + moved) / 2
+    return logits if chosen is None else unmoved.index_copy(0, chosen, logits), one_view
 
 
 def _predicted(logits: Tensor, classes: int) -> Tensor:

@@ -211,7 +211,7 @@ def standardise(values: Tensor) -> Tensor:
     float32 [b, H, W, C] -> float32 [b, C, H, W], channels last in memory.
     Source: tf.image.per_image_standardization.
     """
-    flat = values.reshape(len(values), -1)
+    flat = values.flatten(1)
     count = flat.shape[1]
     centred = flat - flat.mean(dim=1, keepdim=True)
     norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)  # deviation * sqrt(count), so its minimum is 1

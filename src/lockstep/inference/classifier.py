@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,13 +25,14 @@ from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.inference.origin import file_recipe, run_of
+from lockstep.inference.graph import graph_recipe
+from lockstep.inference.origin import file_recipe, is_onnx, run_of
 from lockstep.inference.sources import Source, Sources, decoded, image_of, items
 from lockstep.messages import logger
 from lockstep.runs.checkpoint import read_chosen, read_result
 from lockstep.runs.folder import Run, metadata
 from lockstep.runs.provenance import compare, sources
-from lockstep.runs.tensors import read_safetensors, require_unchanged
+from lockstep.runs.tensors import contents_sha256, read_safetensors, require_unchanged
 from lockstep.settings import validated
 
 _OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
@@ -163,6 +164,15 @@ class Classifier:
         module.load_state_dict(dict(self._weights.tensors), strict=False)
         return module.eval()
 
+    @property
+    def weights_sha256(self) -> str:
+        """Return the SHA-256 of all tensors by name."""
+        return contents_sha256({}, self._weights.tensors)
+
+    def as_graph(self) -> "Classifier":
+        """Return the classifier of the same weights that computes as an exported graph does: see `graph_recipe`."""
+        return Classifier(replace(self._weights, recipe=graph_recipe(self.recipe), unlike={}), self.device)
+
     def preprocess(self, image: Source) -> Tensor:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
 
@@ -198,6 +208,17 @@ class Classifier:
                 f"layer: give a smaller batch (--batch)"
             )
         return self._predict(sources, top, size)
+
+    def probabilities(self, images: NDArray[np.uint8], batch: int | None = None) -> NDArray[np.float64]:
+        """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if they are not finite.
+
+        They are classified `batch` at a time, by default as many as in an evaluation.
+        """
+        rows, size = [], batch or self.recipe.eval_batch
+        for start in range(0, len(images), size):
+            found = [pixels for _, pixels in decoded(items(images[start : start + size]), self._input)]
+            rows.append(self._probabilities(np.stack(found), size).numpy())  # type: ignore[arg-type]
+        return np.concatenate(rows)
 
     def _predict(self, sources: Sources, top: int, size: int) -> Iterator[Prediction]:
         waiting: list[tuple[Path | int, NDArray[np.uint8] | LockstepError]] = []
@@ -280,10 +301,19 @@ def load(
     model: str | None = None,
     device: str = "auto",
 ) -> Classifier:
-    """Return the classifier of a run, a checkpoint's folder or a model file; see `lockstep.load`.
+    """Return the classifier of a run, a checkpoint's folder, a model file or an ONNX file; see `lockstep.load`.
 
     Raises: LockstepError.
     """
+    if is_onnx(source):
+        from lockstep.inference.onnx_classifier import OnnxClassifier
+
+        if checkpoint is not None or model is not None or device not in ("auto", "cpu"):
+            raise LockstepError(
+                f"{source} is an ONNX file: it has one set of weights, contains its network and computes on the CPU. "
+                "Leave out --checkpoint, --model and --device"
+            )
+        return OnnxClassifier(Path(str(source)).expanduser())
     weights = _weights(source, checkpoint)
     check_code(weights.origin, weights.recipe, {"model": model})
     classifier = Classifier(weights, _device(device_for(weights.recipe.arithmetic, device)))

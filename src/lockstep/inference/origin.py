@@ -30,9 +30,21 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
     return Run.existing(path), None
 
 
+def is_onnx(source: str | Path | Run) -> bool:
+    """Return whether `source` names an ONNX file, by its name."""
+    return not isinstance(source, Run) and Path(source).suffix.lower() == ".onnx"
+
+
 def file_recipe(path: Path) -> tuple[Recipe, dict[str, Any]]:
     """Return the recipe and the other facts in a model file. Raises: LockstepError."""
-    facts = metadata(path)
+    if is_onnx(path):
+        from lockstep.inference.onnx_file import opened  # imports onnxruntime
+
+        facts: dict[str, Any] | None = opened(path, 1)[1]
+    elif path.suffix == ".pt2":
+        raise LockstepError(f"{path} is for torch.export.load: give the run, model.safetensors or an ONNX file")
+    else:
+        facts = metadata(path)
     assert facts is not None
     if not isinstance(facts.get("recipe"), dict):
         raise LockstepError(f"{path} is damaged: it does not contain its recipe", DATA)

@@ -1,0 +1,141 @@
+"""lockstep.export."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from lockstep.api.specs import chosen_checkpoint, data_of
+from lockstep.config.consent import check_code
+from lockstep.config.placement import Placement
+from lockstep.errors import CRASH, LockstepError
+from lockstep.files import replace
+from lockstep.inference.origin import is_onnx, recipe_of, run_of
+from lockstep.messages import logger
+from lockstep.runs.folder import Run
+from lockstep.settings import import_path_restored, validated
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TOLERANCE = 1e-3  # largest difference between two probabilities
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """What `lockstep.export` found out about a file that it wrote. `lockstep export --json` prints the same.
+
+    Attributes:
+        file, format, bytes: the file, its format, and its size.
+        weights_sha256: of the tensors; the file's metadata has it too.
+        split, examples: the images that the file was compared on: all of the split.
+        accuracy: of the file, as its runtime computes it.
+        accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
+        otherwise: how many images the file classifies otherwise than Lockstep.
+        difference: the largest difference of a probability from Lockstep's, computed in the file's precision, float32.
+        tolerance: what the difference may be.
+        images_per_s, images_per_s_lockstep: the speed of both on these images, in memory.
+    """
+
+    file: str
+    format: str
+    bytes: int
+    weights_sha256: str
+    split: str
+    examples: int
+    accuracy: float
+    accuracy_lockstep: float
+    otherwise: int
+    difference: float
+    tolerance: float
+    images_per_s: float
+    images_per_s_lockstep: float
+
+
+def export(
+    source: str | Path | Run,
+    file: str | Path,
+    format: Literal["onnx", "pt2"] = "onnx",
+    checkpoint: str | int | None = None,
+    *,
+    data: str | Path | None = None,
+    model: str | None = None,
+    dataset: str | None = None,
+) -> ExportRecord:
+    """Write a classifier to one file that needs no Lockstep, and compare the file with Lockstep on all test images.
+
+        record = lockstep.export("runs/first", "first.onnx")
+        print(record.accuracy, record.otherwise, record.difference)
+
+    The file maps images uint8 [N, H, W, C] of any number, height and width to probabilities float32 [N, classes]. It
+    contains the preprocessing, and computes in float32. An ONNX file is for onnxruntime and others, and has the names
+    of the classes in its metadata; a pt2 file is for `torch.export.load`.
+
+    Args:
+        source: a run, its folder, the folder of one of its checkpoints, or a model file.
+        file: the file to write; an existing one is replaced.
+        format: "onnx" (needs the extra lockstep[export]) or "pt2".
+        checkpoint: "best", or a number of steps; None for the newest.
+        data: folder of the dataset; None for that of training.
+        model: the run's own package.module:function, to allow that its code is executed.
+        dataset: likewise for a dataset of your own.
+
+    Raises:
+        LockstepError: as `lockstep.load`; data that are gone, a network that cannot be exported, a package that is
+            missing, a file that differs by more than the tolerance. No file is written then.
+    """
+    if format not in get_args(Literal["onnx", "pt2"]):
+        raise LockstepError(f"format: got {format!r}: give 'onnx' or 'pt2'")
+    if is_onnx(source):
+        raise LockstepError(f"{source} is exported already: give the run, or model.safetensors")
+    recipe, (run, _) = recipe_of(source), run_of(source)
+    origin = run.path if run else Path(str(source))
+    check_code(origin, recipe, {"model": model, "dataset": dataset})
+    if run and not run.complete:
+        logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
+    folder = Path(data).expanduser().absolute() if data else None
+    placement = validated(Placement, {"data": data_of(run.path, folder) if run else folder})
+    with import_path_restored():
+        from lockstep.inference.classifier import load
+        from lockstep.inference.export import exported, loaded
+        from lockstep.inference.graph import batch_of, in_batches
+        from lockstep.jobs.session import read_splits
+
+        classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
+        splits = read_splits(recipe, placement)
+        split = "test" if "test" in splits else recipe.evaluated_split
+        images, labels = splits[split].images[slice(None)].numpy(), splits[split].labels.numpy()
+        facts = {
+            "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
+            "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),
+            "weights_sha256": classifier.weights_sha256, "versions": {n: version(n) for n in ("lockstep", "torch")},
+        }  # fmt: skip
+        content = exported(classifier, format, facts)
+        compute = loaded(content, format)
+        found, rate = _timed(partial(in_batches, compute), images)
+        own, own_rate = _timed(classifier.probabilities, images)
+        difference = abs(found - classifier.as_graph().probabilities(images, batch_of(images.shape[1:]))).max()
+    if not difference <= TOLERANCE:
+        raise LockstepError(
+            f"the {format} file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "
+            f"{TOLERANCE:g} is allowed: it is not written. Another version of its runtime may compute it correctly",
+            CRASH,
+        )
+    replace(Path(file), content)
+    chosen, own_chosen = found.argmax(1), own.argmax(1)
+    return ExportRecord(
+        str(file), format, len(content), classifier.weights_sha256, split, len(images),
+        float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
+        float(difference), TOLERANCE, rate, own_rate,
+    )  # fmt: skip
+
+
+def _timed(compute: Callable[[Any], Any], images: "NDArray[np.uint8]") -> "tuple[NDArray[Any], float]":
+    """Return what `compute` returns for `images`, and images/s."""
+    begun = time.perf_counter()
+    found = compute(images)
+    return found, len(images) / (time.perf_counter() - begun)

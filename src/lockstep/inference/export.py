@@ -1,0 +1,103 @@
+"""From a classifier to one file that needs no Lockstep: an ONNX file, or a program of torch.export."""
+
+import contextlib
+import io
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lockstep.errors import DATA, LockstepError
+from lockstep.inference.classifier import Classifier
+from lockstep.inference.graph import Compute, Graph
+from lockstep.inference.onnx_file import METADATA, missing, session
+
+Format = Literal["onnx", "pt2"]
+
+_EXAMPLE = (2, 37, 41)  # images, height, width: of an example that the exporter traces. Each may differ later.
+_OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
+
+
+def exported(classifier: Classifier, format: Format, facts: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
+
+    Raises: LockstepError if a package is missing, or the network cannot be exported.
+    """
+    graph = Graph(classifier.recipe, classifier.module, classifier.image_shape).eval()
+    dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
+    example = (torch.zeros(*_EXAMPLE, classifier.image_shape[2], dtype=torch.uint8),)
+    with _quiet(), torch.no_grad(), _refused(classifier):
+        program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
+        if format == "pt2":
+            file = io.BytesIO()
+            torch.export.save(program, file, extra_files={METADATA: json.dumps(facts)})
+            return file.getvalue()
+        with missing():
+            import onnxscript  # noqa: F401  # which torch.onnx needs
+
+            made = torch.onnx.export(
+                program, example, dynamo=True, verbose=False, input_names=["images"], output_names=["probabilities"]
+            )
+        assert made is not None
+        proto = made.model_proto  # made anew at each access
+        for name, value in {METADATA: facts, "classes": facts["classes"]}.items():
+            proto.metadata_props.add(key=name, value=json.dumps(value))
+        content: bytes = proto.SerializeToString()
+        return content
+
+
+def loaded(content: bytes, format: Format) -> Compute:
+    """Return the function that the runtime of a file computes: onnxruntime, or torch."""
+    if format == "onnx":
+        running = session(content)
+        return lambda images: running.run(None, {"images": images})[0]
+    with _quiet():
+        module = torch.export.load(io.BytesIO(content)).module()
+
+    def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            found: NDArray[np.float32] = module(torch.from_numpy(images)).numpy()
+        return found
+
+    return run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's notes, which are for those who write it."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _refused(classifier: Classifier) -> Iterator[None]:
+    """Turn what the exporter raises into a LockstepError that names the operator, or else torch's reason."""
+    try:
+        yield
+    except LockstepError:
+        raise
+    except Exception as error:
+        causes = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            causes.append(cause)  # type: ignore[arg-type]
+        texts = [str(one) for one in causes]
+        operator = next((found[1] for text in texts for found in [_OPERATOR.search(text)] if found), None)
+        reason = f"operator {operator}" if operator else next(filter(None, texts[-1].splitlines()), repr(error))
+        raise LockstepError(
+            f"model {classifier.recipe.model} cannot be exported: {reason}. Use operators that torch.export knows, "
+            "without branches on values, or use model.safetensors",
+            DATA,
+        ) from None

@@ -1,0 +1,83 @@
+"""Graph: preprocessing, network and softmax as one torch module, to export. It needs neither Pillow nor Lockstep."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lockstep.config.recipe import Recipe
+from lockstep.core.evaluate import classify
+
+Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
+
+_BATCH_VALUES = 1 << 22
+_SHARPNESS = -0.5  # of the cubic filter, as Pillow has it
+
+
+class Graph(nn.Module):
+    """Maps images uint8 [N, H, W, C] of any height and width to probabilities float32 [N, classes].
+
+    The largest part in the middle that has the network's proportions is resized as Pillow does it, by its bicubic
+    filter with antialiasing, in two passes that round to bytes. Then come the preprocessing and the views of an
+    evaluation. An image of the network's size is not changed by the resizing.
+
+    Pillow may begin with the other pass, and shrinks an image of more than four times the size in whole blocks first,
+    so a few values of a resized image differ from Lockstep's by more than the rounding.
+    """
+
+    def __init__(self, recipe: Recipe, network: nn.Module, shape: tuple[int, int, int]) -> None:
+        """Take over `network`, whose recipe is `recipe`, for images [height, width, channels] of `shape`."""
+        super().__init__()
+        self._recipe, self.network, self._size = graph_recipe(recipe), network, shape[:2]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the probabilities of `images`."""
+        height, width = self._size
+        sides = torch.full((), images.shape[1]) / height, torch.full((), images.shape[2]) / width
+        scale = torch.minimum(*sides)
+        pixels = images.permute(0, 3, 1, 2).float()
+        pixels = _byte(pixels @ _resampling(images.shape[2], width, scale).T)
+        pixels = _byte(_resampling(images.shape[1], height, scale) @ pixels)
+        small = pixels.permute(0, 2, 3, 1).to(torch.uint8)
+        logits, _ = classify(self._recipe, self.network, small, torch.ones(0))
+        return logits.softmax(1)
+
+
+def graph_recipe(recipe: Recipe) -> Recipe:
+    """Return `recipe` as a graph computes it: whole, in float32, and each image in the same views.
+
+    The setting flip-translate-unsure chooses the images of a batch that get further views; in a graph all get them.
+    """
+    views = recipe.test_views.removesuffix("-unsure")
+    return recipe.replace(head=None, precision="float32", arithmetic="native", compile=False, test_views=views)
+
+
+def in_batches(compute: Compute, images: NDArray[np.uint8]) -> NDArray[np.floating]:
+    """Return what `compute` returns for images [n, H, W, C], called with as many as fit a cache at a time."""
+    size = batch_of(images.shape[1:])
+    return np.concatenate([compute(images[start : start + size]) for start in range(0, len(images), size)])
+
+
+def batch_of(shape: Sequence[int]) -> int:
+    """Return how many images of `shape` a runtime is given at a time: it takes new memory for each large batch."""
+    return max(1, _BATCH_VALUES // math.prod(shape))
+
+
+def _resampling(old: int, new: int, scale: Tensor) -> Tensor:
+    """Return the matrix [new, old] that resizes `new` * `scale` pixels in the middle of `old` ones to `new`.
+
+    Source: precompute_coeffs of Pillow's Resample.c, and its bicubic filter.
+    """
+    middle = (torch.arange(new) + 0.5) * scale + (old - new * scale) / 2
+    distance = (torch.arange(old) + 0.5 - middle[:, None]).abs() / scale.clamp(min=1.0)
+    near = ((_SHARPNESS + 2) * distance - (_SHARPNESS + 3)) * distance * distance + 1
+    far = _SHARPNESS * (((distance - 5) * distance + 8) * distance - 4)
+    weights = torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(far)))
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _byte(values: Tensor) -> Tensor:
+    return (values + 0.5).floor().clamp(0, 255)

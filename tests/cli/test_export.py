@@ -1,0 +1,128 @@
+"""`lockstep export`: the file, what it says of itself, its use without Lockstep, and what is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lockstep
+from lockstep.api import export as api
+from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
+
+onnxruntime = pytest.importorskip("onnxruntime")
+SHORT = ("digits", "--steps", 30, "--processes", 1)
+
+
+@pytest.fixture(scope="module")
+def written(trained_once, tmp_path_factory):
+    """Return (the run's folder, the ONNX file, the printed record): the real program wrote it."""
+    from tests.conftest import run_program
+
+    folder, path = tmp_path_factory.mktemp("export"), trained_once(*SHORT)[0]
+    done = run_program("export", path, "-o", "d.onnx", "--json", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    return path, folder / "d.onnx", json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("picture") / "five.png"
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 30), dtype=np.uint8)).save(path)
+    return path
+
+
+def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
+    path, file, record = written
+    own = lockstep.evaluate(path, processes=1, quiet=True)
+    assert (record["accuracy"], record["examples"], record["split"]) == (own.accuracy, own.examples, "test")
+    assert record["accuracy_lockstep"] == own.accuracy
+    assert record["otherwise"] == 0
+    assert 0 < record["difference"] < 1e-4
+    facts = onnxruntime.InferenceSession(file).get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == [*"0123456789"]
+    stated = json.loads(facts["lockstep"])
+    assert stated["recipe_digest"] == lockstep.Run(path).recipe().digest()
+    assert stated["weights_sha256"] == record["weights_sha256"]
+    assert [entry.name for entry in file.parent.iterdir() if entry.suffix] == ["d.onnx"]
+
+
+def test_predict_takes_the_file(written, picture, here):
+    path, file, _ = written
+    ours, files = (json.loads(here("predict", source, picture, "--json").stdout) for source in (path, file))
+    assert files["label"] == ours["label"]
+    assert files["probability"] == pytest.approx(ours["probability"], abs=1e-4)
+    classifier = lockstep.load(file)
+    assert next(classifier.predict(picture)).label == ours["label"]
+    assert classifier.preprocess(picture).shape == (1, 8, 8)
+    with pytest.raises(lockstep.LockstepError, match="no torch module"):
+        _ = classifier.module
+
+
+def test_the_example_uses_the_file_without_lockstep(written, picture):
+    _, file, _ = written
+    example = Path(__file__).parents[2] / "examples/use_exported.py"
+    assert "import lockstep" not in example.read_text()
+    done = subprocess.run([sys.executable, example, file, picture], capture_output=True, text=True, check=True)
+    name, label, share = done.stdout.split()
+    own = next(lockstep.load(file).predict(picture))
+    assert (name, label) == (str(picture), own.label)
+    assert share.endswith("%")
+
+
+def test_a_model_file_alone_is_exported_to_torchs_format(written, tmp_path, here):
+    path, _, record = written
+    done = here("export", path / "model.safetensors", "--format", "pt2")
+    assert done.returncode == 0, done.stderr
+    assert f"{record['accuracy']:.2%} of 355 test images" in done.stdout
+    import torch
+
+    extra = {"lockstep": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra)
+    assert json.loads(extra["lockstep"])["classes"] == [*"0123456789"]
+    assert program.module()(torch.zeros(5, 30, 20, 1, dtype=torch.uint8)).shape == (5, 10)
+    refused = here("predict", "model.pt2", "x.png")
+    assert (refused.returncode, refused.stdout) == (USAGE, "")
+    assert "for torch.export.load" in refused.stderr
+
+
+def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch):
+    monkeypatch.setattr(api, "TOLERANCE", 0.0)
+    done = here("export", written[0], "-o", "d.onnx")
+    assert done.returncode == CRASH
+    assert "it is not written" in done.stderr
+    assert not (tmp_path / "d.onnx").exists()
+
+
+def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
+    path, file, _ = written
+    (tmp_path / "there.onnx").write_text("mine")
+    (tmp_path / "damaged.onnx").write_bytes(file.read_bytes()[:-500])
+    begun = tmp_path / "begun"
+    shutil.copytree(path, begun, ignore=shutil.ignore_patterns("checkpoints", "result.json", "model.safetensors"))
+    for words, code, text in (
+        (("export", path, "-o", "there.onnx"), USAGE, "exists already"),
+        (("export", path, "-o", "nowhere/d.onnx"), ENVIRONMENT, "there is no folder"),
+        (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
+        (("export", file, "-o", "d.onnx"), USAGE, "is exported already"),
+        (("export", path, "--format", "tflite"), USAGE, "tflite"),
+        (("predict", "damaged.onnx", picture), DATA, "damaged"),
+        (("predict", "none.onnx", picture), USAGE, "does not exist"),
+        (("predict", file, picture, "--checkpoint", "best"), USAGE, "Leave out --checkpoint"),
+    ):
+        done = here(*words)
+        assert done.returncode == code, (words, done.stderr)
+        assert text in done.stderr, done.stderr
+    assert (tmp_path / "there.onnx").read_text() == "mine"
+    assert not (tmp_path / "d.onnx").exists()
+
+
+def test_a_missing_package_is_named_with_its_remedy(written, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    done = here("predict", written[1], "x.png")
+    assert done.returncode == ENVIRONMENT
+    assert "pip install 'lockstep[export]'" in done.stderr

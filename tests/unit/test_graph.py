@@ -1,0 +1,139 @@
+"""The exported graph: it resizes as Pillow does, and every recipe's network goes through both exporters."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lockstep
+from lockstep.core.evaluate import classify
+from lockstep.core.network import Network, build_model
+from lockstep.errors import LockstepError
+from lockstep.inference.export import exported, loaded
+from lockstep.inference.graph import Graph, batch_of, graph_recipe, in_batches
+from lockstep.recipes import RECIPES, get_recipe
+
+SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}
+
+
+class Pixels(torch.nn.Module):
+    """A network whose logits are the pixels."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+def images(count, height, width, channels=3, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, height, width, channels), dtype=np.uint8)
+
+
+def graph_of(recipe, model, shape):
+    return Graph(recipe, model, shape).eval()
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "mean"), [((37, 53), 1.6, 0.1), ((16, 16), 0.1, 0.1), ((9, 11), 1.6, 0.1), ((64, 20), 20, 0.5)]
+)
+def test_images_are_resized_as_pillow_does(size, most, mean):
+    """Logits are pixels / 255, so the probabilities' ratios tell the pixels.
+
+    Pillow begins with the columns of a tall image, and values that are cut at black or white in between differ then.
+    """
+    recipe, picture = get_recipe("mnist").replace(model="mine:pixels"), images(1, *size)
+    found = graph_of(recipe, Pixels(), (16, 16, 3))(torch.from_numpy(picture)).log()[0]
+    side = min(size)
+    left, top = (size[1] - side) / 2, (size[0] - side) / 2
+    box = (left, top, left + side, top + side)
+    small = np.asarray(Image.fromarray(picture[0]).resize((16, 16), Image.Resampling.BICUBIC, box))
+    expected = torch.from_numpy(small.copy()).permute(2, 0, 1).flatten() / 255
+    difference = ((found - found[0]) * 255 - (expected - expected[0]) * 255).abs()
+    assert difference.max() < most
+    assert difference.mean() < mean
+
+
+def test_an_image_of_the_networks_size_is_not_changed():
+    recipe, picture = get_recipe("mnist"), images(3, 16, 16)
+    found = graph_of(recipe, Pixels(), (16, 16, 3))(torch.from_numpy(picture)).log()
+    expected = recipe.augmentation.test(torch.from_numpy(picture)).flatten(1)
+    assert torch.allclose(found - found[:, :1], expected - expected[:, :1], atol=1e-5)
+
+
+def random_graph(name):
+    recipe = get_recipe(name)
+    shape = (recipe.image_px, recipe.image_px, 3) if recipe.image_px else SHAPES.get(name, (32, 32, 3))
+    recipe = graph_recipe(recipe)
+    torch.manual_seed(0)
+    model = build_model(recipe, recipe.augmentation.shape(*shape), 10)
+    return recipe, model, shape
+
+
+@pytest.mark.parametrize("name", [*RECIPES])
+def test_the_graph_classifies_as_an_evaluation_does(name):
+    recipe, model, shape = random_graph(name)
+    batch = torch.from_numpy(images(3, *shape))
+    with torch.no_grad():
+        found = graph_of(recipe, model, shape)(batch)
+        network = Network(recipe, model, recipe.augmentation.shape(*shape), torch.device("cpu"))
+        network.module.eval()
+        logits, _ = classify(recipe, network, batch, torch.ones(3, dtype=torch.bool))
+    assert torch.allclose(found, logits.softmax(1), atol=1e-4)
+
+
+class Source:
+    """What `exported` takes of a classifier."""
+
+    def __init__(self, name):
+        self.recipe, self.module, self.image_shape = random_graph(name)
+        self.module.eval()
+        self.graph = graph_of(self.recipe, self.module, self.image_shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("digits", "onnx"), ("digits", "pt2"),
+        *(pytest.param(name, format, marks=pytest.mark.slow) for name in RECIPES if name != "digits"
+          for format in ("onnx", "pt2")),
+    ],
+)  # fmt: skip
+def test_every_recipe_exports_for_any_number_and_size_of_images(name, format):
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+    source = Source(name)
+    run = loaded(exported(source, format, {"classes": ["a"]}), format)
+    for count, height, width in ((3, *source.image_shape[:2]), (1, 61, 47), (4, 20, 90)):
+        batch = images(count, height, width, source.image_shape[2])
+        with torch.no_grad():
+            expected = source.graph(torch.from_numpy(batch)).numpy()
+        assert abs(run(batch) - expected).max() < 1e-5
+
+
+class Sorted(torch.nn.Module):
+    """A network with a branch on values, and with an operator that ONNX does not have."""
+
+    def __init__(self, branch):
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x):
+        if self.branch:
+            return x.flatten(1)[:, :10] if x.sum() > 0 else x.flatten(1)[:, 10:20]
+        return torch.special.bessel_j0(x.flatten(1)[:, :10])
+
+
+def test_a_network_that_cannot_be_exported_is_refused_with_its_operator():
+    source = Source("digits")
+    source.module = Sorted(branch=False)
+    with pytest.raises(LockstepError, match=r"digits cannot be exported: operator .*bessel_j0"):
+        exported(source, "onnx", {"classes": []})
+    source.module = Sorted(branch=True)
+    with pytest.raises(LockstepError, match="digits cannot be exported: "):
+        exported(source, "pt2", {"classes": []})
+
+
+def test_large_images_are_computed_in_small_batches():
+    sizes = []
+    found = in_batches(lambda part: sizes.append(len(part)) or np.zeros((len(part), 2)), images(60, 224, 224))
+    assert found.shape == (60, 2)
+    assert max(sizes) == batch_of((224, 224, 3)) < 60
+    assert lockstep.RECIPES["photos"]().eval_batch > max(sizes)
