@@ -44,7 +44,10 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
     (("api", "the Python functions, and how words become a job"),),
-    (("doctor", "lockstep doctor: checks this machine, and names remedies"),),
+    (
+        ("doctor", "checks this machine, names remedies"),
+        ("serve", "a page and POST /predict for pictures"),
+    ),
     (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
     (
         ("jobs", "train, evaluate, verify, bench: what processes compute"),

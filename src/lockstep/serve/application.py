@@ -33,9 +33,11 @@ BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 500_000_000  # bytes of all requests that are being answered
 FILE_LIMIT = 16  # files of a request
 QUEUE_LIMIT = 1024  # pictures that wait for an answer
-TIME_LIMIT_S = 30.0  # to receive a request's body, and again to answer it
+BODY_LIMIT_S = 30.0  # to receive the body of a request
+ANSWER_LIMIT_S = 60.0  # from then on
 
 _TYPE = "send a picture as the body (Content-Type image/jpeg, for example), or files in the field image of a form"
+_PATHS = "this server answers GET /, GET /health and POST /predict"
 # A page that the network's user opens may load nothing from elsewhere, and no other page may frame it.
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob: data:; connect-src 'self'; "
@@ -102,11 +104,11 @@ class _Service:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it."""
         request.state.held = 0
         try:
-            async with _time_limit(408, "the request did not arrive within {} s: send it again"):
+            async with _time_limit(BODY_LIMIT_S, 408, "the request did not arrive within {} s: send it again"):
                 pictures = await self._pictures(request)
             if self._batches.unanswered + len(pictures) > QUEUE_LIMIT:
                 raise _busy(f"{self._batches.unanswered:,} pictures wait for an answer")
-            async with _time_limit(504, "no answer within {} s: send fewer pictures at a time"):
+            async with _time_limit(ANSWER_LIMIT_S, 504, "no answer within {} s: send fewer pictures at a time"):
                 answers = await self._batches.answers([picture for _, picture in pictures])
                 records: list[dict[str, Any]] = [answer.prediction.record() for answer in answers]
                 for (name, _), record, answer in zip(pictures, records, answers, strict=True):
@@ -140,8 +142,11 @@ class _Service:
             form = await parser.parse()
         except MultiPartException as error:
             raise HTTPException(400, f"the form cannot be read ({error.message.rstrip('.')}): {_TYPE}") from None
-        files = [file for file in form.getlist("image") if isinstance(file, UploadFile)]
-        return [(file.filename or "picture", await file.read()) for file in files]
+        try:
+            files = [file for file in form.getlist("image") if isinstance(file, UploadFile)]
+            return [(file.filename or "picture", await file.read()) for file in files]
+        finally:
+            await form.close()
 
     async def _body(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the body of a request. Raises: HTTPException if it is too large, by its header or its bytes."""
@@ -205,12 +210,12 @@ def _png(pixels: NDArray[np.uint8]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _time_limit(status: int, problem: str) -> AsyncIterator[None]:
+async def _time_limit(seconds: float, status: int, problem: str) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(TIME_LIMIT_S):
+        async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise HTTPException(status, problem.format(f"{TIME_LIMIT_S:g}"), {"Connection": "close"}) from None
+        raise HTTPException(status, problem.format(f"{seconds:g}"), {"Connection": "close"}) from None
 
 
 def _busy(cause: str) -> HTTPException:
@@ -219,7 +224,8 @@ def _busy(cause: str) -> HTTPException:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    detail = _PATHS if error.status_code in (404, 405) else error.detail
+    return JSONResponse({"error": detail}, error.status_code, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

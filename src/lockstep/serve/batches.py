@@ -13,9 +13,7 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.inference.classifier import Classifier, Prediction
 
 TOP = 5  # classes in an answer
-# Pictures in one forward pass, which is padded to this number. So no answer depends on how many arrive with it, and a
-# single picture does not wait for a pass as large as those of an evaluation.
-BATCH = 32
+BATCH = 32  # pictures in one forward pass, at most. A larger one is no faster on a CPU, and its answers come later.
 _DECODERS = 4
 
 
@@ -39,7 +37,6 @@ class Batches:
     def __init__(self, classifier: Classifier) -> None:
         self.unanswered = self.answered = 0
         self._classifier = classifier
-        self._size = min(BATCH, classifier.recipe.eval_batch)
         self._decoders = ThreadPoolExecutor(_DECODERS, "decode")
         # A new thread computes with as many threads as the machine has cores, and so with other low-order bits.
         self._computing = ThreadPoolExecutor(1, "classify", torch.set_num_threads, (torch.get_num_threads(),))
@@ -71,7 +68,7 @@ class Batches:
         """Classify what waits, batch by batch, until the task is cancelled."""
         while True:
             waiting = [await self._decoded.get()]
-            while len(waiting) < self._size and not self._decoded.empty():
+            while len(waiting) < BATCH and not self._decoded.empty():
                 waiting.append(self._decoded.get_nowait())
             # The request of a cancelled one has ended, by its time limit or its client.
             batch = [(pixels, future) for pixels, future in waiting if not future.cancelled()]
@@ -88,7 +85,7 @@ class Batches:
                     future.set_result(prediction)
 
     def _classify(self, pictures: Sequence[NDArray[np.uint8]]) -> list[Prediction]:
-        return list(self._classifier.predict(pictures, TOP, self._size))
+        return list(self._classifier.predict(pictures, TOP, max(1, len(pictures))))
 
     def close(self) -> None:
         """End the threads, without the work that they have not begun."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import resource
 import socket
@@ -16,7 +17,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.launch.signals import handled_by
 
 HEAD_LIMIT_S = 10.0  # from a connection to the headers of its first request
-REQUEST_LIMIT_S = 75.0  # of a request, more than twice the limit of the application; then up to twice this
+REQUEST_LIMIT_S = 100.0  # for all of a request, more than the application's limits; at most twice this
 CONNECTION_LIMIT = 1024
 _OWN_FILES = 64  # of the program itself, beside its connections
 
@@ -53,6 +54,7 @@ def most_connections() -> int:
 
 def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
     options: dict[str, Any] = {"http": _Connection, "ws": "none", "loop": "asyncio", "lifespan": "on"}
     options |= {"log_config": None, "log_level": "error", "access_log": False}
     options |= {"proxy_headers": False, "server_header": False, "date_header": False, "headers": _HEADERS}
