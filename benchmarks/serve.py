@@ -69,7 +69,7 @@ def served(run: Path) -> Iterator[int]:
 
 def digits() -> list[bytes]:
     """Return test images of digits as PNG files."""
-    images = load(None)["test"].images.numpy()
+    images = load(None)["test"].images[:].numpy()
     return [_png(images[number % len(images), ..., 0]) for number in range(REQUESTS)]
 
 

@@ -154,7 +154,7 @@ def test_what_waits_together_is_one_batch_and_each_picture_has_its_own_answer(cl
     assert isinstance(answers.pop(1), asyncio.CancelledError)
     alone = [next(classifier.predict(picture, 5)).top for number, picture in enumerate(PICTURES) if number != 1]
     for (answer,), expected in zip(answers, alone, strict=True):
-        assert dict(answer.prediction.top) == pytest.approx(dict(expected), abs=1e-6)
+        assert dict(answer.prediction.top) == pytest.approx(dict(expected), abs=1e-4)
 
 
 def test_a_mark_for_pictures_unlike_the_training_images_is_passed_on(classifier):
@@ -192,8 +192,18 @@ BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
         (413, "at most 32.0 MB", (bytes(1 << 20) for _ in range(32)), {}),
     ],
     ids=[
-        "empty", "text", "truncated", "bomb", "other-field", "text-in-form", "many-files", "no-form", "no-boundary",
-        "other-type", "large", "large-in-chunks",
+        "empty",
+        "text",
+        "truncated",
+        "bomb",
+        "other-field",
+        "text-in-form",
+        "many-files",
+        "no-form",
+        "no-boundary",
+        "other-type",
+        "large",
+        "large-in-chunks",
     ],
 )
 def test_a_bad_upload_is_a_status_and_a_sentence(port, status, sentence, body, headers, capfd):
@@ -355,7 +365,7 @@ def test_a_port_in_use_and_a_host_elsewhere_are_errors():
         port = listening.getsockname()[1]
         with pytest.raises(LockstepError, match=f"--port {port}: another program uses it: give another one, or 0"):
             server.listen("127.0.0.1", port)
-    with pytest.raises(LockstepError, match="cannot listen at --host 192.0.2.1") as caught:
+    with pytest.raises(LockstepError, match=r"cannot listen at --host 192\.0\.2\.1") as caught:
         server.listen("192.0.2.1", 0)
     assert caught.value.code == ENVIRONMENT
 

@@ -42,14 +42,14 @@ def serve(
         raise LockstepError(f"serve needs {', '.join(missing)}: pip install 'lockstep[serve]'", ENVIRONMENT)
     from lockstep.serve import server
 
-    listening = server.listen(host, port)  # A busy port is an error at once, before the classifier is loaded.
-    classifier = load_alone(source, checkpoint, model, options["device"])
-    from lockstep.serve.application import application  # imports torch, after the number of threads is set
+    with server.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
+        classifier = load_alone(source, checkpoint, model, options["device"])
+        from lockstep.serve.application import application  # imports torch, after the number of threads is set
 
-    app = application(classifier, source.resolve().name, host)
-    if host not in _LOOPBACK:
-        logger.warning(f"--host {host}: everyone on the network can use this server")
-    print(printable(f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"), flush=True)
-    print(f"{server.url(host, listening)}  (Ctrl-C ends it)", flush=True)
-    server.serve_until_signal(server.server_of(app), listening)
+        app = application(classifier, source.resolve().name, host)
+        if host not in _LOOPBACK:
+            logger.warning(f"--host {host}: everyone on the network can use this server")
+        print(printable(f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"), flush=True)
+        print(f"{server.url(host, listening)}  (Ctrl-C ends it)", flush=True)
+        server.serve_until_signal(server.server_of(app), listening)
     print("ended", flush=True)
