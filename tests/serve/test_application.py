@@ -119,7 +119,7 @@ def test_the_input_of_a_network_that_takes_the_centre_is_the_centre():
     service = application._Service.__new__(application._Service)
     service._seen_px = [24, 24]
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    with contextlib.closing(Image.open(io.BytesIO(_data_of(asyncio.run(service._input(pixels)))))) as seen:
+    with contextlib.closing(Image.open(io.BytesIO(_data_of(service._png(pixels))))) as seen:
         assert np.array_equal(np.array(seen), pixels[4:28, 4:28])
 
 
@@ -146,15 +146,15 @@ def test_what_waits_together_is_one_batch_and_each_picture_has_its_own_answer(cl
         answers = await asyncio.gather(*requests, return_exceptions=True)
         running.cancel()
         batches.close()
-        assert (batches.unanswered, batches.answered) == (0, len(PICTURES) - 1)
+        assert batches.unanswered == 0
         return answers
 
     answers = asyncio.run(together())
     assert sizes == [31, 8]
     assert isinstance(answers.pop(1), asyncio.CancelledError)
     alone = [next(classifier.predict(picture, 5)).top for number, picture in enumerate(PICTURES) if number != 1]
-    for (answer,), expected in zip(answers, alone, strict=True):
-        assert dict(answer.prediction.top) == pytest.approx(dict(expected), abs=1e-4)
+    for ((prediction, _),), expected in zip(answers, alone, strict=True):
+        assert dict(prediction.top) == pytest.approx(dict(expected), abs=1e-4)
 
 
 def test_a_mark_for_pictures_unlike_the_training_images_is_passed_on(classifier):
@@ -313,12 +313,6 @@ def _status(port):
         return ask(port, body=PICTURES[0])[0]
     except (ConnectionError, http.client.HTTPException):
         return 0
-
-
-@pytest.mark.parametrize(("limit", "allowed"), [((256, 256), 192), ((-1, -1), 1024), ((20_000, 20_000), 1024)])
-def test_connections_leave_files_for_the_program(monkeypatch, limit, allowed):
-    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: limit)
-    assert server.most_connections() == allowed
 
 
 def test_a_full_queue_and_a_slow_answer_are_sentences(classifier, monkeypatch):

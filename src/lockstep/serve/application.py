@@ -10,9 +10,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from numpy.typing import NDArray
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, UploadFile
@@ -26,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.inference.classifier import Classifier
-from lockstep.serve.batches import Batches
+from lockstep.serve.batches import Batches, Pixels
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -60,7 +58,7 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
             Route("/predict", service.predict, methods=["POST"]),
         ],
         middleware=[Middleware(_OwnPagesOnly, host=host)],
-        exception_handlers={HTTPException: _refused, LockstepError: _failed, ClientDisconnect: _gone, 500: _broken},
+        exception_handlers=dict.fromkeys((HTTPException, LockstepError, ClientDisconnect, Exception), _refused),
         lifespan=service.running,
     )
 
@@ -96,9 +94,8 @@ class _Service:
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
     async def health(self, request: Request) -> Response:
-        """Answer GET /health: what is served, and how many pictures were answered and wait."""
-        counts = {"answered": self._batches.answered, "unanswered": self._batches.unanswered}
-        return JSONResponse({"status": "ok", **self._facts, **counts})
+        """Answer GET /health: what is served, and how many pictures wait for an answer."""
+        return JSONResponse({"status": "ok", **self._facts, "unanswered": self._batches.unanswered})
 
     async def predict(self, request: Request) -> Response:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it."""
@@ -110,13 +107,13 @@ class _Service:
                 raise _busy(f"{self._batches.unanswered:,} pictures wait for an answer")
             async with _time_limit(ANSWER_LIMIT_S, 504, "no answer within {} s: send fewer pictures at a time"):
                 answers = await self._batches.answers([picture for _, picture in pictures])
-                records: list[dict[str, Any]] = [answer.prediction.record() for answer in answers]
-                for (name, _), record, answer in zip(pictures, records, answers, strict=True):
-                    record["source"] = name
-                    if request.query_params.get("input") == "png":
-                        record["input"] = None if answer.pixels is None else await self._input(answer.pixels)
         finally:
             self._held -= request.state.held
+        records = []
+        for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
+            records.append({**prediction.record(), "source": name})
+            if request.query_params.get("input") == "png":
+                records[-1]["input"] = None if pixels is None else await asyncio.to_thread(self._png, pixels)
         errors = [f"{record['source']}: {record['error']}" for record in records if record["error"] is not None]
         if len(errors) == len(records):
             return JSONResponse({"error": "; ".join(errors), "predictions": records}, 422)
@@ -164,11 +161,13 @@ class _Service:
             request.state.held += len(chunk)
             yield chunk
 
-    async def _input(self, pixels: NDArray[np.uint8]) -> str:
+    def _png(self, pixels: Pixels) -> str:
         """Return the URL of a PNG of what preprocessing leaves of an image: all, or its centre."""
         height, width = self._seen_px
         top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-        return await asyncio.to_thread(_png, pixels[top : top + height, left : left + width])
+        seen, file = pixels[top : top + height, left : left + width], io.BytesIO()
+        Image.fromarray(seen[..., 0] if seen.shape[2] == 1 else seen).save(file, "PNG")
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 class _OwnPagesOnly:
@@ -202,13 +201,6 @@ class _OwnPagesOnly:
             return False
 
 
-def _png(pixels: NDArray[np.uint8]) -> str:
-    """Return pixels, uint8 [H, W, 1 or 3], as the URL of a PNG."""
-    file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
 @contextlib.asynccontextmanager
 async def _time_limit(seconds: float, status: int, problem: str) -> AsyncIterator[None]:
     try:
@@ -223,18 +215,14 @@ def _busy(cause: str) -> HTTPException:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    detail = _PATHS if error.status_code in (404, 405) else error.detail
-    return JSONResponse({"error": detail}, error.status_code, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 503, {"Retry-After": "2"})
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # which nobody reads
-
-
-async def _broken(request: Request, error: Exception) -> Response:
+    """Return the answer that says what is wrong. After an error that is none of these, uvicorn logs its traceback."""
+    match error:
+        case HTTPException(status_code=404 | 405):
+            return JSONResponse({"error": _PATHS}, error.status_code, error.headers)
+        case HTTPException():
+            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        case LockstepError():
+            return await _refused(request, _busy(str(error)))
+        case ClientDisconnect():
+            return Response(status_code=400)  # which nobody reads
     return JSONResponse({"error": "an error of the server: its terminal shows it"}, 500)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,11 +17,8 @@ BATCH = 32  # pictures in one forward pass, at most. A larger one is no faster o
 _DECODERS = 4
 
 
-class Answer(NamedTuple):
-    """The prediction for a picture, and its pixels, uint8 [H, W, C], or None if it cannot be read."""
-
-    prediction: Prediction
-    pixels: NDArray[np.uint8] | None
+Pixels: TypeAlias = NDArray[np.uint8]
+Answer: TypeAlias = tuple[Prediction, Pixels | None]  # None if the picture cannot be read
 
 
 class Batches:
@@ -31,26 +28,23 @@ class Batches:
 
     Attributes:
         unanswered: the number of pictures that have no answer yet.
-        answered: the number of pictures that have one.
     """
 
     def __init__(self, classifier: Classifier) -> None:
-        self.unanswered = self.answered = 0
+        self.unanswered = 0
         self._classifier = classifier
         self._decoders = ThreadPoolExecutor(_DECODERS, "decode")
         # A new thread computes with as many threads as the machine has cores, and so with other low-order bits.
         self._computing = ThreadPoolExecutor(1, "classify", torch.set_num_threads, (torch.get_num_threads(),))
-        self._decoded: asyncio.Queue[tuple[NDArray[np.uint8], asyncio.Future[Prediction]]] = asyncio.Queue()
+        self._decoded: asyncio.Queue[tuple[Pixels, asyncio.Future[Prediction]]] = asyncio.Queue()
 
     async def answers(self, pictures: Sequence[bytes]) -> list[Answer]:
         """Return the answer for each picture. Raises: LockstepError if this machine cannot decode or classify them."""
         self.unanswered += len(pictures)
         try:
-            answers = await asyncio.gather(*map(self._answer, pictures))
+            return await asyncio.gather(*map(self._answer, pictures))
         finally:
             self.unanswered -= len(pictures)
-        self.answered += len(pictures)
-        return answers
 
     async def _answer(self, picture: bytes) -> Answer:
         loop = asyncio.get_running_loop()
@@ -59,10 +53,10 @@ class Batches:
         except LockstepError as error:
             if error.code != DATA:
                 raise
-            return Answer(Prediction(0, error=str(error)), None)
+            return Prediction(0, error=str(error)), None
         prediction: asyncio.Future[Prediction] = loop.create_future()
         self._decoded.put_nowait((pixels, prediction))
-        return Answer(await prediction, pixels)
+        return await prediction, pixels
 
     async def run(self) -> None:
         """Classify what waits, batch by batch, until the task is cancelled."""
@@ -84,7 +78,7 @@ class Batches:
                 if not future.cancelled():
                     future.set_result(prediction)
 
-    def _classify(self, pictures: Sequence[NDArray[np.uint8]]) -> list[Prediction]:
+    def _classify(self, pictures: Sequence[Pixels]) -> list[Prediction]:
         return list(self._classifier.predict(pictures, TOP, max(1, len(pictures))))
 
     def close(self) -> None:

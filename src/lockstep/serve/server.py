@@ -4,7 +4,6 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 import socket
 from types import FrameType
 from typing import Any
@@ -18,8 +17,7 @@ from lockstep.launch.signals import handled_by
 
 HEAD_LIMIT_S = 10.0  # from a connection to the headers of its first request
 REQUEST_LIMIT_S = 100.0  # for all of a request, more than the application's limits; at most twice this
-CONNECTION_LIMIT = 1024
-_OWN_FILES = 64  # of the program itself, beside its connections
+CONNECTION_LIMIT = 960  # Most systems allow a program 1,024 open files.
 
 _HEADERS = [
     ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
@@ -44,12 +42,6 @@ def listen(host: str, port: int) -> socket.socket:
 def url(host: str, listening: socket.socket) -> str:
     """Return the address of the page."""
     return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-
-
-def most_connections() -> int:
-    """Return how many connections there may be: no more than this process may open."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTION_LIMIT if files == resource.RLIM_INFINITY else min(CONNECTION_LIMIT, files - _OWN_FILES)
 
 
 def server_of(application: Starlette) -> uvicorn.Server:
@@ -80,7 +72,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        if len(self.connections) > most_connections():
+        if len(self.connections) > CONNECTION_LIMIT:
             transport.abort()
         self._limit = self.loop.call_later(HEAD_LIMIT_S, self._require_progress)
 
