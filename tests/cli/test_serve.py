@@ -12,6 +12,7 @@ import threading
 
 import pytest
 from benchmarks import serve as load
+from benchmarks.browser import chromium, executable
 from PIL import Image
 from tests.conftest import start
 
@@ -19,12 +20,7 @@ from lockstep.errors import ENVIRONMENT, USAGE
 
 RUN = ("digits", "--steps", 30, "--processes", 2)  # as in tests/cli/test_predict.py
 PICTURES = load.digits()
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
-]  # fmt: skip
+CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 
 
 def address_of(process):
@@ -139,11 +135,10 @@ def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_i
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    if executable() is None:
+        pytest.skip("no Chromium is installed")
+    with chromium(*CAMERA) as started:
+        yield started
 
 
 @pytest.fixture
