@@ -83,7 +83,8 @@ def _send_much(connection):
 def test_ctrl_c_ends_it_at_once_though_clients_wait(started, trained_once):
     process = started("serve", trained_once(*RUN)[0], "--port", 0)
     port = address_of(process)
-    with half_sent(port, b"POST"), half_sent(port, b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"):
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 9\r\n\r\n"
+    with half_sent(port, b"POST"), half_sent(port, head):
         assert asyncio.run(load.burst(port, PICTURES[:1]))[0].status == 200
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)  # less than the time limit of a request

@@ -277,7 +277,7 @@ def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, mo
         half_sent(port).close()  # a client that goes away
         assert ask(port, body=PICTURES[0])[0] == 200
         refused(port, 503, "other requests hold", body=bytes(2000))
-        assert ask(port, body=PICTURES[0])[0] == 200
+        assert {ask(port, body=PICTURES[0])[0] for _ in range(20)} == {200}  # together more than the limit
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /predict HTTP/1.1\r\nHost: local"])
