@@ -1,9 +1,9 @@
 """Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME ...]`.
 
 `train`, `own-images` and `data-check` run Lockstep in a pseudo-terminal and draw what the terminal shows. The photos
-are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. `report` is a
-page in Chromium. All are written to docs/pictures/, on a background of their own, so that they read on light and dark
-pages.
+are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. `report` and
+`serve` are pages in Chromium. All are written to docs/pictures/, on a background of their own, so that they read on
+light and dark pages.
 """
 
 import contextlib
@@ -29,13 +29,16 @@ from rich.text import Text
 
 import lockstep
 from benchmarks.browser import chromium
+from benchmarks.serve import served
 from lockstep.data.cifar import load_cifar10
+from lockstep.data.digits import load as load_digits
 from lockstep.errors import DATA
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
 COMMAND = "lockstep train digits --epochs 10"
 TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photos"
+TRAIN_SERVED = "lockstep train photos --data photos/ --set image_px=96 --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
 CHECK = "lockstep data check photos/"
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
@@ -44,7 +47,10 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
     (("api", "the Python functions, and how words become a job"),),
-    (("doctor", "lockstep doctor: checks this machine, and names remedies"),),
+    (
+        ("doctor", "checks this machine, names remedies"),
+        ("serve", "a page and POST /predict for pictures"),
+    ),
     (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
     (
         ("jobs", "train, evaluate, verify, bench: what processes compute"),
@@ -202,6 +208,24 @@ def report() -> bytes:
         return shown
 
 
+def serve() -> bytes:
+    """Return the page of `lockstep serve` in a browser: a photo, and a digit that is unlike the photos."""
+    digit = Image.fromarray(255 - load_digits(None)["test"].images[:1].numpy()[0, ..., 0]).resize((256, 256))
+    with tempfile.TemporaryDirectory() as folder:
+        write_photos(Path(folder))
+        run_in_terminal(TRAIN_SERVED, Path(folder))
+        digit.save(Path(folder) / "new/five.jpg")
+        (Path(folder) / "new/frog/0000.jpg").rename(Path(folder) / "new/frog.jpg")
+        with served(Path(folder) / "runs/photos") as port, chromium() as browser:
+            page = browser.new_page(viewport={"width": 860, "height": 400}, color_scheme="light")
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.set_input_files("#files", [Path(folder) / f"new/{name}.jpg" for name in ("frog", "five")])
+            page.locator(".card:not([aria-busy]) >> nth=1").wait_for()
+            page.locator("details").evaluate("node => node.remove()")
+            shown: bytes = page.screenshot(full_page=True)
+        return shown
+
+
 def composed(text: str) -> list[str]:
     """Return the rows of a training run: those at its end, and where it was, the live line half-way."""
     for end in (match.end() for match in re.finditer(r"(?=\r\x1b\[2K)", text)):
@@ -345,7 +369,7 @@ def step() -> str:
 PICTURES: dict[str, Callable[[], str]] = {
     "train": train, "own-images": own_images, "data-check": data_check, "layers": layers, "step": step
 }  # fmt: skip
-SCREENSHOTS: dict[str, Callable[[], bytes]] = {"report": report}
+SCREENSHOTS: dict[str, Callable[[], bytes]] = {"report": report, "serve": serve}
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ NOT_RUN = {
     "pip install ": "changes the environment the tests run in",
     ".ci/run": "runs the tests",
     "tensorboard ": "a server without an end",
+    "lockstep serve ": "a server without an end; tests/cli/test_serve.py starts it",
+    "curl ": "needs that server; tests/serve/test_application.py sends the same",
     "torchrun ": "tests/hosts/test_several_hosts.py runs it",
     "srun ": "needs Slurm; tests/hosts/test_several_hosts.py sets its variables",
     "mpirun ": "needs Open MPI; tests/hosts/test_several_hosts.py sets its variables",

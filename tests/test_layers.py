@@ -16,7 +16,7 @@ ROOT = Path(lockstep.__file__).parent
 LAYERS = [
     {"cli"},
     {"api"},
-    {"doctor"},
+    {"doctor", "serve"},
     {"launch"},
     {"jobs", "inference"},
     {"pages"},

@@ -19,6 +19,7 @@ from lockstep.cli.predict import predict
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.report import report
 from lockstep.cli.runs import runs
+from lockstep.cli.serve import serve
 from lockstep.cli.train import train
 from lockstep.cli.verify import verify
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
@@ -42,6 +43,7 @@ Examples:
   lockstep train                        train on handwritten digits, in seconds
   lockstep eval runs/digits-1           evaluate that run
   lockstep predict runs/digits-1 a.png  classify images
+  lockstep serve runs/digits-1          classify pictures on a page
   lockstep runs                         list runs with accuracy, time and state
   lockstep train cifar10 --name mine    train on CIFAR-10, downloaded once
   lockstep train runs/mine --resume     continue after Ctrl-C
@@ -66,6 +68,7 @@ app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a r
     evaluate
 )
 app.command(cls=HintingCommand, short_help="Classify images with a trained run or a model file.")(predict)
+app.command(cls=HintingCommand, short_help="Classify pictures on a page, and by POST /predict.")(serve)
 app.command(cls=HintingCommand, short_help="List the runs with accuracy, time, state and size.")(runs)
 app.command(cls=HintingCommand, short_help="Write a page about a run, or one that compares runs.")(report)
 app.command(cls=HintingCommand, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(export)

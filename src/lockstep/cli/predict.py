@@ -14,17 +14,25 @@ from lockstep.cli.options import Code, options_from
 from lockstep.errors import DATA, LockstepError, printable
 
 if TYPE_CHECKING:
-    from lockstep.inference.classifier import Prediction
+    from lockstep.inference.classifier import Classifier, Prediction
+
+Source = Annotated[
+    Path,
+    typer.Argument(metavar="RUN|MODEL", help="A run's folder, model.safetensors, or an ONNX file of lockstep export."),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="best|STEP",
+        help="The checkpoint after STEP steps, or the best (--eval-every). Default: the newest; of a "
+        "complete run with patience the best.",
+    ),
+]
 
 
 @options_from(placement=("device",))
 def predict(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN|MODEL", help="A run's folder, model.safetensors, or an ONNX file of lockstep export."
-        ),
-    ],
+    source: Source,
     images: Annotated[
         list[str],
         typer.Argument(
@@ -33,14 +41,7 @@ def predict(
         ),
     ],
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to print.")] = 1,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="best|STEP",
-            help="The checkpoint after STEP steps, or the best (--eval-every). Default: the newest; of a "
-            "complete run with patience the best.",
-        ),
-    ] = None,
+    checkpoint: Checkpoint = None,
     batch: Annotated[
         int | None,
         typer.Option(
@@ -74,21 +75,11 @@ def predict(
       lockstep predict model.safetensors new/ --json
       find . -name '*.jpg' | lockstep predict runs/photos - --batch 16
     """
-    from lockstep import numerics
-    from lockstep.api.specs import chosen_checkpoint
-    from lockstep.inference.origin import recipe_of
-
     if json_output and csv_output:
         raise LockstepError("--json and --csv are two formats: give one of them")
     if "" in images:
         raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
-    step = chosen_checkpoint(checkpoint)
-    recipe = recipe_of(source)
-    numerics.prepare(recipe.threads_per_tower)
-    from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
-
-    numerics.configure(recipe.threads_per_tower, recipe.exact)
-    classifier = load(source, step, model, options["device"] or "auto")
+    classifier = load_alone(source, checkpoint, model, options["device"])
     printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
     count = unreadable = 0
     for prediction in classifier.predict(_paths(images), top, batch):
@@ -99,6 +90,24 @@ def predict(
             print(printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True)
     if unreadable:
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)
+
+
+def load_alone(source: Path, checkpoint: str | None, model: str | None, device: str | None) -> "Classifier":
+    """Return a classifier for which this program sets torch's flags and threads, as the recipe's evaluation does.
+
+    Raises: LockstepError.
+    """
+    from lockstep import numerics
+    from lockstep.api.specs import chosen_checkpoint
+    from lockstep.inference.origin import recipe_of
+
+    step = chosen_checkpoint(checkpoint)
+    recipe = recipe_of(source)
+    numerics.prepare(recipe.threads_per_tower)
+    from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
+
+    numerics.configure(recipe.threads_per_tower, recipe.exact)
+    return load(source, step, model, device or "auto")
 
 
 def _paths(images: list[str]) -> Iterator[Path]:
@@ -128,16 +137,7 @@ class _Json:
 
     def show(self, prediction: "Prediction") -> None:
         """Print a prediction."""
-        record = {
-            "source": str(prediction.source),
-            "label": prediction.label,
-            "index": prediction.index,
-            "probability": prediction.probability,
-            "top": [{"label": label, "probability": probability} for label, probability in prediction.top],
-            "unlike": prediction.unlike,
-            "error": prediction.error,
-        }
-        print(json.dumps(record), flush=True)
+        print(json.dumps(prediction.record()), flush=True)
 
 
 class _Csv:

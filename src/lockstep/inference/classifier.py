@@ -62,6 +62,18 @@ class Prediction:
     error: str | None = None
     unlike: bool | None = None
 
+    def record(self) -> dict[str, Any]:
+        """Return the prediction as a JSON object. Its keys are always the same."""
+        return {
+            "source": str(self.source),
+            "label": self.label,
+            "index": self.index,
+            "probability": self.probability,
+            "top": [{"label": label, "probability": probability} for label, probability in self.top],
+            "unlike": self.unlike,
+            "error": self.error,
+        }
+
 
 @dataclass(frozen=True)
 class _Weights:
@@ -92,10 +104,11 @@ class Classifier:
         recipe: the recipe that trained it.
         image_shape: (height, width, channels) that images are brought to before preprocessing.
         device: where it computes.
+        origin: the file, or the folder of the checkpoint, that its weights come from.
     """
 
     def __init__(self, weights: _Weights, device: torch.device) -> None:
-        self.recipe, self.device = weights.recipe, device
+        self.recipe, self.device, self.origin = weights.recipe, device, weights.origin
         self.classes, self.image_shape = _classes_and_shape(weights)
         self._weights, self._threads = weights, torch.get_num_threads()
         if self.recipe.precision == "auto":
@@ -126,7 +139,7 @@ class Classifier:
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
-        return f"<Classifier {self._weights.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
+        return f"<Classifier {self.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
 
     def _build(self) -> nn.Module:
         """Return the recipe's model with initial weights, on the CPU. Raises: LockstepError if it is another model."""
@@ -181,7 +194,7 @@ class Classifier:
         Raises: LockstepError if it cannot be read.
         """
         with _computing():
-            return self.recipe.augmentation.test(torch.from_numpy(self._pixels(image))[None])[0]
+            return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
     def predict(self, sources: Sources, top: int = 1, batch: int | None = None) -> Iterator[Prediction]:
         """Classify images, and yield a prediction for each, in order.
@@ -270,17 +283,21 @@ class Classifier:
 
     def _input(self, source: Source) -> NDArray[np.uint8]:
         """Return what the recipe's `input` takes: pixels, or the bytes of features if only a head was trained."""
-        pixels = self._pixels(source)
+        pixels = self.pixels(source)
         if self._prefix is None:
             return pixels
         # Several threads are here at a time, so nothing of the whole program may change, such as torch's default type.
         torch.set_num_threads(self._threads)  # of this thread, which decodes ahead; a new one has the machine's cores
         return self._prefix(torch.from_numpy(pixels)[None])[0].numpy()
 
-    def _pixels(self, source: Source) -> NDArray[np.uint8]:
-        """Return an image as uint8 [H, W, C] of `image_shape`. Raises: LockstepError if it cannot be read."""
+    def pixels(self, image: Source) -> NDArray[np.uint8]:
+        """Return an image brought to `image_shape`, uint8 [H, W, C]: as it is before preprocessing.
+
+        `image` is as for `preprocess`. Several threads may call this at the same time.
+        Raises: LockstepError if it cannot be read.
+        """
         height, width, channels = self.image_shape
-        source = image_of(source)
+        source = image_of(image)
         if isinstance(source, np.ndarray) and source.dtype == np.uint8:
             if source.shape == self.image_shape:
                 return source

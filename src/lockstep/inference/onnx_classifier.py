@@ -22,7 +22,7 @@ class OnnxClassifier(Classifier):
     def __init__(self, path: Path) -> None:
         """Open the file at `path`. Raises: LockstepError."""
         self._session, facts = opened(path)
-        self.recipe, self.device = validated(Recipe, facts["recipe"]), torch.device("cpu")
+        self.recipe, self.device, self.origin = validated(Recipe, facts["recipe"]), torch.device("cpu"), path
         self._weights = _Weights(path, self.recipe, facts, {}, {})
         self.classes, self.image_shape = _classes_and_shape(self._weights)
         self._threads, self._prefix, self._unlike = torch.get_num_threads(), None, None
@@ -37,4 +37,4 @@ class OnnxClassifier(Classifier):
     @property
     def module(self) -> nn.Module:
         """Raise a LockstepError: the file has no torch module."""
-        raise LockstepError(f"{self._weights.origin} has no torch module: load the run, or model.safetensors")
+        raise LockstepError(f"{self.origin} has no torch module: load the run, or model.safetensors")

@@ -1,0 +1,55 @@
+"""`lockstep serve`."""
+
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from lockstep.cli.options import Code, options_from
+from lockstep.cli.predict import Checkpoint, Source, load_alone
+from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.messages import logger
+from lockstep.words import plural
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_EXTRA = ("starlette", "uvicorn", "python_multipart")
+
+
+@options_from(placement=("device",))
+def serve(
+    source: Source,
+    host: Annotated[
+        str, typer.Option(help="The name or address to listen at. Others than these of this machine alone are public.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
+    checkpoint: Checkpoint = None,
+    model: Code = None,
+    **options: Any,
+) -> None:
+    """Classify pictures on a page of this machine, and for other programs by POST /predict.
+
+    On the page you drop pictures, or take one with the camera. It shows the most probable classes, the picture as the
+    network sees it, and whether it is unlike the training images. Pictures that arrive together are one batch. Only
+    this machine can use the page, and no page of another site, unless --host says otherwise. Ctrl-C ends it.
+
+    \b
+    Examples:
+      lockstep serve runs/photos
+      lockstep serve model.safetensors --port 0
+      curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
+    """
+    if missing := [name for name in _EXTRA if find_spec(name) is None]:
+        raise LockstepError(f"serve needs {', '.join(missing)}: pip install 'lockstep[serve]'", ENVIRONMENT)
+    from lockstep.serve import server
+
+    with server.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
+        classifier = load_alone(source, checkpoint, model, options["device"])
+        from lockstep.serve.application import application  # imports torch, after the number of threads is set
+
+        app = application(classifier, source.resolve().name, host)
+        if host not in _LOOPBACK:
+            logger.warning(f"--host {host}: everyone on the network can use this server")
+        print(printable(f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"), flush=True)
+        print(f"{server.url(host, listening)}  (Ctrl-C ends it)", flush=True)
+        server.serve_until_signal(server.server_of(app), listening)
+    print("ended", flush=True)

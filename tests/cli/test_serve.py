@@ -1,0 +1,262 @@
+"""lockstep serve: the real program with a browser, 500 requests at once, bad clients beside them, and its end."""
+
+import asyncio
+import contextlib
+import io
+import re
+import shutil
+import signal
+import socket
+import sys
+import threading
+
+import pytest
+from benchmarks import serve as load
+from benchmarks.browser import chromium, executable
+from PIL import Image
+from tests.conftest import start
+
+from lockstep.errors import ENVIRONMENT, USAGE
+
+RUN = ("digits", "--steps", 30, "--processes", 2)  # as in tests/cli/test_predict.py
+PICTURES = load.digits()
+CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+
+
+def address_of(process):
+    """Return the port of a server once it is ready."""
+    first, second = process.stdout.readline(), process.stdout.readline()
+    assert re.fullmatch(r"serving .*a/model.safetensors, 10 classes\n", first), process.stderr.read()
+    return int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)  \(Ctrl-C ends it\)\n", second)[1])
+
+
+@pytest.fixture(scope="module")
+def server(trained_once, tmp_path_factory):
+    """The port of a server that all tests share."""
+    process = start("serve", trained_once(*RUN)[0], "--port", 0, cwd=tmp_path_factory.mktemp("serve"))
+    yield address_of(process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "ended\n", "")
+
+
+@contextlib.contextmanager
+def half_sent(port, text):
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(text)
+        yield connection
+
+
+def bomb():
+    """Return a PNG of 100,000,000 pixels and one row, in a few kilobytes."""
+    file = io.BytesIO()
+    Image.new("L", (10_000, 10_001)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_500_requests_at_once_are_all_answered_beside_bad_clients(server):
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 3000000000\r\n\r\n"
+    large = [f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n{how}\r\n\r\n".encode()
+             for how in ("Content-Length: 3000000000", "Transfer-Encoding: chunked")]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for text in (b"", head[:30], large[1] + b"5\r\nhello\r\n", large[1]) * 5:
+            stack.enter_context(half_sent(server, text))
+        huge = stack.enter_context(half_sent(server, large[0]))
+        sender = threading.Thread(target=_send_much, args=(huge,))
+        sender.start()
+        bombs = asyncio.run(load.burst(server, [bomb()] * 3))
+        replies = asyncio.run(load.burst(server, PICTURES))
+        sender.join()
+        assert b" 413 " in huge.recv(4096)
+    assert [reply.status for reply in replies] == [200] * 500
+    assert {reply.body["predictions"][0]["error"] for reply in replies} == {None}
+    assert [reply.status for reply in bombs] == [422] * 3
+    assert "100 megapixels" in bombs[0].body["error"] or "more than 100" in bombs[0].body["error"]
+
+
+def _send_much(connection):
+    with contextlib.suppress(ConnectionError):
+        for _ in range(100):
+            connection.sendall(bytes(1 << 20))
+
+
+def test_ctrl_c_ends_it_at_once_though_clients_wait(started, trained_once):
+    process = started("serve", trained_once(*RUN)[0], "--port", 0)
+    port = address_of(process)
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 9\r\n\r\n"
+    with half_sent(port, b"POST"), half_sent(port, head):
+        assert asyncio.run(load.burst(port, PICTURES[:1]))[0].status == 200
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)  # less than the time limit of a request
+    assert (process.returncode, out, err) == (0, "ended\n", "")
+
+
+def test_a_mistake_is_one_error(here, trained_once, tmp_path):
+    run, _ = trained_once(*RUN)
+    (tmp_path / "empty").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        busy = other.getsockname()[1]
+        for words, code, message in (
+            ((run, "--port", busy), ENVIRONMENT, f"--port {busy}: another program uses it: give another one, or 0"),
+            ((run, "--port", 0, "--host", "no.such.host.invalid"), ENVIRONMENT, "cannot listen at --host no.such"),
+            ((run, "--port", 70_000), USAGE, "less than or equal to 65535"),
+            (("none", "--port", 0), USAGE, "none does not exist"),
+            (("empty", "--port", 0), USAGE, "empty is not a run"),
+            ((run, "--port", 0, "--checkpoint", 7), USAGE, "has no such checkpoint"),
+        ):
+            done = here("serve", *words)
+            assert (done.returncode, done.stdout) == (code, ""), done.stderr
+            assert message in " ".join(done.stderr.split())
+            assert "Traceback" not in done.stderr
+
+
+def test_a_missing_extra_is_one_error(here, trained_once, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = here("serve", trained_once(*RUN)[0])
+    assert (done.returncode, done.stdout) == (ENVIRONMENT, "")
+    assert done.stderr == "lockstep: serve needs uvicorn: pip install 'lockstep[serve]'\n"
+
+
+def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_is_warned_of(
+    here, trained_once, tmp_path, monkeypatch
+):
+    run = shutil.copytree(trained_once(*RUN)[0], tmp_path / "copy")
+    (run / "result.json").unlink()
+    (run / "model.safetensors").unlink()
+    monkeypatch.setattr("lockstep.serve.server.serve_until_signal", lambda server, listening: listening.close())
+    done = here("serve", run, "--host", "0.0.0.0", "--port", 0)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030, 10 classes\nhttp://0.0.0.0:")
+    assert done.stderr == "--host 0.0.0.0: everyone on the network can use this server\n"
+    shutil.rmtree(run / "checkpoints")
+    refused, predicted = here("serve", run, "--port", 0), here("predict", run, "x.png")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (predicted.returncode, "", predicted.stderr)
+    assert predicted.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if executable() is None:
+        pytest.skip("no Chromium is installed")
+    with chromium(*CAMERA) as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser, server):
+    """The page in a narrow window. Requests elsewhere and errors of its script fail the test."""
+    context = browser.new_context(viewport={"width": 390, "height": 800}, permissions=["camera"])
+    page = context.new_page()
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: None if "status of 422" in message.text else problems.append(message.text))
+    own = (f"http://127.0.0.1:{server}/", "blob:", "data:")
+    page.on("request", lambda request: None if request.url.startswith(own) else problems.append(request.url))
+    page.goto(f"http://127.0.0.1:{server}/")
+    yield page
+    assert problems == []
+    context.close()
+
+
+def picture_file(tmp_path, name="seven.png"):
+    path = tmp_path / name
+    path.write_bytes(PICTURES[0])
+    return path
+
+
+def classified(page, count):
+    """Wait until so many pictures have their results. Return the texts of the cards, the newest first."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(".card:not([aria-busy])")).to_have_count(count)
+    return page.locator(".card").all_inner_texts()
+
+
+DROP = """(node, bytes) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type: "image/png" }));
+  const target = document.querySelector("#drop");
+  for (const kind of ["dragover", "drop"])
+    target.dispatchEvent(new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+PASTE = """(node, bytes) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], "pasted.png", { type: "image/png" }));
+  document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+}"""
+
+
+@pytest.mark.parametrize(("way", "name"), [(DROP, "dropped.png"), (PASTE, "pasted.png")], ids=["drop", "paste"])
+def test_a_picture_that_is_dropped_or_pasted_shows_classes_with_bars(page, way, name):
+    page.locator("body").evaluate(way, [*PICTURES[0]])
+    (text,) = classified(page, 1)
+    assert name in text
+    assert "what the network sees" in text
+    bars = page.locator(".bars li")
+    assert bars.count() == 5
+    shares = [float(re.search(r"([\d.]+) %", each)[1]) for each in bars.all_inner_texts()]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) < 101
+    widths = [float(re.search(r"[\d.]+", each.get_attribute("style"))[0]) for each in page.locator(".fill").all()]
+    assert widths == pytest.approx(shares, abs=0.06)
+    assert page.locator(".input img").evaluate("image => [image.naturalWidth, image.naturalHeight]") == [8, 8]
+    assert page.locator(".mark").is_hidden()
+    assert page.locator("#status").inner_text().startswith(f"{name}: {page.locator('h2').inner_text()}, ")
+
+
+def test_several_files_are_chosen_by_keyboard_and_a_bad_one_is_a_sentence(page, tmp_path):
+    (tmp_path / "notes.png").write_text("no image")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "files"
+    assert page.locator("#files").evaluate("input => input.labels[0].textContent") == "Choose pictures"
+    page.set_input_files("#files", [picture_file(tmp_path), tmp_path / "notes.png"])
+    first, second = classified(page, 2)
+    assert "seven.png" in first
+    assert "not a JPEG, PNG, WebP, BMP, GIF or TIFF image" in second
+    page.get_by_role("button", name="Clear").click()
+    assert page.locator(".card").count() == 0
+
+
+def test_a_file_that_is_too_large_is_not_sent(page, tmp_path):
+    sent = []
+    page.on("request", lambda request: sent.append(request.url))
+    with (tmp_path / "large.png").open("wb") as file:
+        file.truncate(32_000_001)
+    page.set_input_files("#files", tmp_path / "large.png")
+    assert "too large: at most 32 MB" in classified(page, 1)[0]
+    assert not any("predict" in url for url in sent)
+
+
+def test_the_camera_takes_a_picture_and_is_switched_off(page):
+    page.get_by_role("button", name="Use the camera").click()
+    page.locator("#video").evaluate("video => video.videoWidth || new Promise(go => { video.onloadeddata = go; })")
+    page.get_by_role("button", name="Take the picture").click()
+    assert "camera.png" in classified(page, 1)[0]
+    assert page.locator("#video").evaluate("video => video.srcObject.active") is False
+    assert page.locator("dialog").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_phone_and_text_has_contrast(page, tmp_path, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.set_input_files("#files", picture_file(tmp_path, f"{'a_long_name' * 12}.png"))
+    classified(page, 1)
+    assert page.locator("html").evaluate("root => root.scrollWidth") == 390
+    for selector in ("h1", "h2", ".faint >> nth=0", ".button", ".bars li >> nth=4", "summary"):
+        assert contrast(page, selector) >= 4.5, selector
+
+
+def contrast(page, selector):
+    """Return the ratio of contrast of a text and what is behind it, after WCAG 2.2."""
+    ink, paper = page.locator(selector).first.evaluate("""node => {
+      let back = node;
+      while (getComputedStyle(back).backgroundColor === "rgba(0, 0, 0, 0)") back = back.parentElement;
+      return [getComputedStyle(node).color, getComputedStyle(back).backgroundColor];
+    }""")
+    lights = sorted(_luminance([int(value) / 255 for value in re.findall(r"\d+", one)[:3]]) for one in (ink, paper))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def _luminance(colour):
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

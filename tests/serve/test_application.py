@@ -1,0 +1,371 @@
+"""The application in a server of this process: answers, batches, refusals and limits, which the tests make small."""
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import http.client
+import io
+import json
+import socket
+import threading
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from benchmarks import serve as load
+from PIL import Image
+
+import lockstep
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.serve import application, server
+from lockstep.serve.batches import Batches
+
+RUN = ("digits", "--steps", 30, "--processes", 2)  # as in tests/cli/test_predict.py
+PICTURES = load.digits()[:40]
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+@pytest.fixture(scope="module")
+def classifier(trained_once):
+    return lockstep.load(trained_once(*RUN)[0])
+
+
+def like(classifier, **changed):
+    """Return an object like `classifier`, with some other attributes."""
+    names = ("classes", "recipe", "image_shape", "origin", "pixels", "predict")
+    return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
+
+
+@contextlib.contextmanager
+def serving(classifier, name="digits"):
+    """Serve in a thread. Yield the port."""
+    listening = server.listen("127.0.0.1", 0)
+    running = server.server_of(application.application(classifier, name, "127.0.0.1"))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def port(classifier):
+    """The port of a server with the real limits."""
+    with serving(classifier) as port:
+        yield port
+
+
+def ask(port, path="/predict", body=None, method="POST", address="127.0.0.1", **headers):
+    """Return the status, the headers and the JSON, or the text, of the answer to a request."""
+    connection = http.client.HTTPConnection(address, port, timeout=30)
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, {"Content-Type": "image/png", **given})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers, json.loads(text) if "json" in answer.headers["Content-Type"] else text
+
+
+def refused(port, status, sentence, path="/predict", body=None, **options):
+    got, headers, answer = ask(port, path, body, **options)
+    assert (got, sentence in answer["error"]) == (status, True), answer
+    return headers
+
+
+def form(*files, field="image"):
+    """Return the body of a form with files, given as (name, bytes)."""
+    parts = [
+        f'--x\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n\r\n'.encode() + data + b"\r\n"
+        for name, data in files
+    ]
+    return b"".join(parts) + b"--x--\r\n"
+
+
+def half_sent(port, head=b"Content-Length: 1000\r\n"):
+    """Return a connection that has sent the headers and a part of the body."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n" + head + b"\r\nabc")
+    return connection
+
+
+def test_an_answer_is_the_record_of_predict_with_five_classes(classifier, port):
+    expected = next(classifier.predict(PICTURES[0], top=5)).record()
+    status, _, answer = ask(port, body=PICTURES[0])
+    assert (status, answer) == (200, {"predictions": [{**expected, "source": "picture"}]})  # every bit, if alone
+    assert len(answer["predictions"][0]["top"]) == 5
+
+
+def test_a_form_has_several_files_and_one_that_cannot_be_read_harms_no_other(port):
+    status, _, answer = ask(port, body=form(("a.png", PICTURES[0]), ("b.txt", b"no image")), **FORM)
+    good, bad = answer["predictions"]
+    assert (status, good["source"], good["error"], bad["source"]) == (200, "a.png", None, "b.txt")
+    assert good["label"] == ask(port, body=PICTURES[0])[2]["predictions"][0]["label"]
+    assert bad["error"].startswith("not a JPEG")
+
+
+def test_the_input_is_the_picture_as_the_network_sees_it(classifier, port):
+    photo = io.BytesIO()
+    Image.fromarray(np.arange(30 * 20 * 3, dtype=np.uint16).astype(np.uint8).reshape(30, 20, 3)).save(photo, "PNG")
+    prediction = ask(port, "/predict?input=png", photo.getvalue())[2]["predictions"][0]
+    with contextlib.closing(Image.open(io.BytesIO(_data_of(prediction["input"])))) as seen:
+        assert np.array_equal(np.array(seen), classifier.pixels(photo.getvalue())[..., 0])
+
+
+def test_the_input_of_a_network_that_takes_the_centre_is_the_centre():
+    service = application._Service.__new__(application._Service)
+    service._seen_px = [24, 24]
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    with contextlib.closing(Image.open(io.BytesIO(_data_of(service._png(pixels))))) as seen:
+        assert np.array_equal(np.array(seen), pixels[4:28, 4:28])
+
+
+def _data_of(url):
+    start, _, text = url.partition(",")
+    assert start == "data:image/png;base64"
+    return base64.b64decode(text)
+
+
+def test_what_waits_together_is_one_batch_and_each_picture_has_its_own_answer(classifier):
+    sizes = []
+
+    def predict(images, *args):
+        sizes.append(len(images))
+        return classifier.predict(images, *args)
+
+    async def together():
+        batches = Batches(like(classifier, predict=predict))
+        requests = [asyncio.create_task(batches.answers([picture])) for picture in PICTURES]
+        while batches._decoded.qsize() < len(PICTURES):
+            await asyncio.sleep(0.001)
+        requests[1].cancel()  # a request that has ended takes no place
+        running = asyncio.create_task(batches.run())
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        running.cancel()
+        batches.close()
+        assert batches.unanswered == 0
+        return answers
+
+    answers = asyncio.run(together())
+    assert sizes == [31, 8]
+    assert isinstance(answers.pop(1), asyncio.CancelledError)
+    alone = [next(classifier.predict(picture, 5)).top for number, picture in enumerate(PICTURES) if number != 1]
+    for ((prediction, _),), expected in zip(answers, alone, strict=True):
+        assert dict(prediction.top) == pytest.approx(dict(expected), abs=1e-4)
+
+
+def test_a_mark_for_pictures_unlike_the_training_images_is_passed_on(classifier):
+    def predict(*args, **options):
+        return (dataclasses.replace(one, unlike=True) for one in classifier.predict(*args, **options))
+
+    with serving(like(classifier, predict=predict)) as port:
+        assert ask(port, body=PICTURES[0])[2]["predictions"][0]["unlike"] is True
+
+
+BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
+    len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)
+    for kind, data in (
+        (b"IHDR", (50_000).to_bytes(4) * 2 + bytes([8, 0, 0, 0, 0])),
+        (b"IDAT", zlib.compress(bytes(1 << 20))),
+        (b"IEND", b""),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence", "body", "headers"),
+    [
+        (422, "picture: empty", b"", {}),
+        (422, "picture: not a JPEG", b"text", {}),
+        (422, "picture: truncated", PICTURES[0][:60], {}),
+        (422, "more than 100 megapixels", BOMB, {}),
+        (422, "no file in the field image", form(("a.png", b"x"), field="file"), FORM),
+        (422, "a.png: not a JPEG", form(("a.png", b"x")), FORM),
+        (400, "Too many files", form(*[("a.png", b"x")] * 17), FORM),
+        (400, "Invalid multipart data", b"text", FORM),
+        (400, "Missing boundary", b"text", {"Content-Type": "multipart/form-data"}),
+        (415, "Content-Type is text/plain: send a picture", b"text", {"Content-Type": "text/plain"}),
+        (413, "at most 32.0 MB", bytes(33_000_000), {}),
+        (413, "at most 32.0 MB", (bytes(1 << 20) for _ in range(32)), {}),
+    ],
+    ids=[
+        "empty",
+        "text",
+        "truncated",
+        "bomb",
+        "other-field",
+        "text-in-form",
+        "many-files",
+        "no-form",
+        "no-boundary",
+        "other-type",
+        "large",
+        "large-in-chunks",
+    ],
+)
+def test_a_bad_upload_is_a_status_and_a_sentence(port, status, sentence, body, headers, capfd):
+    refused(port, status, sentence, body=body, **headers)
+    assert capfd.readouterr() == ("", "")
+    assert ask(port, body=PICTURES[0])[0] == 200
+
+
+def test_other_paths_and_methods_are_told_the_right_ones(port):
+    refused(port, 404, "POST /predict", "/other")
+    refused(port, 405, "POST /predict", method="GET")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil.example", "[::1"])
+def test_another_host_is_refused(port, host):
+    refused(port, 403, "this server is not", "/health", method="GET", Host=host)
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:1"])
+def test_another_origin_is_refused(port, origin):
+    refused(port, 403, "may not use this server", body=PICTURES[0], Origin=origin)
+
+
+def test_own_names_and_origins_are_served(port):
+    for host in (f"localhost:{port}", f"127.0.0.1:{port}", "192.168.1.7", "[::1]:8000", "LOCALHOST"):
+        assert ask(port, body=PICTURES[0], Host=host, Origin=f"http://{host}")[0] == 200
+
+
+def test_a_name_that_was_given_is_served(classifier):
+    guard = application._OwnPagesOnly(lambda scope, receive, send: None, "Photos.Example")
+    assert guard._is_own("photos.example:8000")
+    assert not guard._is_own("example")
+
+
+def test_the_page_may_load_nothing_from_elsewhere(port):
+    status, headers, text = ask(port, "/", method="GET")
+    policy = headers["Content-Security-Policy"]
+    assert status == 200
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    nonce = policy.partition("'nonce-")[2].partition("'")[0]
+    assert text.count(f'nonce="{nonce}"') == text.count("<script") + text.count("<style") == 2
+    assert nonce not in ask(port, "/", method="GET")[2]
+    assert "http://" not in text
+    assert "https://" not in text
+
+
+def test_a_name_on_the_page_is_text(classifier):
+    with serving(classifier, "<script>\x1b[2J") as port:
+        text = ask(port, "/", method="GET")[2]
+    assert "<h1>&lt;script&gt;\\x1b[2J</h1>" in text
+
+
+def test_health_says_what_is_served(classifier, port):
+    answer = ask(port, "/health", method="GET")[2]
+    assert (answer["status"], answer["name"], answer["weights"]) == ("ok", "digits", "model.safetensors")
+    assert answer["classes"] == list(classifier.classes)
+
+
+def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, monkeypatch):
+    monkeypatch.setattr(application, "BODY_LIMIT_S", 0.3)
+    monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
+    with serving(classifier) as port:
+        slow = [half_sent(port) for _ in range(20)]
+        assert ask(port, body=PICTURES[0])[0] == 200
+        for connection in slow:
+            answer = b"".join(iter(lambda one=connection: one.recv(4096), b""))
+            connection.close()
+            assert b" 408 " in answer
+            assert b"did not arrive within 0.3 s" in answer
+        half_sent(port).close()  # a client that goes away
+        assert ask(port, body=PICTURES[0])[0] == 200
+        refused(port, 503, "other requests hold", body=bytes(2000))
+        assert {ask(port, body=PICTURES[0])[0] for _ in range(20)} == {200}  # together more than the limit
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /predict HTTP/1.1\r\nHost: local"])
+def test_a_connection_without_a_whole_head_is_closed(classifier, monkeypatch, sent):
+    monkeypatch.setattr(server, "HEAD_LIMIT_S", 0.2)
+    with serving(classifier) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(100) == b""
+
+
+def test_a_request_that_never_ends_is_closed(classifier, monkeypatch):
+    monkeypatch.setattr(server, "HEAD_LIMIT_S", 0.1)
+    monkeypatch.setattr(server, "REQUEST_LIMIT_S", 0.2)
+    with serving(classifier) as port, half_sent(port) as connection, contextlib.suppress(ConnectionResetError):
+        assert connection.recv(100) == b""
+
+
+def test_too_many_connections_are_closed_and_others_go_on(classifier, monkeypatch):
+    monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
+    with serving(classifier) as port:
+        held = [half_sent(port) for _ in range(3)]
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            ask(port, body=PICTURES[0])
+        for connection in held:
+            connection.close()
+        while _status(port) != 200:
+            pass
+
+
+def _status(port):
+    try:
+        return ask(port, body=PICTURES[0])[0]
+    except (ConnectionError, http.client.HTTPException):
+        return 0
+
+
+def test_a_full_queue_and_a_slow_answer_are_sentences(classifier, monkeypatch):
+    monkeypatch.setattr(application, "QUEUE_LIMIT", 1)
+    with serving(classifier) as port:
+        headers = refused(port, 503, "wait for an answer", body=form(("a", b""), ("b", b"")), **FORM)
+        assert int(headers["Retry-After"]) > 0
+        monkeypatch.setattr(application, "ANSWER_LIMIT_S", 0.0)
+        refused(port, 504, "no answer within 0 s", body=PICTURES[0])
+        monkeypatch.setattr(application, "ANSWER_LIMIT_S", 30.0)
+        assert ask(port, body=PICTURES[0])[0] == 200
+
+
+def failing(classifier, *errors):
+    """Return a classifier whose first predictions, after the trial, fail with `errors`."""
+    left = [None, *errors]
+
+    def predict(*args, **options):
+        if left and (error := left.pop(0)) is not None:
+            raise error
+        return classifier.predict(*args, **options)
+
+    return like(classifier, predict=predict)
+
+
+def test_an_error_of_a_batch_is_an_answer_and_the_next_batch_succeeds(classifier, caplog):
+    few = LockstepError("too little memory", ENVIRONMENT)
+    with serving(failing(classifier, few, ZeroDivisionError("a bug"))) as port:
+        refused(port, 503, "too little memory", body=PICTURES[0])
+        assert caplog.text == ""
+        refused(port, 500, "its terminal shows it", body=PICTURES[0])
+        assert ask(port, body=PICTURES[0])[0] == 200
+    assert "ZeroDivisionError: a bug" in caplog.text
+
+
+def test_a_classifier_that_takes_no_pictures_is_an_error_at_the_start(classifier):
+    other = like(classifier, predict=lambda *args, **options: iter([lockstep.Prediction(0, error="squares only")]))
+    with pytest.raises(LockstepError, match="cannot classify pictures: squares only"):
+        application.application(other, "x", "127.0.0.1")
+
+
+def test_a_port_in_use_and_a_host_elsewhere_are_errors():
+    with server.listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        with pytest.raises(LockstepError, match=f"--port {port}: another program uses it: give another one, or 0"):
+            server.listen("127.0.0.1", port)
+    with pytest.raises(LockstepError, match=r"cannot listen at --host 192\.0\.2\.1") as caught:
+        server.listen("192.0.2.1", 0)
+    assert caught.value.code == ENVIRONMENT
+
+
+def test_addresses():
+    with server.listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        assert server.url("127.0.0.1", listening) == f"http://127.0.0.1:{port}"
+        assert server.url("::1", listening) == f"http://[::1]:{port}"
