@@ -7,7 +7,12 @@ from benchmarks.browser import chromium, executable
 from tests.images import bright_and_dark
 
 import lockstep
+from lockstep.config.placement import Placement
 from lockstep.errors import DATA, ENVIRONMENT, USAGE
+from lockstep.jobs.context import Context
+from lockstep.jobs.report import report
+from lockstep.jobs.specs import ReportSpec
+from lockstep.runs.folder import Run
 
 SHORT = ("digits", "--steps", 30, "--processes", 1)
 
@@ -50,10 +55,14 @@ def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, sch
     assert errors == []
 
 
-def test_a_run_whose_data_are_gone_has_a_page_that_says_so(tmp_path, here):
+def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):
     bright_and_dark(tmp_path / "photos", 8)
     done = here("train", "folder", "--data", "photos", "--steps", 1, "--set", "image_px=32", "--processes", 1)
     assert done.returncode == 0, done.stderr
+    run, placement = Run(tmp_path / "runs/photos-1"), Placement(data=tmp_path / "photos")
+    record = report(ReportSpec(recipe=run.recipe(), placement=placement, path=run.path, split="test"), Context())
+    assert {one["name"].split("/")[-2] for one in record["doubts"]} == {"bright", "dark"}
+    assert all((tmp_path / "photos" / one["name"]).is_file() for one in record["doubts"])
     shutil.rmtree(tmp_path / "photos")
     done = here("report", "runs/photos-1", "-o", "r.html")
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
+from lockstep.data.folder.survey import survey
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import Evaluator, chosen
 from lockstep.jobs.session import Session
@@ -33,7 +35,7 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     if not ctx.first:
         return None
     probabilities = every.double().softmax(1).nan_to_num(0.0)
-    images = session.splits[spec.split]
+    images, names = session.splits[spec.split], _names(spec)
     first, second = probabilities.topk(min(2, probabilities.shape[1]), 1).values.T
     wrong = probabilities.argmax(1) != labels
     mistakes = first.masked_fill(~wrong, -1.0).argsort(descending=True, stable=True)[
@@ -43,8 +45,8 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     return {
         **record,
         "calibration": calibration(probabilities, labels),
-        "mistakes": [_shown(images, probabilities, row) for row in mistakes.tolist()],
-        "doubts": [_shown(images, probabilities, row) for row in doubts.tolist()],
+        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes.tolist()],
+        "doubts": [_shown(images, probabilities, row, names) for row in doubts.tolist()],
     }
 
 
@@ -65,12 +67,20 @@ def calibration(probabilities: Tensor, labels: Tensor) -> dict[str, Any]:
     return {"error": float(error), "bins": list(bins)}
 
 
-def _shown(images: Dataset, probabilities: Tensor, row: int) -> dict[str, Any]:
-    """Return an image as the page shows it: its number, its label, its two most probable classes, its picture."""
+def _names(spec: ReportSpec) -> list[str]:
+    """Return the paths of the split's images in their folder; [] if they are in no folder."""
+    if spec.recipe.dataset != IMAGE_FOLDER:
+        return []
+    found = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.skip_unreadable)
+    return [found.index.paths[row] for row in found.splits.get(spec.split, ())]
+
+
+def _shown(images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:
+    """Return an image as the page shows it: its name, its label, its two most probable classes, its picture."""
     top = probabilities[row].topk(min(2, probabilities.shape[1]))
     likely = zip(top.values.tolist(), top.indices.tolist(), strict=True)
     return {
-        "number": row,
+        "name": names[row] if names else f"image {row:,}",
         "label": images.classes[int(images.labels[row])],
         "top": [(images.classes[index], value) for value, index in likely],
         "picture": address(images.images[torch.tensor([row])][0].cpu().numpy()),

@@ -227,11 +227,9 @@ def pictures(record: Mapping[str, Any]) -> Iterator[Section]:
     for key, (title, text) in kinds.items():
         shown = [
             Picture(
-                one["picture"], f"Image {one['number']:,}, labelled {one['label']}, classified as {one['top'][0][0]}",
-                [
-                    f"labelled {one['label']}", *(f"{name} {share:.1%}" for name, share in one["top"]),
-                    one.get("path") or f"image {one['number']:,}",
-                ],
+                one["picture"],
+                f"{one['name']}, labelled {one['label']}, classified as {one['top'][0][0]}",
+                [f"labelled {one['label']}", *(f"{name} {share:.1%}" for name, share in one["top"]), one["name"]],
             )
             for one in record[key]
         ]  # fmt: skip
