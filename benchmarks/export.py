@@ -18,7 +18,7 @@ def rounds_of(run: Path, count: int, data: Path | None) -> list[dict[str, float]
     for number in range(count):
         rates: dict[str, float] = {}
         for format in ("onnx", "pt2"):
-            file = run.parent / f"{number}.{format}"
+            file = run.parent / f"{run.name}-{number}.{format}"
             record: dict[str, Any] = lockstep("export", run, "--format", format, "-o", file, data=data)
             rates[format], rates["lockstep"] = record["images_per_s"], record["images_per_s_lockstep"]
         found.append(rates)
