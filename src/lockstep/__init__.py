@@ -13,6 +13,7 @@ The recipe decides the bits; the placement decides only the speed.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from lockstep.inference.classifier import Prediction as Prediction
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.runs.folder import Run as Run
+
+if sys.platform == "win32":
+    sys.tracebacklimit = 0  # The sentence says all.
+    raise ImportError("Lockstep does not run on Windows itself: it needs POSIX signals and file locks. Use WSL 2")
 
 # name -> its module. Modules are imported on first use, so that --help does not wait for torch.
 _PUBLIC = {

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import platform
 import re
 import sys
 import time
@@ -13,6 +14,8 @@ import psutil
 
 if TYPE_CHECKING:
     import torch
+
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface of this host alone
 
 _PROCESS = psutil.Process()
 _GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
@@ -73,7 +76,7 @@ def _quota_v1(group: Path) -> float:
 
 def processor() -> str:
     """Return the CPU's model name, as the system gives it."""
-    return _cpuinfo("model name") or "unknown CPU"
+    return _cpuinfo("model name") or platform.processor() or "unknown CPU"
 
 
 def cpu() -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep import numerics
+from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Constant
@@ -43,7 +43,7 @@ def two_processes(folder: Path, variables: Mapping[str, str]) -> Iterator[list[s
     environment = {
         **variables,
         **numerics.of_program(1),
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        "GLOO_SOCKET_IFNAME": hardware.LOOPBACK,
     }
     started = [
         subprocess.Popen(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lockstep import hardware
 from lockstep.core.monitor import Beat, Memory
 from lockstep.core.reduction import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT
@@ -141,7 +142,7 @@ class Workers:
         meeting = self.folder / "rendezvous"  # a file, so no port can be in use already
         variables = World("lockstep", number, self.processes, number, self.processes, meeting).variables()
         # All workers are on this host, so they listen only where no other host can connect.
-        variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+        variables["GLOO_SOCKET_IFNAME"] = hardware.LOOPBACK
         return variables
 
     @property
