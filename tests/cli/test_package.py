@@ -1,0 +1,81 @@
+"""The package that users install: the wheel has every file, and works without the repository."""
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.conftest import _outside
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    str(path.relative_to(ROOT / "src"))
+    for path in (ROOT / "src").rglob("*")
+    if path.is_file() and path.suffix != ".pyc"
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return (wheel, sdist), built from the repository."""
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True, capture_output=True
+    )
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
+def test_the_wheel_and_the_sdist_have_every_file(built):
+    wheel, sdist = built
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert names >= SOURCES
+    assert all(name.startswith(("lockstep/", "lockstep-")) for name in names)
+    assert {Path(name).name for name in names if "licenses/" in name} >= {"LICENSE", "digits.LICENSE.txt"}
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert inside >= {f"src/{name}" for name in SOURCES} | {"pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_the_metadata_name_every_extra(built):
+    with zipfile.ZipFile(built[0]) as archive:
+        text = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra in project["optional-dependencies"]:
+        assert f"Provides-Extra: {extra}\n" in text
+    assert "License-Expression: MIT\n" in text
+    assert "Requires-Python: >=3.11\n" in text
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_trains_predicts_and_reports(built, tmp_path):
+    fresh = tmp_path / "fresh"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
+    python = fresh / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", built[0]]
+    subprocess.run(pip, check=True)
+    # Its dependencies are those of this environment. A .pth file in that folder, of the editable install, is not read.
+    path = fresh / f"lib/python3.{sys.version_info.minor}/site-packages/dependencies.pth"
+    path.write_text(sysconfig.get_paths()["purelib"])
+
+    def run(*words):
+        done = subprocess.run(
+            [fresh / "bin/lockstep", *words], cwd=tmp_path, env=_outside(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = [python, "-c", "import lockstep; print(lockstep.__file__)"]
+    assert subprocess.run(where, check=True, capture_output=True, text=True).stdout.startswith(str(fresh))
+    run("train", "digits", "--steps", "3", "--inline", "--name", "installed")
+    from PIL import Image
+
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    assert "x.png" in run("predict", "runs/installed", "x.png")
+    run("report", "runs/installed", "-o", "r.html", "-q")
+    assert (tmp_path / "r.html").stat().st_size > 50_000
