@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from lockstep.errors import ENVIRONMENT, LockstepError
+
 # Read once, before any thread starts, because the only way to read the umask is to set it.
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
@@ -136,6 +138,14 @@ def replace(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     flush(path.parent)
+
+
+def deliver(path: Path, data: bytes) -> None:
+    """Write `data` to a file that the user asked for, as `replace` does. Raises: LockstepError."""
+    try:
+        replace(path, data)
+    except OSError as error:
+        raise LockstepError(f"{path} cannot be written: {error.strerror or error}", ENVIRONMENT) from None
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:

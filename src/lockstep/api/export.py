@@ -12,7 +12,7 @@ from lockstep.api.specs import chosen_checkpoint, data_of
 from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement
 from lockstep.errors import CRASH, LockstepError
-from lockstep.files import replace
+from lockstep.files import deliver
 from lockstep.inference.origin import is_onnx, recipe_of, run_of
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
@@ -125,7 +125,7 @@ def export(
             f"{TOLERANCE:g} is allowed: it is not written. Another version of its runtime may compute it correctly",
             CRASH,
         )
-    replace(Path(file), content)
+    deliver(Path(file), content)
     chosen, own_chosen = found.argmax(1), own.argmax(1)
     return ExportRecord(
         str(file), format, len(content), classifier.weights_sha256, split, len(images),

@@ -7,8 +7,8 @@ from pathlib import Path
 from lockstep.api.output import streams
 from lockstep.api.specs import evaluate_spec
 from lockstep.config.placement import Placement
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import replace
+from lockstep.errors import DATA, LockstepError
+from lockstep.files import deliver
 from lockstep.jobs.specs import ReportSpec
 from lockstep.launch.submit import require_alone, submit_from_program
 from lockstep.launch.workers import Output
@@ -32,10 +32,7 @@ class Report:
 
     def save(self, path: str | Path) -> None:
         """Write the page to the file `path`. Raises: LockstepError if it cannot be written."""
-        try:
-            replace(Path(path), self.html.encode())
-        except OSError as error:
-            raise LockstepError(f"{path}: cannot be written: {error.strerror or error}", ENVIRONMENT) from None
+        deliver(Path(path), self.html.encode())
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, so that its style does not reach the notebook."""

@@ -108,3 +108,5 @@ def require_new_file(option: str, path: Path) -> None:
         raise LockstepError(f"{option} {path}: this file exists already: give a new one, or move it away")
     if not path.absolute().parent.is_dir():
         raise LockstepError(f"{option} {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise LockstepError(f"{option} {path}: the folder {path.parent} is not writable: give another one", ENVIRONMENT)
