@@ -178,8 +178,6 @@ def first_digest(recipe: Recipe) -> str | None:
 def recipe_of(command: str) -> Recipe:
     """Return the recipe that the `command` of a record trains, with the first seed if it trains several."""
     words = shlex.split(command)
-    if words[:3] == ["python", "-m", "benchmarks.seeds"]:
-        return make(get_recipe(words[3]).model_dump(mode="json"), {"seed": 0})
     if words[:3] == ["python", "-m", "benchmarks.peers.loss_curve"]:
         return get_recipe("mnist")
     if words[:2] == ["python", "-m"] and words[2] in ("benchmarks.photos", "benchmarks.labels", "benchmarks.unlike"):
@@ -190,4 +188,6 @@ def recipe_of(command: str) -> Recipe:
     train = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
     options = train.make_context("train", words[2:]).params
     changes = parse(options["settings"] or [], {name: options[name] for name in RECIPE_FLAGS})
+    if options["seeds"]:
+        changes["seed"] = 0
     return make(get_recipe(options["what"]).model_dump(mode="json"), changes)

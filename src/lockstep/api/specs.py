@@ -249,7 +249,7 @@ def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, wor
     """
     images = subject.data if subject.recipe.dataset == IMAGE_FOLDER else None
     if name is not None:
-        path = runs / _plain(name)
+        path = runs / checked_name(name)
         if resume and world.process == 0:
             # A program that was killed when it had just made the folder has left it empty. rmdir removes no other.
             with contextlib.suppress(OSError):
@@ -296,7 +296,8 @@ def require_same(folder: RunFolder, recipe: Recipe) -> None:
         )
 
 
-def _plain(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Return `name` if it can be the name of a run's folder. Raises: LockstepError."""
     try:
         return plain_name(name)
     except ValueError as error:
