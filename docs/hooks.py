@@ -6,7 +6,6 @@ repository/, and a linked folder becomes a page that lists its files.
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,6 @@ def _file(path: str, config: MkDocsConfig) -> File:
     if not (ROOT / path).is_dir():
         content = (ROOT / path).read_bytes()
         return File.generated(config, _uri(path), content=content.decode() if path.endswith(".md") else content)
-    listed = ["git", "ls-files", "--", path]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    lines = (f"- [{os.path.relpath(name, path)}]({os.path.relpath(name, path)})" for name in names)
-    return File.generated(config, _uri(path), content="\n".join((f"# {path}", "", *lines, "")))
+    files = sorted(file for file in (ROOT / path).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    names = [file.relative_to(ROOT / path).as_posix() for file in files]
+    return File.generated(config, _uri(path), content=f"# {path}\n\n" + "".join(f"- [{n}]({n})\n" for n in names))
