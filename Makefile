@@ -2,7 +2,7 @@
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help train test test-all lint bench pictures clean
+.PHONY: help train test test-all lint bench pictures docs clean
 
 help: ## print this list
 	@echo "Targets (each one sets up $(VENV) first if it needs to):"
@@ -28,6 +28,10 @@ bench: $(VENV)/ready ## run the short benchmarks and print one table
 
 pictures: $(VENV)/ready ## draw docs/pictures again
 	$(RUN)/python -m benchmarks.pictures
+
+# open site/index.html: no server and no network are needed
+docs: $(VENV)/ready ## build the documentation into site/, and check every link
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --quiet
 
 clean: ## remove the environment
 	rm -rf $(VENV)

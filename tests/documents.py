@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from lockstep.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 # Commands that no test runs, by how they begin, and why. The part after it that is Lockstep's is parsed all the same.
 NOT_RUN = {
@@ -24,6 +24,9 @@ NOT_RUN = {
     "srun ": "needs Slurm; tests/hosts/test_several_hosts.py sets its variables",
     "mpirun ": "needs Open MPI; tests/hosts/test_several_hosts.py sets its variables",
     "RANK=": "needs several terminals; tests/hosts/test_several_hosts.py sets these variables",
+    "lockstep train runs/killed ": "needs a host that has died; tests/hosts/test_faults.py resumes",
+    "lockstep diff runs/two ": "needs that run too; tests/cli/test_verify.py compares others",
+    "docker ": "needs Docker; tests/unit/test_dockerfile.py reads the file",
     "sbatch ": "needs Slurm; tests/unit/test_clusters.py checks the file",
     "kubectl ": "needs Kubernetes; tests/unit/test_clusters.py checks the file",
     "examples/clusters/ssh_torchrun.sh ": "tests/hosts/test_several_hosts.py runs it",

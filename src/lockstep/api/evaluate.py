@@ -27,7 +27,7 @@ class EvaluationRecord:
         accuracy_interval: its 95 % interval [low, high], by Wilson's score.
         loss: mean cross-entropy.
         classes: for each class its "name", "examples", "correct" and "accuracy", in order of label.
-        confusion: [classes][classes], the row is the label, the column the prediction.
+        confusion: a list of lists of counts; the row is the label, the column the prediction.
         accuracy_one_view: accuracy by the image alone, if the recipe's `test_views` are several; else None.
     """
 

@@ -246,8 +246,9 @@ class Run:
     def lock(self) -> None:
         """Keep other programs from writing here until `unlock`, or until this process ends in any way.
 
-        Raises: LockstepError if another program holds the lock, or if there is a symbolic link, or a file in the place
-            of a folder or the reverse, where the run writes.
+        Raises:
+            LockstepError: if another program holds the lock, or if there is a symbolic link, or a file in the place of
+                a folder or the reverse, where the run writes.
         """
         paths = [self.path / name for name in (".lock", *_FILES, *_FOLDERS)]
         if link := first_link(paths):
