@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: README is the start page, and links of the repository's Markdown lead to pages and files of the site.
+"""Hooks of mkdocs: README is the start page, and links of the repository's Markdown lead to pages and files here.
 
 Links stay as a Git host shows them: relative to the file that they stand in. A linked file outside docs/ is copied to
 repository/, and a linked folder becomes a page that lists its files.
@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
-_LINK = re.compile(r"(\]\()(?!\w+:|#)([^)\s#]+)")
+_LINK = re.compile(r"(\]\(|<img src=\")(?!\w+:|#)([^)\s#\"]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -14,7 +14,7 @@ from benchmarks.browser import chromium, executable
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'lockstep[docs]'")
 
-import lockstep  # noqa: E402
+import lockstep
 
 ROOT = Path(__file__).parents[2]
 LOADED = {"script", "img", "iframe", "source", "video", "audio", "embed"}  # whose src a browser loads
