@@ -98,6 +98,22 @@ def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch
     assert not (tmp_path / "d.onnx").exists()
 
 
+def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(tmp_path, here):
+    (tmp_path / "alone.py").write_text(
+        "import numpy as np\n"
+        "def train_only():\n"
+        "    labels = np.arange(90) % 3\n"
+        "    return {'train': (np.full((90, 8, 8, 1), 80, np.uint8) * labels.astype(np.uint8)[:, None, None, None],"
+        " labels)}\n"
+    )
+    held_out = ("--set", "held_out=20", "--set", "batch=32", "--steps", 2, "--processes", 1, "--name", "a")
+    assert here("train", "digits", "--dataset", "alone:train_only", *held_out).returncode == 0
+    done = here("export", "runs/a", "--dataset", "alone:train_only", "--format", "pt2", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["split"], record["examples"]) == ("held-out", 20)
+
+
 def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     path, file, _ = written
     (tmp_path / "there.onnx").write_text("mine")

@@ -103,10 +103,10 @@ def export(
         from lockstep.inference.classifier import load
         from lockstep.inference.export import exported, loaded
         from lockstep.inference.graph import batch_of, in_batches
-        from lockstep.jobs.session import read_splits
+        from lockstep.jobs.session import read_splits, with_held_out
 
         classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
-        splits = read_splits(recipe, placement)
+        splits = with_held_out(recipe, read_splits(recipe, placement))
         split = "test" if "test" in splits else recipe.evaluated_split
         images, labels = splits[split].images[slice(None)].numpy(), splits[split].labels.numpy()
         facts = {
