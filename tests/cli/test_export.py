@@ -13,6 +13,8 @@ from PIL import Image
 import lockstep
 from lockstep.api import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
+from lockstep.runs.folder import facts_of
+from lockstep.runs.tensors import SHA256, read_safetensors, save_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 SHORT = ("digits", "--steps", 30, "--processes", 1)
@@ -120,10 +122,14 @@ def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     (tmp_path / "damaged.onnx").write_bytes(file.read_bytes()[:-500])
     begun = tmp_path / "begun"
     shutil.copytree(path, begun, ignore=shutil.ignore_patterns("checkpoints", "result.json", "model.safetensors"))
+    others = tmp_path / "others.safetensors"
+    facts = {name: value for name, value in facts_of(path / "model.safetensors").items() if name != SHA256}
+    save_model(others, read_safetensors(path / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
     for words, code, text in (
         (("export", path, "-o", "there.onnx"), USAGE, "exists already"),
         (("export", path, "-o", "nowhere/d.onnx"), ENVIRONMENT, "there is no folder"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
+        (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes (0, 1, 2, 3 and 4) and images of"),
         (("export", file, "-o", "d.onnx"), USAGE, "is exported already"),
         (("export", path, "--format", "tflite"), USAGE, "tflite"),
         (("predict", "damaged.onnx", picture), DATA, "damaged"),

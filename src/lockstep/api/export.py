@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from lockstep.api.specs import chosen_checkpoint, data_of
 from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement
-from lockstep.errors import CRASH, LockstepError
+from lockstep.errors import CRASH, DATA, LockstepError
 from lockstep.files import deliver
 from lockstep.inference.origin import is_onnx, recipe_of, run_of
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.settings import import_path_restored, validated
+from lockstep.words import listed
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from lockstep.data.dataset import Dataset
+    from lockstep.inference.classifier import Classifier
 
 TOLERANCE = 1e-3  # largest difference between two probabilities
 
@@ -108,6 +112,7 @@ def export(
         classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
         splits = with_held_out(recipe, read_splits(recipe, placement))
         split = "test" if "test" in splits else recipe.evaluated_split
+        _require_same_kind(splits[split], classifier)
         images, labels = splits[split].images[slice(None)].numpy(), splits[split].labels.numpy()
         facts = {
             "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
@@ -132,6 +137,19 @@ def export(
         float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
         float(difference), TOLERANCE, rate, own_rate,
     )  # fmt: skip
+
+
+def _require_same_kind(images: "Dataset", classifier: "Classifier") -> None:
+    """Raise a LockstepError unless the classes and the size of `images` are those of the classifier."""
+    found, own = (images.classes, tuple(images.images.shape[1:])), (classifier.classes, classifier.image_shape)
+    if found != own:
+        (names, shape), (own_names, own_shape) = found, own
+        raise LockstepError(
+            f"the data have {len(names)} classes ({listed(names[:5])}) and images of {list(shape)}, and "
+            f"{classifier.origin} has {len(own_names)} ({listed(own_names[:5])}) and {list(own_shape)}: give images of "
+            f"the same classes as --data",
+            DATA,
+        )
 
 
 def _timed(compute: Callable[[Any], Any], images: "NDArray[np.uint8]") -> "tuple[NDArray[Any], float]":
