@@ -89,7 +89,7 @@ def test_a_model_file_alone_is_exported_to_torchs_format(written, tmp_path, here
     assert program.module()(torch.zeros(5, 30, 20, 1, dtype=torch.uint8)).shape == (5, 10)
     refused = here("predict", "model.pt2", "x.png")
     assert (refused.returncode, refused.stdout) == (USAGE, "")
-    assert "for torch.export.load" in refused.stderr
+    assert "torch.export.load, which reads pt2 files, executes code" in refused.stderr
 
 
 def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch):
@@ -127,6 +127,8 @@ def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     save_model(others, read_safetensors(path / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
     for words, code, text in (
         (("export", path, "-o", "there.onnx"), USAGE, "exists already"),
+        (("export", path, "-o", "d.pt2"), USAGE, "d.pt2: programs know a format by the file's name"),
+        (("export", path, "-o", "d.onnx", "--format", "pt2"), USAGE, "give a name that ends in .pt2"),
         (("export", path, "-o", "nowhere/d.onnx"), ENVIRONMENT, "there is no folder"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
         (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes (0, 1, 2, 3 and 4) and images of"),

@@ -81,7 +81,7 @@ def export(
 
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
-        file: the file to write; an existing one is replaced.
+        file: the file to write; an existing one is replaced. Its name ends in .onnx or .pt2, as its format.
         format: "onnx" (needs the extra lockstep[export]) or "pt2".
         checkpoint: "best", or a number of steps; None for the newest.
         data: folder of the dataset; None for that of training.
@@ -94,6 +94,10 @@ def export(
     """
     if format not in get_args(Literal["onnx", "pt2"]):
         raise LockstepError(f"format: got {format!r}: give 'onnx' or 'pt2'")
+    if Path(file).suffix.lower() != f".{format}":
+        raise LockstepError(
+            f"{file}: programs know a format by the file's name: give a name that ends in .{format}, or another --format"
+        )
     if is_onnx(source):
         raise LockstepError(f"{source} is exported already: give the run, or model.safetensors")
     recipe, (run, _) = recipe_of(source), run_of(source)
