@@ -37,7 +37,7 @@ def session(content: bytes, threads: int = 0) -> "InferenceSession":
 
         threads = torch.get_num_threads()
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.intra_op_num_threads, options.log_severity_level = threads, 4  # Its errors are raised too.
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
