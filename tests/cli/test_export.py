@@ -127,8 +127,8 @@ def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     save_model(others, read_safetensors(path / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
     for words, code, text in (
         (("export", path, "-o", "there.onnx"), USAGE, "exists already"),
-        (("export", path, "-o", "d.pt2"), USAGE, "d.pt2: programs know a format by the file's name"),
-        (("export", path, "-o", "d.onnx", "--format", "pt2"), USAGE, "give a name that ends in .pt2"),
+        (("export", path, "-o", "d.pt2"), USAGE, "d.pt2: programs know a format by the name of its file"),
+        (("export", path, "-o", "d.onnx", "--format", "pt2"), USAGE, "give one that ends in .pt2"),
         (("export", path, "-o", "nowhere/d.onnx"), ENVIRONMENT, "there is no folder"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
         (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes (0, 1, 2, 3 and 4) and images of"),

@@ -96,7 +96,7 @@ def export(
         raise LockstepError(f"format: got {format!r}: give 'onnx' or 'pt2'")
     if Path(file).suffix.lower() != f".{format}":
         raise LockstepError(
-            f"{file}: programs know a format by the file's name: give a name that ends in .{format}, or another --format"
+            f"{file}: programs know a format by the name of its file: give one that ends in .{format}, or a --format"
         )
     if is_onnx(source):
         raise LockstepError(f"{source} is exported already: give the run, or model.safetensors")
