@@ -9,6 +9,7 @@ from lockstep.core.evaluate import classify
 from lockstep.core.network import Network, build_model
 from lockstep.data.decode import decode_image
 from lockstep.errors import LockstepError
+from lockstep.inference import export
 from lockstep.inference.export import exported, loaded
 from lockstep.inference.graph import Graph, batch_of, graph_recipe, in_batches
 from lockstep.recipes import RECIPES, get_recipe
@@ -34,8 +35,13 @@ def graph_of(recipe, model, shape):
 @pytest.mark.parametrize(
     ("size", "most", "mean"),
     [
-        ((37, 53), 1.6, 0.1), ((16, 16), 0.1, 0.1), ((9, 11), 1.6, 0.1), ((64, 20), 20, 0.5), ((97, 130), 2.6, 0.3),
-        ((64, 64), 2.6, 0.3), ((200, 170), 2.6, 0.3),
+        ((37, 53), 1.6, 0.1),
+        ((16, 16), 0.1, 0.1),
+        ((9, 11), 1.6, 0.1),
+        ((64, 20), 20, 0.5),
+        ((97, 130), 2.6, 0.3),
+        ((64, 64), 2.6, 0.3),
+        ((200, 170), 2.6, 0.3),
     ],
 )
 def test_images_are_resized_as_pillow_does(size, most, mean):
@@ -130,6 +136,12 @@ def test_a_network_that_cannot_be_exported_is_refused_with_its_operator():
     source.module = Sorted(branch=True)
     with pytest.raises(LockstepError, match="digits cannot be exported: "):
         exported(source, "pt2", {"classes": []})
+
+
+def test_weights_that_an_onnx_file_cannot_hold_are_refused(monkeypatch):
+    monkeypatch.setattr(export, "MAX_BYTES", 1000)
+    with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take 235 kB: give --format pt2"):
+        exported(Source("digits"), "onnx", {"classes": []})
 
 
 def test_large_images_are_computed_in_small_batches():
