@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
         (("export", path, "-o", "d.onnx", "--format", "pt2"), USAGE, "give one that ends in .pt2"),
         (("export", path, "-o", "nowhere/d.onnx"), ENVIRONMENT, "there is no folder"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
-        (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes (0, 1, 2, 3 and 4) and images of"),
+        (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes (0, 1, 2, 3, 4, ...) and images of"),
         (("export", file, "-o", "d.onnx"), USAGE, "is exported already"),
         (("export", path, "--format", "tflite"), USAGE, "tflite"),
         (("predict", "damaged.onnx", picture), DATA, "damaged"),

@@ -17,7 +17,6 @@ from lockstep.inference.origin import is_onnx, recipe_of, run_of
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.settings import import_path_restored, validated
-from lockstep.words import listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,11 +146,12 @@ def _require_same_kind(images: "Dataset", classifier: "Classifier") -> None:
     """Raise a LockstepError unless the classes and the size of `images` are those of the classifier."""
     found, own = (images.classes, tuple(images.images.shape[1:])), (classifier.classes, classifier.image_shape)
     if found != own:
-        (names, shape), (own_names, own_shape) = found, own
+        theirs, ours = (
+            f"{len(names)} classes ({', '.join(names[:5])}{', ...' * (len(names) > 5)}) and images of {list(shape)}"
+            for names, shape in (found, own)
+        )
         raise LockstepError(
-            f"the data have {len(names)} classes ({listed(names[:5])}) and images of {list(shape)}, and "
-            f"{classifier.origin} has {len(own_names)} ({listed(own_names[:5])}) and {list(own_shape)}: give images of "
-            f"the same classes as --data",
+            f"the data have {theirs}, and {classifier.origin} has {ours}: give images of the same classes as --data",
             DATA,
         )
 
