@@ -13,6 +13,8 @@ from PIL import Image
 import lockstep
 from lockstep.api import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
+from lockstep.runs.folder import facts_of
+from lockstep.runs.tensors import SHA256, read_safetensors, save_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 SHORT = ("digits", "--steps", 30, "--processes", 1)
@@ -87,7 +89,7 @@ def test_a_model_file_alone_is_exported_to_torchs_format(written, tmp_path, here
     assert program.module()(torch.zeros(5, 30, 20, 1, dtype=torch.uint8)).shape == (5, 10)
     refused = here("predict", "model.pt2", "x.png")
     assert (refused.returncode, refused.stdout) == (USAGE, "")
-    assert "for torch.export.load" in refused.stderr
+    assert "torch.export.load, which reads pt2 files, executes code" in refused.stderr
 
 
 def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch):
@@ -98,16 +100,38 @@ def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch
     assert not (tmp_path / "d.onnx").exists()
 
 
+def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(tmp_path, here):
+    (tmp_path / "alone.py").write_text(
+        "import numpy as np\n"
+        "def train_only():\n"
+        "    labels = np.arange(90) % 3\n"
+        "    return {'train': (np.full((90, 8, 8, 1), 80, np.uint8) * labels.astype(np.uint8)[:, None, None, None],"
+        " labels)}\n"
+    )
+    held_out = ("--set", "held_out=20", "--set", "batch=32", "--steps", 2, "--processes", 1, "--name", "a")
+    assert here("train", "digits", "--dataset", "alone:train_only", *held_out).returncode == 0
+    done = here("export", "runs/a", "--dataset", "alone:train_only", "--format", "pt2", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["split"], record["examples"]) == ("held-out", 20)
+
+
 def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     path, file, _ = written
     (tmp_path / "there.onnx").write_text("mine")
     (tmp_path / "damaged.onnx").write_bytes(file.read_bytes()[:-500])
     begun = tmp_path / "begun"
     shutil.copytree(path, begun, ignore=shutil.ignore_patterns("checkpoints", "result.json", "model.safetensors"))
+    others = tmp_path / "others.safetensors"
+    facts = {name: value for name, value in facts_of(path / "model.safetensors").items() if name != SHA256}
+    save_model(others, read_safetensors(path / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
     for words, code, text in (
         (("export", path, "-o", "there.onnx"), USAGE, "exists already"),
+        (("export", path, "-o", "d.pt2"), USAGE, "d.pt2: programs know a format by the name of its file"),
+        (("export", path, "-o", "d.onnx", "--format", "pt2"), USAGE, "give one that ends in .pt2"),
         (("export", path, "-o", "nowhere/d.onnx"), ENVIRONMENT, "there is no folder"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
+        (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes (0, 1, 2, 3, 4, ...) and images of"),
         (("export", file, "-o", "d.onnx"), USAGE, "is exported already"),
         (("export", path, "--format", "tflite"), USAGE, "tflite"),
         (("predict", "damaged.onnx", picture), DATA, "damaged"),

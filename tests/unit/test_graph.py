@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import lockstep
 from lockstep.core.evaluate import classify
 from lockstep.core.network import Network, build_model
+from lockstep.data.decode import decode_image
 from lockstep.errors import LockstepError
+from lockstep.inference import export
 from lockstep.inference.export import exported, loaded
 from lockstep.inference.graph import Graph, batch_of, graph_recipe, in_batches
 from lockstep.recipes import RECIPES, get_recipe
@@ -32,20 +33,26 @@ def graph_of(recipe, model, shape):
 
 
 @pytest.mark.parametrize(
-    ("size", "most", "mean"), [((37, 53), 1.6, 0.1), ((16, 16), 0.1, 0.1), ((9, 11), 1.6, 0.1), ((64, 20), 20, 0.5)]
+    ("size", "most", "mean"),
+    [
+        ((37, 53), 1.6, 0.1),
+        ((16, 16), 0.1, 0.1),
+        ((9, 11), 1.6, 0.1),
+        ((64, 20), 20, 0.5),
+        ((97, 130), 2.6, 0.3),
+        ((64, 64), 2.6, 0.3),
+        ((200, 170), 2.6, 0.3),
+    ],
 )
 def test_images_are_resized_as_pillow_does(size, most, mean):
     """Logits are pixels / 255, so the probabilities' ratios tell the pixels.
 
-    Pillow begins with the columns of a tall image, and values that are cut at black or white in between differ then.
+    Pillow begins with the columns of a tall image, and values that are cut at black or white in between differ then. It
+    rounds the means of the blocks that it first makes of an image of four times the size or more.
     """
     recipe, picture = get_recipe("mnist").replace(model="mine:pixels"), images(1, *size)
     found = graph_of(recipe, Pixels(), (16, 16, 3))(torch.from_numpy(picture)).log()[0]
-    side = min(size)
-    left, top = (size[1] - side) / 2, (size[0] - side) / 2
-    box = (left, top, left + side, top + side)
-    small = np.asarray(Image.fromarray(picture[0]).resize((16, 16), Image.Resampling.BICUBIC, box))
-    expected = torch.from_numpy(small.copy()).permute(2, 0, 1).flatten() / 255
+    expected = torch.from_numpy(decode_image(picture[0], 16)).permute(2, 0, 1).flatten() / 255
     difference = ((found - found[0]) * 255 - (expected - expected[0]) * 255).abs()
     assert difference.max() < most
     assert difference.mean() < mean
@@ -129,6 +136,12 @@ def test_a_network_that_cannot_be_exported_is_refused_with_its_operator():
     source.module = Sorted(branch=True)
     with pytest.raises(LockstepError, match="digits cannot be exported: "):
         exported(source, "pt2", {"classes": []})
+
+
+def test_weights_that_an_onnx_file_cannot_hold_are_refused(monkeypatch):
+    monkeypatch.setattr(export, "MAX_BYTES", 1000)
+    with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take 235 kB: give --format pt2"):
+        exported(Source("digits"), "onnx", {"classes": []})
 
 
 def test_large_images_are_computed_in_small_batches():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from lockstep.api.specs import chosen_checkpoint, data_of
 from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement
-from lockstep.errors import CRASH, LockstepError
+from lockstep.errors import CRASH, DATA, LockstepError
 from lockstep.files import deliver
 from lockstep.inference.origin import is_onnx, recipe_of, run_of
 from lockstep.messages import logger
@@ -21,6 +21,9 @@ from lockstep.settings import import_path_restored, validated
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from lockstep.data.dataset import Dataset
+    from lockstep.inference.classifier import Classifier
 
 TOLERANCE = 1e-3  # largest difference between two probabilities
 
@@ -77,7 +80,7 @@ def export(
 
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
-        file: the file to write; an existing one is replaced.
+        file: the file to write; an existing one is replaced. Its name ends in .onnx or .pt2, as its format.
         format: "onnx" (needs the extra lockstep[export]) or "pt2".
         checkpoint: "best", or a number of steps; None for the newest.
         data: folder of the dataset; None for that of training.
@@ -90,6 +93,10 @@ def export(
     """
     if format not in get_args(Literal["onnx", "pt2"]):
         raise LockstepError(f"format: got {format!r}: give 'onnx' or 'pt2'")
+    if Path(file).suffix.lower() != f".{format}":
+        raise LockstepError(
+            f"{file}: programs know a format by the name of its file: give one that ends in .{format}, or a --format"
+        )
     if is_onnx(source):
         raise LockstepError(f"{source} is exported already: give the run, or model.safetensors")
     recipe, (run, _) = recipe_of(source), run_of(source)
@@ -103,11 +110,12 @@ def export(
         from lockstep.inference.classifier import load
         from lockstep.inference.export import exported, loaded
         from lockstep.inference.graph import batch_of, in_batches
-        from lockstep.jobs.session import read_splits
+        from lockstep.jobs.session import read_splits, with_held_out
 
         classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
-        splits = read_splits(recipe, placement)
+        splits = with_held_out(recipe, read_splits(recipe, placement))
         split = "test" if "test" in splits else recipe.evaluated_split
+        _require_same_kind(splits[split], classifier)
         images, labels = splits[split].images[slice(None)].numpy(), splits[split].labels.numpy()
         facts = {
             "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
@@ -132,6 +140,20 @@ def export(
         float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
         float(difference), TOLERANCE, rate, own_rate,
     )  # fmt: skip
+
+
+def _require_same_kind(images: "Dataset", classifier: "Classifier") -> None:
+    """Raise a LockstepError unless the classes and the size of `images` are those of the classifier."""
+    found, own = (images.classes, tuple(images.images.shape[1:])), (classifier.classes, classifier.image_shape)
+    if found != own:
+        theirs, ours = (
+            f"{len(names)} classes ({', '.join(names[:5])}{', ...' * (len(names) > 5)}) and images of {list(shape)}"
+            for names, shape in (found, own)
+        )
+        raise LockstepError(
+            f"the data have {theirs}, and {classifier.origin} has {ours}: give images of the same classes as --data",
+            DATA,
+        )
 
 
 def _timed(compute: Callable[[Any], Any], images: "NDArray[np.uint8]") -> "tuple[NDArray[Any], float]":

@@ -31,7 +31,7 @@ PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
 RULES = 2  # the version of the rules in `decode_image`; another version may give other pixels
 
-_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS: dict[object, str] = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
@@ -263,7 +263,7 @@ def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.ui
         raise UnreadableImageError(f"{width * height / 1e6:.0f} megapixels, more than {PIXEL_LIMIT / 1e6:.0f}")
     if not width or not height:
         raise UnreadableImageError("no pixels")
-    coarse = int(_GAP * image_px)
+    coarse = int(REDUCING_GAP * image_px)
     if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
         width, height = scaled[1][2:]  # not image.size, which is rounded up
     image.load()
@@ -273,7 +273,7 @@ def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.ui
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
     small = _eight_bit(image).resize(
-        (image_px, image_px), Image.Resampling.BICUBIC, (left, top, left + side, top + side), reducing_gap=_GAP
+        (image_px, image_px), Image.Resampling.BICUBIC, (left, top, left + side, top + side), reducing_gap=REDUCING_GAP
     )
     if small.mode in ("LA", "RGBA"):
         small = Image.alpha_composite(Image.new("RGBA", small.size, _WHITE), small.convert("RGBA"))

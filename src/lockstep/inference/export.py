@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from lockstep.errors import DATA, LockstepError
 from lockstep.inference.classifier import Classifier
 from lockstep.inference.graph import Compute, Graph
-from lockstep.inference.onnx_file import METADATA, missing, session
+from lockstep.inference.onnx_file import MAX_BYTES, METADATA, missing, session
+from lockstep.words import size
 
 Format = Literal["onnx", "pt2"]
 
@@ -27,8 +28,13 @@ _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::
 def exported(classifier: Classifier, format: Format, facts: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
 
-    Raises: LockstepError if a package is missing, or the network cannot be exported.
+    Raises: LockstepError if a package is missing, the network cannot be exported, or it is too large for the format.
     """
+    weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
+    if format == "onnx" and weights >= MAX_BYTES:
+        raise LockstepError(
+            f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}: give --format pt2"
+        )
     graph = Graph(classifier.recipe, classifier.module, classifier.image_shape).eval()
     dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
     example = (torch.zeros(*_EXAMPLE, classifier.image_shape[2], dtype=torch.uint8),)

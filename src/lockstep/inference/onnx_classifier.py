@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.inference.classifier import Classifier, _classes_and_shape, _Weights
 from lockstep.inference.graph import in_batches
 from lockstep.inference.onnx_file import opened
@@ -29,7 +29,11 @@ class OnnxClassifier(Classifier):
 
     def _probabilities(self, images: NDArray[np.uint8], size: int) -> Tensor:
         run = self._session.run
-        found = torch.from_numpy(in_batches(lambda part: run(None, {"images": part})[0], images)).double()
+        try:
+            found = torch.from_numpy(in_batches(lambda part: run(None, {"images": part})[0], images)).double()
+        except Exception as error:  # onnxruntime has no class for its errors, and a file may hold any graph
+            problem = next(iter(str(error).splitlines()), repr(error))
+            raise LockstepError(f"onnxruntime cannot compute the graph of {self.origin}: {problem}", DATA) from None
         if found.shape != (len(images), len(self.classes)):
             raise self._weights.damaged(f"its graph gives {list(found.shape)} values for {len(images)} images")
         return found.masked_fill(~found.isfinite().all(1, keepdim=True), math.nan)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 METADATA = "lockstep"  # the name of the facts in an exported file
-_MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
+MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
 
 
 @contextlib.contextmanager
@@ -37,14 +37,14 @@ def session(content: bytes, threads: int = 0) -> "InferenceSession":
 
         threads = torch.get_num_threads()
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.intra_op_num_threads, options.log_severity_level = threads, 4  # Its errors are raised too.
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def opened(path: Path, threads: int = 0) -> "tuple[InferenceSession, dict[str, Any]]":
     """Return the session and the facts of the file at `path`. Raises: LockstepError if Lockstep has not written it."""
     try:
-        content = read_bytes(path, _MAX_BYTES)
+        content = read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise LockstepError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", DATA) from None
     try:

@@ -42,7 +42,10 @@ def file_recipe(path: Path) -> tuple[Recipe, dict[str, Any]]:
 
         facts: dict[str, Any] | None = opened(path, 1)[1]
     elif path.suffix == ".pt2":
-        raise LockstepError(f"{path} is for torch.export.load: give the run, model.safetensors or an ONNX file")
+        raise LockstepError(
+            f"{path}: torch.export.load, which reads pt2 files, executes code that a file may hold: give the run, "
+            f"model.safetensors or an ONNX file"
+        )
     else:
         facts = metadata(path)
     assert facts is not None

@@ -64,11 +64,9 @@ class Session:
             # One process of a host downloads, indexes and decodes; then the others find the result.
             if ctx.local:
                 ctx.group.gather(torch.zeros(1))
-            self.splits = splits or read_splits(recipe, placement)
+            self.splits = with_held_out(recipe, splits or read_splits(recipe, placement))
             if not ctx.local:
                 ctx.group.gather(torch.zeros(1))
-        if recipe.held_out:
-            self.splits = {**self.splits, **_held_out(self.splits["train"], recipe.held_out)}
         train_set = self.splits["train"]
         if recipe.evaluated_split == "validation":
             _require_validation(recipe, self.splits)
@@ -312,15 +310,18 @@ def _require_validation(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
     )
 
 
-def _held_out(train_set: Dataset, count: int) -> dict[str, Dataset]:
-    """Return the training set as two splits, "train" and "held-out"; the second has `count` examples."""
+def with_held_out(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Return `splits`; if the recipe holds out training images, "train" is without these, and "held-out" has them."""
+    count, train_set = recipe.held_out, splits["train"]
+    if not count:
+        return splits
     if count >= len(train_set):
         raise LockstepError(
             f"held_out: got {count}: the training set has {len(train_set)} images, so 0 to {len(train_set) - 1} are "
             f"allowed"
         )
     kept, held = train_set.held_out(count)
-    return {"train": kept, "held-out": held}
+    return {**splits, "train": kept, "held-out": held}
 
 
 def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
