@@ -31,7 +31,7 @@ pictures: $(VENV)/ready ## draw docs/pictures again
 
 # open site/index.html: no server and no network are needed
 docs: $(VENV)/ready ## build the documentation into site/, and check every link
-	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
 
 clean: ## remove the environment
 	rm -rf $(VENV)

@@ -59,7 +59,8 @@ def test_mistakes_in_the_image_are_found():
     text = (ROOT / "Dockerfile").read_text()
     for right, wrong in (
         ("USER lockstep\n", ""), ("PYTHON=3.13", "PYTHON=latest"), (":${PYTHON}-slim", ""),
-        ("LICENSE ./", "LICENSES ./"), ("COPY src", "COPY tests"), ('["lockstep"]', '["python"]'), ("ARG TORCH_INDEX", "ARG INDEX"),
+        ("LICENSE ./", "LICENSES ./"), ("COPY src", "COPY tests"),
+        ('["lockstep"]', '["python"]'), ("ARG TORCH_INDEX", "ARG INDEX"),
     ):  # fmt: skip
         assert right in text
         assert problems(text.replace(right, wrong)), wrong
