@@ -37,7 +37,7 @@ clean: ## remove the environment
 	rm -rf $(VENV)
 
 $(VENV)/ready: pyproject.toml constraints.txt
-	@echo "Setting up $(CURDIR)/$(VENV): PyTorch and the rest, about 1.4 GB on disk (with CUDA, several times that)."
+	@echo "Setting up $(CURDIR)/$(VENV): PyTorch and the rest, about 1.8 GB on disk (with CUDA, several times that)."
 	@echo "This takes a minute or more. pip's settings decide which build of PyTorch it installs."
 	python3 -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -134,7 +134,9 @@ def export(
             CRASH,
         )
     deliver(Path(file), content)
-    chosen, own_chosen = found.argmax(1), own.argmax(1)
+    own_chosen = own.argmax(1)
+    own_chosen[own.max(1) != own.max(1)] = -1  # An output that is not finite counts as wrong, as in an evaluation.
+    chosen = found.argmax(1)
     return ExportRecord(
         str(file), format, len(content), classifier.weights_sha256, split, len(images),
         float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
