@@ -11,7 +11,17 @@ from pydantic import ValidationError
 
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import Beat
-from lockstep.jobs.specs import BenchSpec, EvaluateSpec, FoldsSpec, Spec, TrainSpec, VerifySpec, decoded, encoded
+from lockstep.jobs.specs import (
+    BenchSpec,
+    EvaluateSpec,
+    FoldsSpec,
+    ReportSpec,
+    Spec,
+    TrainSpec,
+    VerifySpec,
+    decoded,
+    encoded,
+)
 from lockstep.launch import worker
 from lockstep.recipes import RECIPES, get_recipe
 
@@ -24,6 +34,7 @@ SPECS = [
     TrainSpec(**SHARED, path=NOT_UTF8, resume=True, strict=True, notes=("first", "größe"), started=1.25),
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint="best", save_model=Path("m.safetensors"), weights="raw"),
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, watch=True, interval=0.5, examples=7),
+    ReportSpec(**SHARED, path=Path("runs/a"), shown=5),
     VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7),
     BenchSpec(**SHARED, steps=3, modes=("synthetic", "independent")),
     FoldsSpec(**SHARED, folds=5, labels=True, started=1.25),
@@ -51,7 +62,7 @@ def test_each_class_of_spec_is_tested_and_has_its_own_job():
 
 
 def test_a_spec_with_the_settings_of_another_job_is_rejected():
-    fields = json.loads(encoded(SPECS[3])) | {"job": "evaluate"}
+    fields = json.loads(encoded(VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7))) | {"job": "evaluate"}
     with pytest.raises(ValidationError):
         decoded(json.dumps(fields))
 
