@@ -168,30 +168,49 @@ refused_here = here
 
 
 @pytest.fixture(scope="session")
-def trained_once(tmp_path_factory):
+def made_once(tmp_path_factory):
+    """made_once(key, make) -> a folder that make(folder) has filled, once for all tests and test processes.
+
+    Tests read the folder. One that changes a file copies it first.
+    """
+    common = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        common = common.parent  # the one that all test processes share
+
+    def made(key: object, make: Callable[[Path], object]) -> Path:
+        folder = common / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+        done = folder.with_suffix(".done")
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def trained_once(made_once):
     """trained_once(*options) -> (folder of the run, record) of `lockstep train`, run once for all tests.
 
-    A run of one process is computed in this one. Tests read the folder. One that changes the run copies it first.
+    A run of one process is computed in this one.
     """
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # the one that all test processes share
 
     @cache
     def run(*options: object) -> tuple[Path, dict]:
-        place = folder / hashlib.sha256(json.dumps([*map(str, options)]).encode()).hexdigest()[:12]
-        record = place / "record.json"
-        with place.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not record.exists():
-                shutil.rmtree(place, ignore_errors=True)  # of one that failed
-                place.mkdir()
-                words = [*map(str, options)]
-                train = in_this_process if _is_alone(words) else run_program
-                done = train("train", *words, "--name", "a", "--json", cwd=place)
-                assert done.returncode == 0, done.stderr
-                record.write_text(done.stdout.splitlines()[-1])
-        return place / "runs/a", json.loads(record.read_text())
+        words = [*map(str, options)]
+
+        def train(folder: Path) -> None:
+            run_it = in_this_process if _is_alone(words) else run_program
+            done = run_it("train", *words, "--name", "a", "--json", cwd=folder)
+            assert done.returncode == 0, done.stderr
+            (folder / "record.json").write_text(done.stdout.splitlines()[-1])
+
+        folder = made_once(words, train)
+        return folder / "runs/a", json.loads((folder / "record.json").read_text())
 
     return run
 

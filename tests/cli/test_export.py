@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.conftest import run_program
 
 import lockstep
 from lockstep.api import export as api
@@ -21,14 +22,17 @@ SHORT = ("digits", "--steps", 30, "--processes", 1)
 
 
 @pytest.fixture(scope="module")
-def written(trained_once, tmp_path_factory):
+def written(trained_once, made_once):
     """Return (the run's folder, the ONNX file, the printed record): the real program wrote it."""
-    from tests.conftest import run_program
+    path = trained_once(*SHORT)[0]
 
-    folder, path = tmp_path_factory.mktemp("export"), trained_once(*SHORT)[0]
-    done = run_program("export", path, "-o", "d.onnx", "--json", cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    return path, folder / "d.onnx", json.loads(done.stdout)
+    def export(folder):
+        done = run_program("export", path, "-o", "d.onnx", "--json", cwd=folder)
+        assert (done.returncode, done.stderr) == (0, "")
+        (folder / "record.json").write_text(done.stdout)
+
+    folder = made_once("export", export)
+    return path, folder / "d.onnx", json.loads((folder / "record.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,7 @@ def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
     stated = json.loads(facts["lockstep"])
     assert stated["recipe_digest"] == lockstep.Run(path).recipe().digest()
     assert stated["weights_sha256"] == record["weights_sha256"]
-    assert [entry.name for entry in file.parent.iterdir() if entry.suffix] == ["d.onnx"]
+    assert {entry.name for entry in file.parent.iterdir() if entry.suffix} == {"d.onnx", "record.json"}
 
 
 def test_predict_takes_the_file(written, picture, here):

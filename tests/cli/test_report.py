@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from benchmarks.browser import chromium, executable
+from tests.conftest import run_program
 from tests.images import bright_and_dark
 
 import lockstep
@@ -18,14 +19,15 @@ SHORT = ("digits", "--steps", 30, "--processes", 1)
 
 
 @pytest.fixture(scope="module")
-def written(trained_once, tmp_path_factory):
+def written(trained_once, made_once):
     """Return a report that the real program wrote, from elsewhere than the run's folder."""
-    from tests.conftest import run_program
+    path = trained_once(*SHORT)[0]
 
-    folder = tmp_path_factory.mktemp("report")
-    done = run_program("report", trained_once(*SHORT)[0], "-o", "r.html", cwd=folder)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "r.html\n", "")
-    return folder / "r.html"
+    def report(folder):
+        done = run_program("report", path, "-o", "r.html", cwd=folder)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "r.html\n", "")
+
+    return made_once("report", report) / "r.html"
 
 
 @pytest.mark.skipif(executable() is None, reason="no Chromium is installed")
@@ -57,7 +59,8 @@ def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, sch
 
 def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):
     bright_and_dark(tmp_path / "photos", 8)
-    done = here("train", "folder", "--data", "photos", "--steps", 1, "--set", "image_px=32", "--processes", 1)
+    small = ("--set", "image_px=32", "--set", "batch=16", "--set", "eval_batch=16")
+    done = here("train", "folder", "--data", "photos", "--steps", 1, *small, "--processes", 1)
     assert done.returncode == 0, done.stderr
     run, placement = Run(tmp_path / "runs/photos-1"), Placement(data=tmp_path / "photos")
     record = report(ReportSpec(recipe=run.recipe(), placement=placement, path=run.path, split="test"), Context())

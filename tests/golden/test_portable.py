@@ -79,6 +79,7 @@ def test_the_features_of_photos_have_the_known_bits():
     assert features_sha256() == json.loads(FILE.read_text())["photos"]
 
 
+@pytest.mark.slow
 def test_the_first_command_of_the_readme_ends_with_the_hash_that_it_states(tmp_path):
     sha256 = digits_sha256(tmp_path / "run")
     assert sha256 == json.loads(FILE.read_text())["digits"]

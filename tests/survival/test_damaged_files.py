@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from signal import SIGTERM
 
@@ -20,7 +19,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 STEPS = 6
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": STEPS})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": STEPS, "arithmetic": "native"})
 PLACE = Placement(processes=1, save_every=1, keep=2, eval_every=2, log_every=1, summary_every=0)
 NEWEST = "checkpoints/step-000000004"
 RESUMED = ("train", "runs/x", "--resume", "--processes", "1", "--summary-every", "0", "--json")
@@ -40,28 +39,7 @@ def stopped(tmp_path_factory):
 
 
 @pytest.fixture
-def program_here(tmp_path, monkeypatch, capfd, caplog):
-    """Return program_here(*args) -> (exit code, stdout, stderr) of the program, in this process."""
-    from lockstep.cli import main
-
-    def run(*args):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["lockstep", *args])
-        capfd.readouterr()
-        caplog.clear()
-        try:
-            main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code or 0
-        out, err = capfd.readouterr()
-        return code, out, caplog.text + err
-
-    return run
-
-
-@pytest.fixture
-def resumed(program_here, stopped, tmp_path):
+def resumed(here, stopped, tmp_path):
     """Return resumed(damage) -> (exit code, SHA-256 or None, messages) of a copy of the run after damage(folder)."""
 
     def resume(damage):
@@ -69,7 +47,8 @@ def resumed(program_here, stopped, tmp_path):
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(stopped[0], run)
         damage(run)
-        code, out, err = program_here(*RESUMED)
+        done = here(*RESUMED)
+        code, out, err = done.returncode, done.stdout, done.stderr
         assert "Traceback" not in err, err
         sha256 = json.loads(out.splitlines()[-1])["weights_sha256"] if code == 0 else None
         assert sha256 in (None, stopped[1]), err  # never silently other bits
@@ -220,7 +199,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(resumed):
 
 
 @pytest.mark.parametrize("name", ["result.json", "model.safetensors", "recipe.json"])
-def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, program_here, tmp_path, name):
+def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, here, tmp_path, name):
     images = tmp_path / "image.png"
     from PIL import Image
 
@@ -233,11 +212,11 @@ def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, program
         if share is not None:
             flipped(name, share)(run)
         for command in (("runs",), ("predict", "runs/x", str(images), "--json"), ("train", "runs/x", "--resume")):
-            code, out, err = program_here(*command)
-            assert "Traceback" not in err
-            assert code in (0, 2, 3, 4)
-            if command[0] == "predict" and code == 0:
-                answers.add(out)
+            done = here(*command)
+            assert "Traceback" not in done.stderr
+            assert done.returncode in (0, 2, 3, 4)
+            if command[0] == "predict" and done.returncode == 0:
+                answers.add(done.stdout)
     assert len(answers) == 1  # a damaged model gives an error, and no other probabilities
 
 

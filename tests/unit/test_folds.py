@@ -22,7 +22,7 @@ from lockstep.runs.weights_file import own_weights
 
 SMALL = make(
     get_recipe("photos").model_dump(mode="json"),
-    {"image_px": 64, "precision": "float32", "epochs": 1, "min_steps": 40, "lr": 0.01},
+    {"image_px": 64, "precision": "float32", "epochs": 1, "min_steps": 20, "lr": 0.02},
 )
 WEIGHTS = own_weights(SMALL.init_sha256)
 

@@ -63,12 +63,12 @@ def test_erasing_all_or_none():
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0, 2.0, 8.0])
 def test_shares_follow_the_beta_distribution(alpha):
-    u, v = (rng.uniform(rng.words(11, stream, np.arange(20_000))) for stream in ("u", "v"))
+    u, v = (rng.uniform(rng.words(11, stream, np.arange(5_000))) for stream in ("u", "v"))
     shares = np.sort([symmetric_beta(alpha, *pair) for pair in zip(u, v, strict=True)])
-    drawn = np.sort(np.random.default_rng(5).beta(alpha, alpha, 20_000))
+    drawn = np.sort(np.random.default_rng(5).beta(alpha, alpha, 5_000))
     both = np.concatenate([shares, drawn])
-    distance = np.abs(np.searchsorted(shares, both, "right") - np.searchsorted(drawn, both, "right")).max() / 20_000
-    assert distance < 1.95 * (2 / 20_000) ** 0.5  # Kolmogorov and Smirnov: p > 0.001
+    distance = np.abs(np.searchsorted(shares, both, "right") - np.searchsorted(drawn, both, "right")).max() / 5_000
+    assert distance < 1.95 * (2 / 5_000) ** 0.5  # Kolmogorov and Smirnov: p > 0.001
 
 
 def test_extreme_parameters_give_shares_in_0_to_1():
