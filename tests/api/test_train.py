@@ -196,6 +196,7 @@ def test_a_worker_process_is_refused(monkeypatch):
             function()
 
 
+@pytest.mark.slow
 def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another(
     tmp_path, monkeypatch, capsys, trained_once
 ):

@@ -89,6 +89,7 @@ def test_a_mistake_is_refused_before_anything_is_measured(options, code, words, 
     refused(here("bench", "digits", *options), code, words)
 
 
+@pytest.mark.slow
 def test_a_mode_leaves_out_its_part_of_a_step(monkeypatch):
     """synthetic makes input once, independent exchanges nothing, forward-only neither exchanges nor updates."""
     made, exchanged = [], []

@@ -58,6 +58,7 @@ def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, refused_h
     refused(refused_here("eval", run, "--save-model", "x", "--watch"), USAGE, "--save-model is for one checkpoint")
 
 
+@pytest.mark.slow
 def test_the_model_of_another_checkpoint_and_of_the_raw_weights(program, run, tmp_path):
     from safetensors import safe_open
     from safetensors.torch import load_file
@@ -127,6 +128,7 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, refused_here
     refused(refused_here("eval", "file", "--watch"), USAGE, "file is not a folder")
 
 
+@pytest.mark.slow
 def test_a_copied_run_without_its_lock_can_be_watched(started, run):
     for name in (".lock", "result.json"):
         (run / name).unlink()

@@ -109,7 +109,12 @@ def execute(block, names):
     exec(compile(block.text, block.page, "exec"), names)
 
 
-@pytest.mark.parametrize("page", sorted({block.page for _, block in SHELL if block.language == "python"}))
+PYTHON = sorted({block.page for _, block in SHELL if block.language == "python"})
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in PYTHON]
+)
 def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
     """In this process, where one small run stands for every run that the page trains or opens."""
     small, _ = trained_once("digits", "--steps", 4, "--processes", 1)

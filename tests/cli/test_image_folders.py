@@ -17,6 +17,7 @@ SHORT = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here, tmp_path):
     bright_and_dark(tmp_path / "my photos", 30)
     train = ("train", "my photos/", *SHORT, "--steps", 4, "--json")

@@ -87,6 +87,7 @@ def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, al
 
 
 @NEWER_CPU
+@pytest.mark.slow
 def test_processes_on_cpus_of_different_kinds_train_one_network_in_portable_arithmetic(tmp_path, alone):
     first, second = launched(tmp_path, PLAIN, *LAUNCHED, **OLDER)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr

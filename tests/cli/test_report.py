@@ -31,9 +31,8 @@ def written(trained_once, made_once):
 
 
 @pytest.mark.skipif(executable() is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1100, 390])
-def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, scheme, width):
+@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")])
+def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, width, scheme):
     requests, errors = [], []
     with chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)

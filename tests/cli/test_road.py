@@ -28,6 +28,7 @@ from lockstep.errors import LockstepError
 ALONE = ("--steps", STEPS, "--processes", 1)
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_where_the_caller_ignores_the_end_of_its_children(tmp_path):
     """exec inherits that SIGCHLD is ignored. The system then forgets exit codes, and Python takes them for 0."""
     crashing_model(tmp_path)
@@ -127,6 +128,7 @@ def test_hosts_with_other_intervals_are_told_the_options():
         assert "do not have the same options --eval-every" in str(ended)
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_refuses_a_resume_and_leaves_no_lock(here, trained_once, tmp_path, monkeypatch):
     shutil.copytree(trained_once(*ALONE)[0], tmp_path / RUN)
     (tmp_path / RUN / "result.json").unlink()

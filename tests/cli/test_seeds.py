@@ -12,6 +12,7 @@ from lockstep.errors import USAGE
 SERIES = ("train", "digits", "--seeds", "0:3", "--name", "many", "--steps", 4, "--processes", 1)
 
 
+@pytest.mark.slow
 def test_a_killed_series_continues_and_its_runs_are_those_of_single_trainings(started, here, trained_once, tmp_path):
     process = started(*SERIES)
     while not (tmp_path / "runs/many/seed-1/metrics.jsonl").exists():

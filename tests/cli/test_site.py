@@ -104,7 +104,7 @@ def test_every_page_of_docs_is_in_the_navigation(site):
 
 
 @pytest.mark.skipif(executable() is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
 def test_search_finds_a_word_in_pages_opened_as_files(site, width):
     requests, errors = [], []
     with chromium() as browser:

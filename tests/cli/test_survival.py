@@ -146,6 +146,7 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, here, tmp_path):
         (tmp_path / "evaluating").unlink()
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_agree_are_refused(program, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import random, torch\n"

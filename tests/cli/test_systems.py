@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # Libraries are imported first: they ask for the system when they are imported, and know it better than this program.
 WITHOUT_LINUX = """
 import builtins, io, os, pathlib, sys
@@ -27,6 +29,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_training_needs_nothing_that_only_linux_has(tmp_path, trained_once):
     done = subprocess.run([sys.executable, "-c", WITHOUT_LINUX], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -58,6 +58,7 @@ def test_by_default_the_steps_from_the_newest_checkpoint_but_one_and_a_flipped_b
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)
 
 
+@pytest.mark.slow
 def test_diff_prints_what_differs_in_words(run, here, tmp_path, trained_once):
     shutil.copytree(trained_once(*OPTIONS, "--set", "clip=0.5")[0], tmp_path / "runs/clipped")
     done = here("diff", "runs/a", "runs/clipped")

@@ -70,7 +70,9 @@ def digits_sha256(path: Path) -> str:
     return fit_here(get_recipe("digits"), path).result["weights_sha256"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "mnist" else case for case in CASES]
+)
 def test_some_steps_have_the_known_bits(case):
     assert weights_sha256(case) == json.loads(FILE.read_text())[case]
 

@@ -63,6 +63,7 @@ def one(trained_once):
     return result, run
 
 
+@pytest.mark.slow
 def test_three_processes(one, tmp_path):
     result, run = one
     got = train(tmp_path, "--steps", STEPS, "--save-every", 8, "--digest-every", 5, "--processes", 3, "--name", "many")
@@ -79,6 +80,7 @@ def test_three_processes(one, tmp_path):
     assert all(re.fullmatch("[0-9a-f]{18}", row["digest"]) for row in rows(run, "digest"))
 
 
+@pytest.mark.slow
 def test_other_intervals_are_the_same_result_and_another_seed_is_not(one, tmp_path):
     result, run = one
     intervals = {"log_every": 1, "save_every": 5, "eval_every": 7, "keep": 1, "digest_every": 0}

@@ -192,6 +192,7 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     assert [p.probability for p in of_checkpoint.predict(names)] == [p.probability for p in predictions]
 
 
+@pytest.mark.slow
 def test_head_of_own_network_from_own_weights(here, tmp_path, monkeypatch):
     """The weights may be gone after the run was made: it keeps a copy."""
     (tmp_path / "net.py").write_text(

@@ -72,6 +72,7 @@ def test_a_class_with_fewer_different_images_than_folds_is_refused():
     assert refused.value.code == DATA
 
 
+@pytest.mark.slow
 def test_exchanged_labels_are_found_alike_on_two_processes(photos):
     one = judged(photos, labels=True)
     assert {image["path"] for image in one["doubtful"]} == WRONG

@@ -229,6 +229,7 @@ def test_a_constant_network_is_correct_on_a_tenth_of_exactly_10000():
     assert result.loss == pytest.approx(math.log(10), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_series_of_losses(tmp_path):
     def losses(name, seed):
         recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": 8, "seed": seed})
