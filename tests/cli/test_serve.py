@@ -165,7 +165,7 @@ def picture_file(tmp_path, name="seven.png"):
 
 
 def classified(page, count):
-    """Wait until so many pictures have their results. Return the texts of the cards, the newest first."""
+    """Wait until `count` pictures have results. Return the text of each card, the newest first."""
     from playwright.sync_api import expect
 
     expect(page.locator(".card:not([aria-busy])")).to_have_count(count)
