@@ -83,15 +83,17 @@ def evaluate(
     chunks = -(-len(dataset) // size)
     shares = [owned(chunks, group.processes, process) for process in range(group.processes)]
     own = shares[group.process]
+    # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between chunks.
+    device = dataset.labels.device
     # One loss for each chunk, so that the order in which they are summed does not depend on the processes.
-    losses = torch.zeros(max(map(len, shares)), dtype=torch.float64)
+    losses = torch.zeros(max(map(len, shares)), dtype=torch.float64, device=device)
     # The last column counts predictions that are not finite. The last row begins with the count by one view.
-    counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
+    counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
     for row, chunk in enumerate(own):
         tell(row / len(own))
         for following in own[row + 1 : row + 2]:
             dataset.prefetch_rows(following * size, (following + 1) * size)
-        index = torch.arange(chunk * size, (chunk + 1) * size, device=dataset.labels.device)
+        index = torch.arange(chunk * size, (chunk + 1) * size, device=device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
@@ -101,9 +103,9 @@ def evaluate(
         with arithmetic(recipe.arithmetic):
             loss = functional.cross_entropy(logits, labels, reduction="none").double()
             losses[row] = (loss * counted).sum()
-        counts[classes, 0] += (_predicted(one_view, classes) == labels)[counted].sum().cpu()
-        cells = (labels * (classes + 1) + _predicted(logits, classes))[counted].cpu()
-        counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
+        counts[classes, 0].add_(((_predicted(one_view, classes) == labels) & counted).sum())
+        cells = labels * (classes + 1) + _predicted(logits, classes)
+        counts.view(-1).scatter_add_(0, cells, counted.long())
     every_loss, every_count = group.gather(losses).cpu(), group.gather(counts).cpu()
     tell(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())

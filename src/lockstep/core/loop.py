@@ -51,12 +51,14 @@ def train(
                     _vectors(tower, state, dataset, plan, step, reduction.owned, poll_flags, state_digest, monitor)
                 )
                 gradients, buffer_deltas, metrics = tower.layout.unpack(total)
-                requested, non_finite = metrics.read()  # waits for the device, which may wait for other processes
+                checks = [is_finite(total)] if recipe.non_finite == "skip" else []
+                # The only wait for the device in a step; the device may wait for other processes.
+                requested, non_finite, finite = metrics.read(*checks)
             monitor.warming_up = recipe.compile  # A compiled network may be compiled again, for another image size.
             if state_digest:
                 _compare_digests(metrics, reduction.processes, step)
                 log.digest(step, state_digest)
-            skipped = bool(non_finite) or (recipe.non_finite == "skip" and not bool(is_finite(total)))
+            skipped = bool(non_finite) or not all(finite)
             if skipped and not state.may_skip:
                 raise NonFiniteError(non_finite, step, state.skipped_in_a_row)
             gradients.div_(recipe.batch * state.loss_scale)

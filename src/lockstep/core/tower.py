@@ -77,7 +77,7 @@ class Tower:
             metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
             for i, flag in enumerate(requests.flags()):
                 if flag:
-                    metrics.requests[i] = flag
+                    metrics.requests[i].fill_(flag)
             if first:
                 self._describe_process(metrics, shard.tower, digest)
             self.layout.pack(out, gradients, buffer_deltas, sums)
@@ -87,13 +87,13 @@ class Tower:
     def _describe_process(self, metrics: Metrics, tower: int, digest: Sequence[float]) -> None:
         """Fill the metrics that describe this process, in the entry of its first tower."""
         device = metrics.memory_mib.device
-        metrics.memory_mib[tower] = memory_bytes(device) / 2**20
-        metrics.cpu_s[tower] = time.process_time() % CPU_S_MODULUS
+        metrics.memory_mib[tower].fill_(memory_bytes(device) / 2**20)
+        metrics.cpu_s[tower].fill_(time.process_time() % CPU_S_MODULUS)
         if digest:
             metrics.digest[tower] = torch.tensor(digest, device=device)
         if self._utilisation:
             percent = self._utilisation()
-            metrics.gpu_percent[tower] = UNKNOWN if percent is None else percent
+            metrics.gpu_percent[tower].fill_(UNKNOWN if percent is None else percent)
 
 
 def summed_loss(logits: Tensor, shard: Shard, smoothing: float) -> Tensor:

@@ -70,11 +70,15 @@ class Metrics:
         rows = digests.view(-1, digest.VALUES)
         return Metrics(loss[0], last[0], correct[0], requests, non_finite, memory, cpu, gpu, rows)
 
-    def read(self) -> tuple[ControlFlags, list[int]]:
-        """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""
-        flags = torch.cat([self.requests, self.non_finite]).tolist()
-        towers = [tower for tower, flag in enumerate(flags[_CONTROL_FLAGS:]) if flag]
-        return ControlFlags.of(flags[:_CONTROL_FLAGS]), towers
+    def read(self, *others: Tensor) -> tuple[ControlFlags, list[int], list[bool]]:
+        """Return what any process requests, the towers whose vector is not finite, and `others`, bool [] each.
+
+        Waits for the device once.
+        """
+        read = torch.cat([self.requests, self.non_finite, *(other.float()[None] for other in others)]).tolist()
+        requests, flags = read[:_CONTROL_FLAGS], read[_CONTROL_FLAGS:]
+        towers = [tower for tower, flag in enumerate(flags[: len(self.non_finite)]) if flag]
+        return ControlFlags.of(requests), towers, [bool(flag) for flag in flags[len(self.non_finite) :]]
 
 
 class Layout:

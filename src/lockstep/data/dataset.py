@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
+from lockstep.data.device import to_device
 from lockstep.data.images import Images
 from lockstep.data.mixing import mix, partners
 from lockstep.data.plan import Plan
@@ -121,8 +122,11 @@ class Dataset:
         Raises: IndexError if the plan has no such tower.
         """
         keys, pipeline = plan.keys(tower), plan.pipeline
-        rows = torch.from_numpy(keys.examples).to(self.labels.device)
-        images = self.images.index_select(0, rows) if isinstance(self.images, Tensor) else self.images[rows]
+        rows = to_device(keys.examples, self.labels.device)
+        if isinstance(self.images, Tensor):
+            images = self.images.index_select(0, rows)
+        else:
+            images = self.images[torch.from_numpy(keys.examples)]
         with arithmetic(pipeline.arithmetic):
             return self._prepared(images, rows, plan, tower)
 

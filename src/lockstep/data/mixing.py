@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
+from lockstep.data.device import to_device
 from lockstep.data.transforms import Keys, Range, inside_boxes
 from lockstep.kernels import rounding
 
@@ -54,11 +55,11 @@ def mix(images: Tensor, keys: Keys, mixing: Mixing) -> tuple[Tensor, Tensor]:
         for stream, extent in (("cutmix_y", height), ("cutmix_x", width))
     )
     shares = np.where(cut, 1.0 - (bottom - top) * (right - left) / (height * width), shares)
-    own = torch.from_numpy(np.where(cut, 1.0, shares).astype(np.float32)).to(images.device).view(-1, 1, 1, 1)
+    own = to_device(np.where(cut, 1.0, shares).astype(np.float32), images.device).view(-1, 1, 1, 1)
     boxes = inside_boxes((top, bottom), (left, right), height, width, images.device)  # [b, 1, H, W]
     own = own.masked_fill(boxes, 0.0)
     mixed = (images * own).add_(partners(images) * (1.0 - own))
-    return mixed.contiguous(memory_format=torch.channels_last), torch.from_numpy(shares).to(images.device)
+    return mixed.contiguous(memory_format=torch.channels_last), to_device(shares, images.device)
 
 
 def symmetric_beta(alpha: float, u: float, v: float) -> float:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
+from lockstep.data.device import to_device
 from lockstep.data.transforms import Keys
 from lockstep.kernels import rounding
 
@@ -97,8 +98,8 @@ def autocontrast(images: Tensor, values: Values) -> Tensor:
 def equalize(images: Tensor, values: Values) -> Tensor:
     """Give each channel a histogram that is as flat as possible; `values` are not used."""
     planes = _planes(images).long()
-    first = torch.arange(len(planes), device=images.device)[:, None] * 256
-    counts = torch.bincount((planes + first).flatten(), minlength=256 * len(planes)).view(-1, 256)
+    # bincount() would wait for a GPU, to learn how many different values there are.
+    counts = planes.new_zeros(len(planes), 256).scatter_add_(1, planes, torch.ones_like(planes))
     pixels = planes.shape[1]
     tones = torch.arange(256, device=images.device)
     last = counts.gather(1, (tones * (counts > 0)).amax(1, keepdim=True))  # of the brightest tone
@@ -163,7 +164,7 @@ def apply(images: Tensor, chosen: NDArray[np.int64], values: Values) -> Tensor:
     for number in np.unique(chosen).tolist():
         rows = np.flatnonzero(chosen == number)
         if OPERATIONS[number] is not identity:
-            index = torch.from_numpy(rows).to(images.device)
+            index = to_device(rows, images.device)
             result[index] = OPERATIONS[number](images[index], values[rows])
     return result
 
@@ -171,7 +172,7 @@ def apply(images: Tensor, chosen: NDArray[np.int64], values: Values) -> Tensor:
 def _transformed(images: Tensor, matrices: list[tuple[float, ...]]) -> Tensor:
     """Return at (x, y) the pixel nearest to (a x + b y + c, d x + e y + f), or black, for each image's own matrix."""
     count, height, width, channels = images.shape
-    fixed = torch.tensor([_fixed_point(matrix) for matrix in matrices], dtype=torch.int32, device=images.device)
+    fixed = to_device(np.array([_fixed_point(matrix) for matrix in matrices], np.int32), images.device)
     a, b, c, d, e, f = fixed.view(count, 6, 1, 1).unbind(1)
     x = torch.arange(width, dtype=torch.int32, device=images.device)
     y = torch.arange(height, dtype=torch.int32, device=images.device)[:, None]
@@ -239,4 +240,4 @@ def _looked_up(planes: Tensor, tables: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _per_image(values: NDArray[np.generic], images: Tensor) -> Tensor:
-    return torch.from_numpy(values).to(images.device).view(-1, 1, 1, 1)
+    return to_device(values, images.device).view(-1, 1, 1, 1)

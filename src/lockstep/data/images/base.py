@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.data.device import to_device
+
 Bytes = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 Shape = tuple[int, int, int]
@@ -49,7 +51,7 @@ class Images(ABC):
 
         Raises: LockstepError if an image cannot be read.
         """
-        return torch.from_numpy(self._gather(self._numbers(rows))).to(self._device)
+        return to_device(self._gather(self._numbers(rows)), self._device)
 
     def prefetch(self, rows: Tensor | slice) -> None:
         """Prepare for reading `rows` soon. The next reading of them is then faster; its result is the same."""
