@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,13 @@ LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface o
 
 _PROCESS = psutil.Process()
 _GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
+_OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
 _ARITHMETIC_FLAG = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")  # on x86 and ARM
 
 
 def has_gpu_driver() -> bool:
     """Return False if this host certainly has no GPU driver. Needs no torch."""
-    return sys.platform != "linux" or any(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))
+    return any(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))
 
 
 def gpus() -> int:
@@ -33,7 +35,33 @@ def gpus() -> int:
         return 0
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `gpu_problem` tells what torch warns of.
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def gpu_problem() -> str | None:
+    """Return why torch sees no GPU although a driver is here; None if it sees one, or CUDA_VISIBLE_DEVICES is set."""
+    if not has_gpu_driver() or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:  # torch warns of a driver that is too old, and sees no GPU.
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return None
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is a build for CPUs"
+    return str(caught[-1].message).splitlines()[0] if caught else "torch gives no reason"
+
+
+def memory_problem(error: Exception) -> str | None:
+    """Return torch's words if `error` says that a GPU or the host has too little memory, else None."""
+    import torch
+
+    text = str(error).strip().splitlines() or ["out of memory"]
+    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return text[0] if lacks or (isinstance(error, RuntimeError) and _OF_ALLOCATOR.search(str(error))) else None
 
 
 def cores() -> int:

@@ -46,9 +46,9 @@ READ_ONLY = OSError(30, "Read-only file system")
 JUDGED = [
     *((machine.torch_build(version, "torch>=2.13"), status, version) for version, status in (
         ("2.13.0+cpu", "PASS"), ("2.13.1", "PASS"), ("2.14.0", "WARN"), ("2.12.9", "FAIL"), ("1.99", "FAIL"))),
-    (machine.devices("Xeon", 2, [], driver=False), "PASS", "Xeon, 2 cores, no GPU"),
-    (machine.devices("Xeon", 2, [], driver=True), "WARN", "torch sees no GPU"),
-    (machine.devices("Xeon", 2, ["H100", "H100"], driver=True), "PASS", "2 GPUs: H100, H100"),
+    (machine.devices("Xeon", 2, [], problem=None), "PASS", "Xeon, 2 cores, no GPU"),
+    (machine.devices("Xeon", 2, [], problem="an old driver"), "WARN", "torch sees no GPU: an old driver"),
+    (machine.devices("Xeon", 2, ["H100", "H100"], problem=None), "PASS", "2 GPUs: H100, H100"),
     (machine.threads({}, 1), "PASS", "one thread"),
     (machine.threads({}, 2), "FAIL", "2 threads"),
     (machine.threads({"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "1"}, 1), "PASS", "OMP_NUM_THREADS=8 of this"),

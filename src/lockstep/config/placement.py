@@ -134,8 +134,9 @@ def gpus_here(placement: Placement) -> list[int]:
     """
     count = hardware.gpus() if placement.device != "cpu" else 0
     if placement.device.startswith("cuda") and count == 0:
+        why = f" ({problem})" if (problem := hardware.gpu_problem()) else ""
         raise LockstepError(
-            f"--device {placement.device}: torch sees no CUDA GPU here. Use --device cpu, or auto", ENVIRONMENT
+            f"--device {placement.device}: torch sees no CUDA GPU here{why}. Use --device cpu, or auto", ENVIRONMENT
         )
     if missing := [number for number in placement.gpus or () if number >= count]:
         raise LockstepError(

@@ -47,7 +47,7 @@ class Examination:
         cores = hardware.cores()
         needs_torch = next(text for text in requires("lockstep") or () if text.startswith("torch>"))
         yield machine.torch_build(torch.__version__, needs_torch)
-        yield machine.devices(hardware.processor(), cores, gpus, hardware.has_gpu_driver())
+        yield machine.devices(hardware.processor(), cores, gpus, hardware.gpu_problem())
         yield machine.threads(self._variables, torch.get_num_threads())
         yield machine.cpu_quota(cores, os.cpu_count() or cores, hardware.quota())
         yield machine.shared_memory(Path("/dev/shm"), len(gpus))

@@ -37,14 +37,14 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-def devices(processor: str, cores: int, gpus: Sequence[str], driver: bool) -> Finding:
-    """Judge the devices. `gpus` are the names of those that torch sees; `driver` says that a GPU driver may be here."""
+def devices(processor: str, cores: int, gpus: Sequence[str], problem: str | None) -> Finding:
+    """Judge the devices. `gpus` are the names of those that torch sees; `problem` is why it sees none, if it should."""
     if gpus:
         return passed("devices", f"{plural(len(gpus), 'GPU')}: {', '.join(gpus)}")
-    if driver:
+    if problem:
         return Finding(
-            "devices", "WARN", "a GPU driver is here, but torch sees no GPU",
-            "install a CUDA build of torch, and leave CUDA_VISIBLE_DEVICES unset; or ignore this to train on the CPU",
+            "devices", "WARN", f"a GPU driver is here, but torch sees no GPU: {problem}",
+            "install a CUDA build of torch that suits the driver; or ignore this to train on the CPU",
         )  # fmt: skip
     return passed("devices", f"{processor}, {plural(cores, 'core')}, no GPU")
 

@@ -1,7 +1,6 @@
 """Classifier: a trained network with its preprocessing and classes. It classifies an image as evaluation does."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from lockstep import words
+from lockstep import hardware, words
 from lockstep.config.consent import check_code
-from lockstep.config.placement import Placement, device_for
+from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.features import Prefix, head_of
@@ -35,7 +34,6 @@ from lockstep.runs.provenance import compare, sources
 from lockstep.runs.tensors import contents_sha256, read_safetensors, require_unchanged
 from lockstep.settings import validated
 
-_OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
 _MAX_BATCH_BYTES = 1 << 32  # of one batch as the network's float32 input
 
@@ -356,8 +354,7 @@ def _computing() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(str(error)):
-            problem = str(error).strip().splitlines()[0] if str(error) else "out of memory"
+        if problem := hardware.memory_problem(error):
             raise LockstepError(f"too little memory ({problem}): give a smaller batch (--batch)", ENVIRONMENT) from None
         raise
     finally:
@@ -410,13 +407,5 @@ def _tensors(path: Path, facts: Mapping[str, Any]) -> tuple[dict[str, Tensor], d
 
 def _device(name: str) -> torch.device:
     """Return the device that a placement's `device` names: its first GPU. Raises: LockstepError if it is not here."""
-    placement = validated(Placement, {"device": name})
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    number = placement.gpus[0] if placement.gpus else 0
-    if not torch.cuda.is_available() or number >= torch.cuda.device_count():
-        raise LockstepError(
-            f"--device {name}: torch sees {torch.cuda.device_count()} CUDA GPUs here. Use --device cpu, or auto",
-            ENVIRONMENT,
-        )
-    return torch.device("cuda", number)
+    numbers = gpus_here(validated(Placement, {"device": name}))
+    return torch.device("cuda", numbers[0]) if numbers else torch.device("cpu")

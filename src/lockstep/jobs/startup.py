@@ -71,6 +71,8 @@ def startup_lines(
         lines.insert(-2, ("evaluation", f"each image in several views: {recipe.test_views}"))
     if note := idle_devices(recipe, placement, processes, local_processes, device):
         lines.append(("note", note))
+    if placement.device == "auto" and device.type == "cpu" and (problem := hardware.gpu_problem()):
+        lines.append(("note", f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"))
     return lines
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from lockstep import files, numerics
+from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.core.monitor import Monitor, Stage
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     import torch
 
     from lockstep.core.group import Group
+
+_LESS_MEMORY = (
+    "Give more --towers or a smaller --batch (in an evaluation, a smaller eval_batch), or compute in --precision "
+    "bfloat16: each is another recipe"
+)
 
 
 @dataclass
@@ -111,6 +116,10 @@ def _do(
             record = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx)
         except StoppedError as stopped:
             code = stopped.code
+        except (MemoryError, RuntimeError) as error:
+            if problem := hardware.memory_problem(error):
+                raise LockstepError(f"too little memory ({problem}). {_LESS_MEMORY}", ENVIRONMENT) from error
+            raise
     if ctx.first and record is not None:
         mail.emit(record)
     group.close()

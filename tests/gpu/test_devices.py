@@ -1,0 +1,106 @@
+"""What a GPU's driver, NCCL or torch may answer, by stand-ins for these alone: choice, connection and failures."""
+
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lockstep import hardware
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement, gpus_here
+from lockstep.core.group import Alone, connect
+from lockstep.core.monitor import Monitor
+from lockstep.core.tower import Tower
+from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.jobs.specs import TrainSpec
+from lockstep.launch import worker
+from lockstep.launch.workers import Output
+from lockstep.launch.world import World
+from lockstep.recipes import get_recipe
+from tests.runs import fit_here
+
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 2})
+TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+
+@pytest.fixture
+def old_driver(monkeypatch, tmp_path):
+    """A driver that torch refuses, with its warning."""
+
+    def is_available():
+        warnings.warn(TOO_OLD, UserWarning, stacklevel=2)
+        return False
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(hardware, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+def test_a_driver_that_torch_refuses_is_named_and_no_run_falls_back_silently(old_driver, tmp_path, capfd):
+    with pytest.raises(LockstepError, match=r"sees no CUDA GPU here \(CUDA initialization: .* driver .* is too old"):
+        gpus_here(Placement(device="cuda"))
+    fit_here(RECIPE, tmp_path / "auto")
+    note = f"torch sees no GPU, so the CPU computes: {TOO_OLD}"
+    assert note in " ".join(capfd.readouterr().err.split())
+    fit_here(RECIPE, tmp_path / "cpu", Placement(device="cpu"))
+    assert "torch sees no GPU" not in capfd.readouterr().err
+
+
+def test_a_build_of_torch_for_cpus_and_hidden_gpus_are_told_apart(old_driver, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert hardware.gpu_problem() == f"torch {torch.__version__} is a build for CPUs"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert hardware.gpu_problem() is None
+
+
+def test_processes_with_gpus_connect_by_nccl_each_on_its_own(monkeypatch):
+    calls = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    group = connect(1, 2, torch.device("cuda", 3), "store", Monitor())
+    ((args, options),) = calls
+    assert args == ("nccl",)
+    assert options["timeout"] >= timedelta(days=1)
+    assert {**options, "timeout": None} == {
+        "timeout": None, "device_id": torch.device("cuda", 3), "store": "store", "rank": 1, "world_size": 2,
+    }  # fmt: skip
+    assert (group.process, group.processes) == (1, 2)
+
+
+def trained(tmp_path, monkeypatch, error, world):
+    """Train a run whose towers raise `error`."""
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(Tower, "_vector", fails)
+    spec = TrainSpec(recipe=RECIPE, placement=Placement(processes=1), path=tmp_path / "x", started=0.0)
+    mail = worker.Mail(lambda record: None, lambda path: None, lambda: None)
+    return worker.compute(spec, world, Output(quiet=True), mail)
+
+
+@pytest.mark.parametrize(
+    "error", [OUT_OF_MEMORY, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")]
+)
+def test_too_little_memory_is_one_error_that_says_what_takes_less(tmp_path, monkeypatch, error):
+    with pytest.raises(LockstepError, match=r"too little memory \(.*more --towers or a smaller --batch") as raised:
+        trained(tmp_path, monkeypatch, error, World("lockstep"))
+    assert raised.value.code == ENVIRONMENT
+    assert "\n" not in str(raised.value)
+
+
+def test_a_lost_gpu_is_a_crash_after_which_a_restart_may_help(tmp_path, monkeypatch):
+    with pytest.raises(torch.AcceleratorError):
+        trained(tmp_path, monkeypatch, torch.AcceleratorError("CUDA error: device lost"), World("lockstep"))
+
+
+def test_an_error_of_nccl_is_the_loss_of_another_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("lockstep.launch.rendezvous.record_failure", lambda world, error: None)
+    monkeypatch.setattr(worker, "_join", lambda spec, *_: (spec, Alone(), lambda path: None))
+    with pytest.raises(PeerLostError, match="lost the other processes"):
+        trained(tmp_path, monkeypatch, dist.DistBackendError("NCCL error: remote process exited"), World("torchrun"))
