@@ -11,6 +11,7 @@ from lockstep.data import RandAugment, TrivialAugment, operations
 from lockstep.data.operations import LEVELS, OPERATIONS, SIGNED, apply, strengths
 from lockstep.data.transforms import Keys
 from lockstep.errors import LockstepError
+from lockstep.kernels.portable import arithmetic
 from lockstep.recipes import get_recipe
 
 AFFINE = Image.Transform.AFFINE
@@ -45,12 +46,14 @@ def pictures(count, height, width, channels):
 
 @pytest.mark.parametrize(("shape", "wide"), [((24, 40, 3), True), ((17, 8, 1), False), ((32, 32, 3), False)])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_every_strength_of_every_operation_has_the_pixels_of_pillows(operation, wide, shape):
+def test_every_strength_of_every_operation_has_the_pixels_of_pillows_in_both_arithmetics(operation, wide, shape):
     number = OPERATIONS.index(operation)
     values = strengths(wide, *shape[:2])[number]
     values = np.concatenate([values, -values]) if SIGNED[number] else values
     images = pictures(len(values), *shape)
     found = operation(torch.from_numpy(images), values).numpy()
+    with arithmetic("portable"):
+        assert np.array_equal(operation(torch.from_numpy(images), values).numpy(), found)
     assert found.dtype == np.uint8
     for image, result, value in zip(images, found, values, strict=True):
         expected = PILLOW[operation.__name__](Image.fromarray(image if shape[2] == 3 else image[..., 0]), float(value))

@@ -246,6 +246,7 @@ def test_what_is_not_covered_is_refused_with_its_name():
         lambda: functional.conv_transpose2d(seeded(1, 2, 4, 4), seeded(2, 2, 3, 3)),
         lambda: functional.gelu(seeded(3), approximate="tanh"),
         lambda: torch.cumsum(seeded(3), 0),
+        lambda: seeded(3).scatter_add(0, torch.zeros(3, dtype=torch.long), seeded(3)),
         lambda: torch.arange(0, 1, 0.1),
         lambda: torch.bernoulli(torch.full((2,), 0.5)),
         lambda: seeded(3) ** seeded(3),

@@ -103,6 +103,12 @@ def _cumulative_sum(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     return torch.cumsum(x, dim, dtype=dtype)
 
 
+def _scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    if x.is_floating_point():
+        raise NotImplementedError
+    return torch.scatter_add(x, dim, index, source)
+
+
 def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     sums = total(x, dim or [], keepdim=keepdim)
     return (sums / (x.numel() // max(1, sums.numel()))).to(dtype or x.dtype)
@@ -213,8 +219,8 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
     "tanh": _of_float64(elementary.tanh), "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
-    "arange": _arange, "sum": _sum, "cumsum": _cumulative_sum, "mean": _mean, "var": _variance, "std": _std,
-    "linalg_vector_norm": _vector_norm, "dot": _dot,
+    "arange": _arange, "sum": _sum, "cumsum": _cumulative_sum, "scatter_add": _scatter_add,
+    "mean": _mean, "var": _variance, "std": _std, "linalg_vector_norm": _vector_norm, "dot": _dot,
     "_foreach_norm": _norms, "_foreach_add": _foreach_add,
     "mm": _product, "bmm": _product, "addmm": _added_product, "baddbmm": _added_product,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
