@@ -2,7 +2,7 @@
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help train test test-all lint bench pictures docs clean
+.PHONY: help train test test-all lint bench gpu-check pictures docs clean
 
 help: ## print this list
 	@echo "Targets (each one sets up $(VENV) first if it needs to):"
@@ -25,6 +25,10 @@ lint: $(VENV)/ready ## run ruff and mypy
 # make bench ARGS=--quick for a first look; ARGS="--data DIR" where CIFAR-10 is
 bench: $(VENV)/ready ## run the short benchmarks and print one table
 	$(RUN)/python -m benchmarks.suite $(ARGS)
+
+# make gpu-check ARGS="--data DIR" where CIFAR-10 is; ARGS="--only hash" for one check
+gpu-check: $(VENV)/ready ## run on GPUs what was only rehearsed without them, and write gpu-check.json
+	$(RUN)/python -m benchmarks.gpu_check $(ARGS)
 
 pictures: $(VENV)/ready ## draw docs/pictures again
 	$(RUN)/python -m benchmarks.pictures

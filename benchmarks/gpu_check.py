@@ -1,0 +1,335 @@
+"""Everything of Lockstep that has never run on a GPU, in about ten minutes: `make gpu-check`.
+
+Each check prints a line, and all facts go to gpu-check.json, to be attached to a report. A check that fails does not
+stop the others; the exit code is then 1. Without a GPU, the checks that need one are skipped, and the others run on the
+CPU. The images are random ones, made here; `cifar10-record` needs the real CIFAR-10 (--data or LOCKSTEP_DATA).
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.common import data_option, record_of
+from lockstep import hardware
+from lockstep.kernels import fused, local_response, reference
+from lockstep.recipes import RECIPES, get_recipe
+from lockstep.runs.tensors import read_safetensors
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "gpu-check.json"
+STEPS = 3
+CPU_BATCH = 64
+MOST_S = 240.0  # of one program
+TOLERANCE = 0.02  # of the norm of a tensor: CPUs and GPUs add in other orders, and STEPS updates amplify it
+KERNEL_TOLERANCE = 1e-4  # of the largest value, in float32
+IMPORTS = {"PYTHONPATH": str(ROOT)}  # so that Lockstep finds the datasets of this module
+FOLDERS = ("folder", "photos", "photos-tuned")  # recipes for folders of images
+
+
+class SkippedError(Exception):
+    """A check cannot be made here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the checks run: a folder for files, the number of GPUs, and the folder of the real data or None."""
+
+    folder: Path
+    gpus: int
+    data: Path | None
+
+    @property
+    def device(self) -> str:
+        """Return the kind of device that runs train on."""
+        return "cuda" if self.gpus else "cpu"
+
+    def need_gpus(self, count: int = 1) -> None:
+        """Raise a SkippedError if there are fewer GPUs."""
+        if self.gpus < count:
+            raise SkippedError(f"needs {count} GPU{'s' * (count > 1)}, and torch sees {self.gpus}")
+
+    def train(self, name: str, recipe: str, *words: object, device: str | None = None) -> dict[str, Any]:
+        """Train the run `name` for STEPS steps, by default on GPUs if there are any. Return its result."""
+        record: dict[str, Any] = record_of(self.command(name, recipe, *words, device=device), **IMPORTS)
+        return record
+
+    def command(self, name: str, recipe: str, *words: object, device: str | None = None) -> list[str]:
+        """Return the command that trains the run `name`."""
+        where = ("--runs", self.folder / "runs", "--name", name, "--device", device or self.device)
+        command = (sys.executable, "-m", "lockstep", "train", recipe, *self.images(recipe), *where, *words, "--json")
+        return [*map(str, command if "--steps" in words else (*command, "--steps", STEPS))]
+
+    def images(self, recipe: str) -> tuple[object, ...]:
+        """Return the options that give `recipe` random images."""
+        if recipe == "photos-tuned":
+            return ("--data", self.folder / "photos", "--init", self.folder / "runs/photos-recipe")
+        if recipe in FOLDERS:
+            return ("--data", self.folder / "photos")
+        dataset = get_recipe(recipe).dataset
+        kind = {"mnist": "grey28", "digits": "grey8"}.get(dataset, "colour32")
+        return ("--dataset", f"benchmarks.gpu_check:{kind}")
+
+    def run(self, command: str, *words: object) -> Any:
+        """Run `lockstep COMMAND ... --json` and return its record."""
+        return record_of([sys.executable, "-m", "lockstep", command, *words, "--json"], **IMPORTS)
+
+
+def _random(side: int, channels: int) -> dict[str, Any]:
+    """Return 4,096 training and 200 test images of 10 classes, each class with its own brightness."""
+    drawn = np.random.default_rng(0)
+
+    def split(count: int) -> tuple[Any, Any]:
+        labels = np.arange(count) % 10
+        noise = drawn.integers(0, 120, (count, side, side, channels))
+        return (noise + 13 * labels[:, None, None, None]).astype(np.uint8), labels
+
+    return {"train": split(4096), "test": split(200)}
+
+
+def colour32() -> dict[str, Any]:
+    return _random(32, 3)
+
+
+def grey28() -> dict[str, Any]:
+    return _random(28, 1)
+
+
+def grey8() -> dict[str, Any]:
+    return _random(8, 1)
+
+
+def gpus(here: Machine) -> Any:
+    """GPUs, their driver and the libraries."""
+    here.need_gpus()
+    query = "--query-gpu=name,driver_version,memory.total,compute_cap"
+    names = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {"gpus": names.stdout.splitlines(), "cuda": torch.version.cuda, "nccl": nccl, "cudnn": cudnn}
+
+
+def doctor(here: Machine) -> Any:
+    """No failure is found by lockstep doctor."""
+    return here.run("doctor")
+
+
+def recipes(name: str) -> Callable[[Machine], Any]:
+    def check(here: Machine) -> Any:
+        changed = [] if name in FOLDERS else ["--no-portable"]
+        if not here.gpus:  # A CPU takes minutes for a batch of cifar10-record.
+            changed += ["--batch", str(CPU_BATCH), "--set", "compile=false"]
+        result = here.train(f"{name}-recipe", name, *changed, "--processes", 1)
+        kept = ("weights_sha256", "images_per_s", "peak_memory_bytes", "total_s")
+        return {key: result[key] for key in kept}
+
+    check.__doc__ = f"{name}: {STEPS} steps, an evaluation and a checkpoint."
+    return check
+
+
+def against_cpu(name: str) -> Callable[[Machine], Any]:
+    def check(here: Machine) -> Any:
+        here.need_gpus()
+        words = ("--no-portable", "--processes", 1, "--precision", "float32", "--set", "compile=false")
+        weights = []
+        for device in ("cpu", "cuda"):
+            here.train(f"{name}-on-{device}", name, *words, device=device)
+            weights.append(read_safetensors(here.folder / f"runs/{name}-on-{device}/model.safetensors"))
+        far = {key: _distance(weights[1][key], value) for key, value in weights[0].items()}
+        worst = max(far, key=lambda key: far[key])
+        assert far[worst] <= TOLERANCE, f"{worst} differs by {far[worst]:.2g} of its norm, {TOLERANCE} is allowed"
+        return {"farthest": worst, "difference": far[worst]}
+
+    check.__doc__ = f"{name}: GPU and CPU agree after {STEPS} steps."
+    return check
+
+
+def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    norm = expected.double().norm()
+    return float((found.double() - expected.double()).norm() / norm) if norm else float(found.double().norm())
+
+
+def kernels(here: Machine) -> Any:
+    """Kernels and their gradients are those of plain torch operators in float64."""
+    device = torch.device(here.device)
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(8, 16, 24, 24), torch.randn(32, 16, 5, 5) / 20, torch.randn(32)
+    band = (torch.arange(16)[:, None] - torch.arange(16)).abs().le(4).float()[:, :, None, None] * 1e-3
+    cases: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Any], tuple[Any, ...]]] = {
+        "conv_relu": (fused.conv_relu, reference.conv_relu, [x, weight, bias], ((2, 2, 2, 2), (3, 2))),
+        "local_response": (local_response.local_response, reference.local_response, [x, band], ()),
+    }
+    found = {}
+    for name, (kernel, plain, tensors, more) in cases.items():
+        results = []
+        for function, dtype, place in ((kernel, torch.float32, device), (plain, torch.float64, torch.device("cpu"))):
+            own = [tensor.to(place, dtype).requires_grad_() for tensor in tensors]
+            value = function(*own, *more)
+            results.append(
+                [value.detach(), *torch.autograd.grad(value.square().sum(), own[: 3 if name == "conv_relu" else 1])]
+            )
+        found[name] = max(
+            float((a.cpu().double() - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True)
+        )
+        assert found[name] <= KERNEL_TOLERANCE, f"{name} differs by {found[name]:.2g}"
+    return found
+
+
+def one_hash(here: Machine) -> Any:
+    """One hash on 1 to N processes, N the number of GPUs (2 on a CPU)."""
+    most = here.gpus or 2
+    hashes = {
+        count: here.train(f"hash-{count}", "digits", "--no-portable", "--towers", 4, "--processes", count)
+        for count in range(1, min(most, 4) + 1)
+    }
+    found = {count: result["weights_sha256"] for count, result in hashes.items()}
+    assert len({*found.values()}) == 1, found
+    return found
+
+
+def reductions(here: Machine) -> Any:
+    """On two processes, the reductions tree, central and central-cpu have one hash: by NCCL, and Gloo beside it."""
+    if here.gpus:
+        here.need_gpus(2)
+    found = {
+        kind: here.train(f"by-{kind}", "digits", "--no-portable", "--processes", 2, "--reduction", kind)
+        for kind in ("tree", "central", "central-cpu")
+    }
+    hashes = {kind: result["weights_sha256"] for kind, result in found.items()}
+    assert len({*hashes.values()}) == 1, hashes
+    return hashes
+
+
+def restart(here: Machine) -> Any:
+    """A run that is killed and resumed has the hash of one that was not."""
+    words = ("--no-portable", "--processes", 1, "--steps", 400, "--save-every", 20)
+    whole = here.train("whole", "digits", *words)
+    program = subprocess.Popen(
+        here.command("killed", "digits", *words), env={**os.environ, **IMPORTS}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    metrics, deadline = here.folder / "runs/killed/metrics.jsonl", time.monotonic() + MOST_S
+    while not (metrics.exists() and '"step": 50,' in metrics.read_text()) and program.poll() is None:
+        assert time.monotonic() < deadline, "it does not reach step 50"
+        time.sleep(0.02)
+    killed = program.poll() is None
+    os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+    time.sleep(1)  # The worker notices that its launcher is gone.
+    resumed = here.train("killed", "digits", *words, "--resume")
+    assert resumed["weights_sha256"] == whole["weights_sha256"], (resumed["weights_sha256"], whole["weights_sha256"])
+    return {"killed_in_time": killed, "weights_sha256": whole["weights_sha256"]}
+
+
+def profile(here: Machine) -> Any:
+    """A profile of three steps is written, and names operators of the GPU."""
+    here.train("profiled", "cifar10-tutorial", "--processes", 1, "--steps", 20, "--profile", "steps=10:13")
+    written = sorted(path.name for path in (here.folder / "runs/profiled").rglob("*10-13*"))
+    assert written, "no profile was written"
+    return written
+
+
+def speed(here: Machine) -> Any:
+    """Images/s and the parts of a step, by lockstep bench on random images."""
+    where = (*here.images("cifar10-tutorial"), "--device", here.device)
+    return here.run("bench", "cifar10-tutorial", *where, "--steps", 100 if here.gpus else 10)
+
+
+def record(here: Machine) -> Any:
+    """cifar10-record once, compiled, on the real CIFAR-10."""
+    here.need_gpus()
+    if here.data is None:
+        raise SkippedError("needs the real CIFAR-10: give --data or LOCKSTEP_DATA")
+    where = (*data_option(here.data), "--device", "cuda", "--runs", here.folder / "runs")
+    return here.run("train", "cifar10-record", *where)
+
+
+def portable_is_refused(here: Machine) -> Any:
+    """Portable arithmetic refuses a GPU, in one sentence."""
+    command = here.command("refused", "digits", device="cuda")
+    done = subprocess.run(command, env={**os.environ, **IMPORTS}, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert re.search("portable arithmetic, which computes on a CPU", done.stderr), done.stderr
+    return done.stderr.strip()
+
+
+NATIVE = ("digits", "cifar10-tutorial", "mnist", "cifar10")
+CHECKS: dict[str, Callable[[Machine], Any]] = {
+    "GPUs": gpus,
+    "doctor": doctor,
+    "kernels": kernels,
+    **{f"recipe {name}": recipes(name) for name in RECIPES},
+    **{f"CPU and GPU {name}": against_cpu(name) for name in NATIVE},
+    "one hash": one_hash,
+    "reductions": reductions,
+    "restart": restart,
+    "profile": profile,
+    "speed": speed,
+    "portable is refused": portable_is_refused,
+    "cifar10-record": record,
+}
+
+
+def checked(check: Callable[[Machine], Any], here: Machine) -> dict[str, Any]:
+    """Make a check. Return its status, its seconds, and its facts or what went wrong."""
+    began = time.monotonic()
+    try:
+        result: dict[str, Any] = {"status": "PASS", "facts": check(here)}
+    except SkippedError as reason:
+        result = {"status": "SKIP", "facts": str(reason)}
+    except (SystemExit, AssertionError, Exception) as problem:  # record_of ends the program with the command's message
+        result = {"status": "FAIL", "facts": f"{type(problem).__name__}: {problem}"}
+    return {**result, "seconds": round(time.monotonic() - began, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="folder of the real CIFAR-10"
+    )
+    parser.add_argument("--only", help="the checks whose name contains this")
+    args = parser.parse_args()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-check-") as folder:
+        here = Machine(Path(folder), hardware.gpus(), Path(args.data) if args.data else None)
+        for label, brightness in (("dark", 60), ("bright", 190)):
+            (here.folder / "photos" / label).mkdir(parents=True)
+            for i in range(40):
+                noise = np.random.default_rng(i).integers(0, 60, (64, 64, 3)) + brightness
+                Image.fromarray(noise.astype(np.uint8)).save(here.folder / f"photos/{label}/{i}.png")
+        facts = {
+            "cpu": hardware.processor(),
+            "cores": hardware.cores(),
+            "gpus": here.gpus,
+            "system": platform.platform(),
+        }
+        facts |= {name: version(name) for name in ("lockstep", "torch", "numpy")}
+        for name, check in CHECKS.items():
+            if args.only is None or args.only in name:
+                results[name] = checked(check, here)
+                told = results[name]["facts"] if results[name]["status"] != "PASS" else (check.__doc__ or "")
+                first = str(told).strip().splitlines()[0] if str(told).strip() else ""
+                print(f"{results[name]['status']}  {name:28} {results[name]['seconds']:6.1f} s  {first}", flush=True)
+                FILE.write_text(json.dumps(facts | {"checks": results}, indent=1) + "\n")
+    count = {status: sum(one["status"] == status for one in results.values()) for status in ("PASS", "SKIP", "FAIL")}
+    print(f"{count['PASS']} passed, {count['SKIP']} skipped, {count['FAIL']} failed: {FILE.absolute()}")
+    sys.exit(bool(count["FAIL"]))
+
+
+if __name__ == "__main__":
+    main()
