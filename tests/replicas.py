@@ -1,7 +1,7 @@
 """A run on several processes, as threads of the test's process: each runs the real loop, and they meet in memory."""
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ class Meeting:
         self._processes = processes
         self._rounds: dict[int, int] = defaultdict(int)  # how often each thread has exchanged
         self._given: dict[int, dict[int, object]] = defaultdict(dict)  # in each round, by each thread
+        self._sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)  # from one thread to another
         self._ended: set[int] = set()
 
     def exchange(self, process: int, own: object) -> list:
@@ -41,6 +42,18 @@ class Meeting:
             raise LeftError
         return [given[each] for each in range(self._processes)]
 
+    def send(self, source: int, target: int, tensor: Tensor) -> None:
+        self._sent[source, target].append(tensor.clone())
+        self.turn.notify_all()
+
+    def receive(self, source: int, target: int) -> Tensor:
+        """Return the next tensor from `source`. Raises: LeftError if it has ended."""
+        sent = self._sent[source, target]
+        self.turn.wait_for(lambda: sent or source in self._ended)
+        if not sent:
+            raise LeftError
+        return sent.popleft()
+
     def end(self, process: int) -> None:
         self._ended.add(process)
         self.turn.notify_all()
@@ -49,9 +62,11 @@ class Meeting:
 class MemoryGroup:
     """The group of a run whose processes are threads. What a thread sends is copied at once, as a socket would."""
 
-    def __init__(self, meeting: Meeting, process: int, processes: int) -> None:
+    overlaps = True  # so that the vector goes in parts
+
+    def __init__(self, meeting: Meeting, process: int, processes: int, hosts: Sequence[int] = ()) -> None:
         self.process, self.processes = process, processes
-        self._meeting = meeting
+        self._meeting, self._hosts = meeting, list(hosts)
 
     def gather(self, table: Tensor) -> Tensor:
         return torch.stack(self._meeting.exchange(self.process, table.clone()))
@@ -60,10 +75,17 @@ class MemoryGroup:
         return self._meeting.exchange(self.process, data)[0]
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
-        sent = self._meeting.exchange(self.process, [(peer, tensor.clone()) for peer, tensor in sends])
-        arrived = [iter([tensor for peer, tensor in part if peer == self.process]) for part in sent]
+        for peer, tensor in sends:
+            self._meeting.send(self.process, peer, tensor)
         for peer, tensor in receives:
-            tensor.copy_(next(arrived[peer]))
+            tensor.copy_(self._meeting.receive(peer, self.process))
+
+    def start(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return lambda: None
+
+    def hosts(self) -> list[int]:
+        return self._hosts or [0] * self.processes
 
     def send_from_first(self, tensor: Tensor) -> None:
         tensor.copy_(self._meeting.exchange(self.process, tensor.clone())[0])
@@ -78,15 +100,20 @@ class MemoryGroup:
         pass
 
 
-def on_replicas(processes: int, work: Callable[[MemoryGroup], Result]) -> list[Result | Exception]:
-    """Return what `work` returned or raised in each of `processes` replicas, in order."""
+def on_replicas(
+    processes: int, work: Callable[[MemoryGroup], Result], hosts: Sequence[int] = ()
+) -> list[Result | Exception]:
+    """Return what `work` returned or raised in each of `processes` replicas, in order.
+
+    `hosts` has the number of the host of each, by default one host for all.
+    """
     meeting = Meeting(processes)
     ends: list = [None] * processes
 
     def replica(process: int) -> None:
         with meeting.turn:
             try:
-                ends[process] = work(MemoryGroup(meeting, process, processes))
+                ends[process] = work(MemoryGroup(meeting, process, processes, hosts))
             except Exception as error:
                 ends[process] = error
             finally:

@@ -1,6 +1,7 @@
 """What this host has, and what this process uses of it. Needs no torch at import time, which takes a second."""
 
 import contextlib
+import hashlib
 import math
 import os
 import platform
@@ -22,6 +23,14 @@ _PROCESS = psutil.Process()
 _GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
 _OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
 _ARITHMETIC_FLAG = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")  # on x86 and ARM
+
+
+def host() -> int:
+    """Return a number that the processes of this host share: of its name, its start and its network namespace."""
+    texts = [platform.node()]
+    with contextlib.suppress(OSError):
+        texts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/net")]
+    return int.from_bytes(hashlib.sha256("\n".join(texts).encode()).digest()[:7], "big")
 
 
 def has_gpu_driver() -> bool:

@@ -3,11 +3,13 @@
 The processes are threads with a group in memory (tests/replicas.py). One test starts real ones, for the backend.
 """
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,52 @@ def test_any_number_of_processes_has_the_bits_of_one(processes, kind):
         assert ends == [ends[0]] * processes
 
 
+def in_parts(members, towers, ends):
+    """Return the bits of two sums, of which the last vector is completed in parts that end at `ends`, from its end."""
+    reduction = Reduction(members, towers, "tree", CPU)
+    assert reduction.in_parts
+
+    def vectors():
+        for tower in reduction.owned:
+            value = vector(tower)
+            if tower == reduction.owned[-1]:
+                for start, end in itertools.pairwise([0, *ends, LENGTH][::-1]):
+                    reduction.complete(value, slice(end, start))
+            yield value
+
+    return [bits(reduction(vectors())) for _ in range(2)]
+
+
+HOSTS = {
+    "2 x 2": [0, 0, 1, 1],
+    "in turn": [0, 1, 0, 1],
+    "3 and 1": [0, 0, 0, 1],
+    "1 and 2": [7, 3, 3],
+    "3 x 1": [0, 1, 2],
+}
+
+
+@pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+def test_processes_on_any_hosts_and_vectors_in_any_parts_have_the_bits_of_one(hosts):
+    for towers in range(len(hosts), 10):
+        for ends in ([], [1], [500, 700], [2, 3, 4]):  # A part may be smaller than the number of processes.
+            found = on_replicas(len(hosts), partial(in_parts, towers=towers, ends=ends), hosts)
+            assert found == [[alone(towers)] * 2] * len(hosts), (towers, ends)
+
+
+def test_a_value_crosses_a_link_once_for_each_host():
+    """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a vector of totals."""
+    for width in (1, 2, 4):
+        hosts = [process // width for process in range(2 * width)]
+        sent = [
+            values
+            for process, found in enumerate(messages(2 * width, "tree", 1600, hosts))
+            for name, values, peer in found
+            if name == "send" and hosts[process] == 0 and hosts[peer] == 1
+        ]
+        assert sent == [800 // width] * (2 * width)
+
+
 def child(folder: str) -> None:
     """Run in each real process: reduce, gather and broadcast; process 0 writes the results."""
     import torch.distributed as dist
@@ -105,7 +153,7 @@ def test_real_processes_have_the_bits_of_one(tmp_path):
     assert found["broadcast"] == ["from process 0", ""]
 
 
-def messages(processes, kind, length):
+def messages(processes, kind, length, hosts=()):
     """Return the messages of each process, [name, values, peer], for two towers in each: one node of the tree."""
 
     def noted(members):
@@ -124,7 +172,7 @@ def messages(processes, kind, length):
         reduction(vector(t, length) for t in reduction.owned)
         return found
 
-    return on_replicas(processes, noted)
+    return on_replicas(processes, noted, hosts)
 
 
 @pytest.mark.parametrize("processes", [2, 4])

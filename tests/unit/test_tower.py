@@ -176,7 +176,7 @@ def test_a_tower_that_is_not_finite_is_named():
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (ControlFlags(), [2], [])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
-    tower._network.gradients = lambda loss: [torch.full_like(p, math.nan) for p in state.parameters.values()]
+    tower._network.gradients = lambda loss, found: [torch.full_like(p, math.nan) for p in state.parameters.values()]
     _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
     assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
     assert metrics.non_finite.tolist() == [1, 1, 1, 1]

@@ -42,7 +42,8 @@ def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece(
     metrics.non_finite[2] = 1.0
     metrics.digest[1] = torch.tensor([1.0, 2.0, 3.0])
     vector = torch.empty(layout.length)
-    layout.pack(vector, gradients, buffer_deltas, sums)
+    layout.pack(vector, layout.whole, gradients)
+    layout.pack_rest(vector, buffer_deltas, sums)
     of_gradients, of_buffer_deltas, of_metrics = layout.unpack(vector)
     assert torch.equal(of_gradients, torch.cat([gradients[0].flatten(), gradients[1].float()]))
     assert torch.equal(of_buffer_deltas, buffer_deltas[0])

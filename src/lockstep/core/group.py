@@ -4,15 +4,19 @@ Only this module and launch/rendezvous.py import torch.distributed, which only m
 in reduction.py, so no choice of the library (ring or tree, buckets, channels) can change a bit.
 """
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import wraps
+from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep import hardware
 from lockstep.core.monitor import Monitor, Stage
 from lockstep.errors import PeerLostError
 
@@ -32,6 +36,19 @@ class Group:
 
     process = 0
     processes = 1
+    overlaps = False  # whether `start` returns before its work is done
+
+    def hosts(self) -> list[int]:
+        """Return a number for the host of each process: equal ones for processes of the same host."""
+        return [0] * self.processes
+
+    def start(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Begin `work`, which exchanges. Return a function that waits until it is done, and raises what it raised.
+
+        Work is done in the order in which it was begun. Until all is done, no other method may be called.
+        """
+        work()
+        return lambda: None
 
     def gather(self, table: Tensor) -> Tensor:
         """Return the tables of all processes, of one shape and dtype, stacked in order of process."""
@@ -114,6 +131,19 @@ def _waiting(method: Callable[Concatenate["Processes", P], R]) -> Callable[Conca
     return waiting
 
 
+Work = tuple[Callable[[], None], Future[None]]
+
+
+def _do_all(begun: "SimpleQueue[Work]") -> None:
+    """Do all work, in order."""
+    while True:
+        work, done = begun.get()
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+
 class Processes(Group):
     """The group of several processes.
 
@@ -129,6 +159,9 @@ class Processes(Group):
         self.process, self.processes = dist.get_rank(), dist.get_world_size()
         self.monitor = monitor
         self._device, self._backend = device, backend
+        # On GPUs the backend's own queues do this, which has not been measured on any.
+        self.overlaps = device.type == "cpu"
+        self._begun: SimpleQueue[Work] | None = None  # for the thread that exchanges
 
     @_waiting
     def gather(self, table: Tensor) -> Tensor:
@@ -151,9 +184,27 @@ class Processes(Group):
         dist.broadcast(payload, src=0, group=self._backend)
         return payload.cpu().numpy().tobytes()
 
-    @_waiting
+    def hosts(self) -> list[int]:
+        """Return a number for the host of each process."""
+        return [int(host) for host in self.gather(torch.tensor(hardware.host()))]
+
+    def start(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Begin `work`: on CPUs in a thread of its own, beside what this process computes."""
+        if not self.overlaps:
+            return super().start(work)
+        if self._begun is None:
+            self._begun = SimpleQueue()
+            # A daemon, so that a process can end while another one does not answer.
+            threading.Thread(target=_do_all, args=(self._begun,), name="exchange", daemon=True).start()
+        done: Future[None] = Future()
+        self._begun.put((work, done))
+        return done.result
+
+    @_reports_lost_peers
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
         """Send and receive."""
+        if not sends and not receives:
+            return
         operations = [dist.P2POp(dist.isend, tensor, peer, self._backend) for peer, tensor in sends]
         operations += [dist.P2POp(dist.irecv, tensor, peer, self._backend) for peer, tensor in receives]
         for work in dist.batch_isend_irecv(operations):

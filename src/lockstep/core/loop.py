@@ -48,7 +48,7 @@ def train(
             state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
             with monitor.doing(Stage.EXCHANGE):
                 total = reduction(
-                    _vectors(tower, state, dataset, plan, step, reduction.owned, poll_flags, state_digest, monitor)
+                    _vectors(tower, state, dataset, plan, step, reduction, poll_flags, state_digest, monitor)
                 )
                 gradients, buffer_deltas, metrics = tower.layout.unpack(total)
                 checks = [is_finite(total)] if recipe.non_finite == "skip" else []
@@ -80,17 +80,18 @@ def _vectors(
     dataset: Dataset,
     plan: Plan,
     step: int,
-    towers: range,
+    reduction: Reduction,
     poll_flags: Callable[[], ControlFlags],
     state_digest: str,
     monitor: Monitor,
 ) -> Iterator[Tensor]:
-    """Yield the vector of each of this process's `towers`; the reduction adds it before the next one is computed."""
-    for index in towers:
+    """Yield the vector of each of this process's towers; `reduction` adds it before the next one is computed."""
+    for index in reduction.owned:
         with monitor.doing(Stage.DATA, step, index):
             shard = dataset.shard(plan, index)
         with monitor.doing(Stage.COMPUTE, step, index):
-            vector = tower(state, shard, step, poll_flags(), digest.values(state_digest))
+            complete = reduction.complete if reduction.in_parts and index == reduction.owned[-1] else None
+            vector = tower(state, shard, step, poll_flags(), digest.values(state_digest), complete)
         yield vector
 
 

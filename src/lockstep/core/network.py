@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -113,11 +114,21 @@ class Network:
             raise
         return logits
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Return the gradient of `loss` for every parameter: zeros if it is frozen or has no part in the loss."""
+    def gradients(self, loss: Tensor, found: Callable[[int, Tensor], None] | None = None) -> list[Tensor]:
+        """Return the gradient of `loss` for every parameter: zeros if it is frozen or has no part in the loss.
+
+        `found` gets the number of a parameter and its gradient as soon as the backward pass has it.
+        """
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
-        by_name = dict(zip(trained, found, strict=True))
+        hooks = [
+            parameter.register_hook(partial(found, number))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(self.parameters.values())
+            if found and parameter.requires_grad
+        ]
+        values = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
+        for hook in hooks:
+            hook.remove()
+        by_name = dict(zip(trained, values, strict=True))
         return [by_name[name] if name in by_name else torch.zeros_like(p) for name, p in self.parameters.items()]
 
 

@@ -4,16 +4,17 @@ The order of the additions is that of the canonical tree (tree.py), two vectors 
 are. So the sum has the same bits on any number of them.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.core.tree import add_leaves, add_nodes, cover
+from lockstep.core.tree import Node, add_leaves, add_nodes, cover, path
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from lockstep.core.group import Group
+    from lockstep.core.group import Group, Pair
 
 
 class Reduction:
@@ -28,9 +29,10 @@ class Reduction:
 
     `kind` is a name in `config.placement.REDUCTIONS`:
 
-    tree: Each of W processes owns 1/W of the vector. It sends every other process that process's slice of its nodes,
-        adds the slices that it receives, and sends the sum to every other process. This takes as many bytes as a ring
-        all-reduce.
+    tree: First within each host, then between hosts (`_Level`): each of W processes owns 1/W of the vector. It sends
+        every other process that process's slice of its nodes, adds the slices that it receives, and sends the sum to
+        every other process. Between hosts, a host sends the sums of its processes, so a value crosses a link once for
+        each host, not once for each process. The vector goes in parts, while the last tower still computes.
     central: Process 0 receives all nodes, adds them and sends the total back.
     central-cpu: Like central, but all vectors are copied to the CPU first, and the total is copied to the device at the
         end. Not yet run on a GPU.
@@ -40,6 +42,7 @@ class Reduction:
         owned: the towers that this process computes.
         processes: how many processes share the towers.
         exact: False if the additions are in another order than the tree's.
+        in_parts: whether to call `complete` for each part of the last vector, as soon as it is known.
     """
 
     def __init__(self, group: "Group", towers: int, kind: str = "tree", device: "torch.device | None" = None) -> None:
@@ -52,13 +55,14 @@ class Reduction:
         self._towers, self._device = towers, device
         self._nodes = [cover(towers, owned(towers, group.processes, p)) for p in range(group.processes)]
         self._peers = [process for process in range(group.processes) if process != group.process]
-        self._total = {
-            "tree": self._tree,
-            "central": self._central,
-            "central-cpu": self._central,
-            "allreduce": self._allreduce,
-        }[kind]
-        self._buffers: dict[str, Tensor] = {}
+        self._by_tree = kind == "tree" and bool(self._peers)
+        self.in_parts = self._by_tree and group.overlaps
+        self._levels = _levels(group.process, group.hosts(), self._nodes, towers) if self._by_tree else []
+        self._total = {"central": self._central, "central-cpu": self._central, "allreduce": self._allreduce}.get(kind)
+        self._sums: list[Tensor] = []  # of this process's nodes but the last one
+        self._left: list[Tensor] = []  # the sums to which the last tower's vector is added
+        self._begun: list[Callable[[], object]] = []  # functions that wait until a part is exchanged
+        self._buffers: dict[object, Tensor] = {}
 
     def __call__(self, vectors: "Iterable[Tensor]") -> "Tensor":
         """Return the total [n] of all towers' float32 vectors [n], with the same bits in every process.
@@ -67,31 +71,68 @@ class Reduction:
         allows, so few vectors are in memory at a time. Raises: PeerLostError.
         """
         leaves = (vector.cpu() for vector in vectors) if self._on_cpu else iter(vectors)
-        own = [add_leaves(node, leaves) for node in self._nodes[self._group.process]]
-        total = self._total(own) if self._peers else own[0]  # One process owns the root of the tree.
+        *nodes, last = self._nodes[self._group.process]
+        self._begun = []
+        self._sums = [add_leaves(node, leaves) for node in nodes]
+        self._left = [add_leaves(node, leaves) for node in path(last)]
+        vector = next(leaves)
+        if self._by_tree:
+            if not self._begun:
+                self.complete(vector, slice(0, vector.numel()))
+            for wait in self._begun:
+                wait()
+            total = self._buffer("total", vector.shape, vector)
+        else:
+            own = self._own(vector, slice(0, vector.numel()))
+            total = self._total(own) if self._total and self._peers else own[0]  # One process owns the tree's root.
         return total if self._device is None else total.to(self._device)
 
-    def _tree(self, own: "list[Tensor]") -> "Tensor":
-        group, length = self._group, own[0].numel()
-        slices = [
-            slice(length * p // group.processes, length * (p + 1) // group.processes) for p in range(group.processes)
-        ]
-        own_slice = slices[group.process]
-        peer_nodes = [(peer, node) for peer in self._peers for node in self._nodes[peer]]
-        rows = self._buffer("received", (len(peer_nodes), own_slice.stop - own_slice.start), own[0])
-        group.exchange(
-            sends=[(peer, value[slices[peer]]) for peer in self._peers for value in own],
-            receives=[(peer, row) for (peer, _), row in zip(peer_nodes, rows, strict=True)],
+    def complete(self, vector: "Tensor", part: slice) -> None:
+        """Begin to exchange `part` of the vector of this process's last tower. All processes have the same parts.
+
+        The values of the part change.
+        """
+        number, total = len(self._begun), self._buffer("total", vector.shape, vector)[part]
+
+        def exchange() -> None:
+            values = dict(zip(self._nodes[self._group.process], self._own(vector, part), strict=True))
+            self._add(self._levels, values, total, number)
+
+        self._begun.append(self._group.start(exchange))
+
+    def _own(self, vector: "Tensor", part: slice) -> "list[Tensor]":
+        """Return this part of each node of this process, in place. `vector` is its last tower's."""
+        value = vector[part]
+        for left in reversed(self._left):
+            value = left[part].add_(value)
+        return [*(node[part] for node in self._sums), value]
+
+    def _add(self, levels: "Sequence[_Level]", values: "dict[Node, Tensor]", total: "Tensor", part: int) -> None:
+        """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n]."""
+        if not levels:
+            total.copy_(add_nodes((0, self._towers), values))
+            return
+        level, *inner = levels
+        slices = level.slices(total.numel())
+        own, others = slices[level.place], [i for i in range(len(level.members)) if i != level.place]
+        theirs = [(i, node) for i in others for node in level.nodes[i]]
+        rows = self._buffer((part, len(levels)), (len(theirs), own.stop - own.start), total)
+        self._exchange(
+            sends=[(level.members[i], value[slices[i]]) for i in others for value in values.values()],
+            receives=[(level.members[i], row) for (i, _), row in zip(theirs, rows, strict=True)],
         )
-        values = dict(zip(self._nodes[group.process], [value[own_slice] for value in own], strict=True))
-        values |= dict(zip([node for _, node in peer_nodes], rows, strict=True))
-        total = self._buffer("total", (length,), own[0])
-        total[own_slice] = add_nodes((0, self._towers), values)
-        group.exchange(
-            sends=[(peer, total[own_slice]) for peer in self._peers],
-            receives=[(peer, total[slices[peer]]) for peer in self._peers],
+        here = {node: value[own] for node, value in values.items()}
+        here |= {node: row for (_, node), row in zip(theirs, rows, strict=True)}
+        if own.stop > own.start:
+            self._add(inner, {node: add_nodes(node, here) for node in level.sums}, total[own], part)
+        self._exchange(
+            sends=[(level.members[i], total[own]) for i in others],
+            receives=[(level.members[i], total[slices[i]]) for i in others],
         )
-        return total
+
+    def _exchange(self, sends: "Sequence[Pair]", receives: "Sequence[Pair]") -> None:
+        """Send and receive what is not empty."""
+        self._group.exchange(*([pair for pair in pairs if pair[1].numel()] for pairs in (sends, receives)))
 
     def _central(self, own: "list[Tensor]") -> "Tensor":
         group, length = self._group, own[0].numel()
@@ -115,11 +156,49 @@ class Reduction:
         self._group.all_reduce(total)
         return total
 
-    def _buffer(self, name: str, shape: tuple[int, ...], like: "Tensor") -> "Tensor":
+    def _buffer(self, name: object, shape: Sequence[int], like: "Tensor") -> "Tensor":
         """Return a buffer that is kept between steps: new memory costs a page fault for each 4 KiB."""
         if name not in self._buffers or self._buffers[name].shape != shape:
             self._buffers[name] = like.new_zeros(shape)
         return self._buffers[name]
+
+
+class _Level(NamedTuple):
+    """A step of the exchange: its members add their nodes, each one a slice of the vector.
+
+    members: the processes. place: this process's place among them. nodes: what each of them has. sums: the nodes that
+    are sums of theirs. owners: how many of them, from the first on, own a slice.
+    """
+
+    members: list[int]
+    place: int
+    nodes: list[list[Node]]
+    sums: list[Node]
+    owners: int
+
+    def slices(self, length: int) -> list[slice]:
+        """Return each member's slice of `length` values, which is empty for those that own none."""
+        ends = [length * min(i, self.owners) // self.owners for i in range(len(self.members) + 1)]
+        return [slice(*pair) for pair in pairwise(ends)]
+
+
+def _levels(process: int, hosts: Sequence[int], nodes: list[list[Node]], towers: int) -> list[_Level]:
+    """Return the steps of the exchange: within this process's host, then between hosts.
+
+    `hosts` has the number of each process's host, `nodes` what each process has. Processes own slices as far as each
+    host has one: the first of every host add their slices, so do the second, and so on.
+    """
+    by_host = [[p for p, host in enumerate(hosts) if host == one] for one in dict.fromkeys(hosts)]
+    sums = [cover(towers, {t for p in host for node in nodes[p] for t in range(*node)}) for host in by_host]
+    number = next(i for i, host in enumerate(by_host) if process in host)
+    here, owners = by_host[number], min(map(len, by_host))
+    index, levels = here.index(process), []
+    if max(map(len, by_host)) > 1:
+        levels.append(_Level(here, index, [nodes[p] for p in here], sums[number], owners))
+    if len(by_host) > 1 and index < owners:
+        members = [host[index] for host in by_host]
+        levels.append(_Level(members, number, sums, [(0, towers)], len(by_host)))
+    return levels
 
 
 def owned(towers: int, processes: int, process: int) -> range:

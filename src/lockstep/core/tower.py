@@ -1,7 +1,7 @@
 """Tower: one logical replica of the model, the unit of numerics."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from lockstep import rng
 from lockstep.config.recipe import Course
 from lockstep.core.network import Network
 from lockstep.core.state import State
-from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, ControlFlags, Layout, Metrics, is_finite
+from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, ControlFlags, Filling, Layout, Metrics
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes
@@ -43,17 +43,22 @@ class Tower:
         step: int,
         requests: ControlFlags = ControlFlags(),  # noqa: B008  a frozen constant
         digest: Sequence[float] = (),
+        complete: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
         """Return the tower's vector for `shard`.
 
         The gradients and buffer_deltas are a pure function of (state, shard, step), so they are equal in every process.
         The metrics also carry this process's `requests`, its memory and CPU time, and the `digest` of its state, if
-        one was taken.
+        one was taken. `complete` is called during the backward pass, with the vector and one part after the other of
+        `layout.parts`: it may change the values of a part.
         """
         with arithmetic(self._course.recipe.arithmetic):
-            return self._vector(state, shard, step, requests, digest)
+            return self._vector(state, shard, step, requests, digest, complete)
 
-    def _vector(self, state: State, shard: Shard, step: int, requests: ControlFlags, digest: Sequence[float]) -> Tensor:
+    def _vector(
+        self, state: State, shard: Shard, step: int, requests: ControlFlags, digest: Sequence[float],
+        complete: Callable[[Tensor, slice], None] | None,
+    ) -> Tensor:  # fmt: skip
         network, recipe = self._network, self._course.recipe
         first = self._loaded_step != step
         if first:  # Later towers of the step use the same weights.
@@ -65,10 +70,11 @@ class Tower:
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
         logits = network(shard.images)
         loss = summed_loss(logits, shard, recipe.label_smoothing)
-        gradients = network.gradients(loss * state.loss_scale if recipe.precision == "float16" else loss)
+        vector = Filling(self.layout, loss.device, complete)
+        scaled = loss * state.loss_scale if recipe.precision == "float16" else loss
+        gradients = network.gradients(scaled, vector.found if complete else None)
         with torch.no_grad():
             buffer_deltas = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
-            out = torch.empty(self.layout.length, device=loss.device)
             sums = torch.zeros(self.layout.metric_length, device=loss.device)
             metrics = self.layout.metrics(sums)
             metrics.cross_entropy.copy_(loss)
@@ -80,9 +86,8 @@ class Tower:
                     metrics.requests[i].fill_(flag)
             if first:
                 self._describe_process(metrics, shard.tower, digest)
-            self.layout.pack(out, gradients, buffer_deltas, sums)
-            self.layout.unpack(out)[2].non_finite[shard.tower] = (~is_finite(out)).float()
-        return out
+            vector.finish(gradients, buffer_deltas, sums, shard.tower)
+        return vector.values
 
     def _describe_process(self, metrics: Metrics, tower: int, digest: Sequence[float]) -> None:
         """Fill the metrics that describe this process, in the entry of its first tower."""

@@ -4,7 +4,7 @@ Floating-point addition is not associative, so the order must not depend on whic
 towers the total is ((v0 + v1) + (v2 + v3)) + v4. A process whose towers are a whole node adds them alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,17 +18,24 @@ def middle(low: int, high: int) -> int:
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
-def cover(towers: int, owned: range) -> list[Node]:
+def cover(towers: int, owned: Collection[int]) -> list[Node]:
     """Return the fewest nodes of the tree over [0, towers) that together are `owned`, in order."""
 
     def inside(low: int, high: int) -> Iterator[Node]:
-        if owned.start <= low and high <= owned.stop:
+        inner = sum(tower in owned for tower in range(low, high))
+        if inner == high - low:
             yield low, high
-        elif low < owned.stop and owned.start < high:
+        elif inner:
             yield from inside(low, middle(low, high))
             yield from inside(middle(low, high), high)
 
     return list(inside(0, towers)) if owned else []
+
+
+def path(node: Node) -> list[Node]:
+    """Return the nodes that are added from the right to the last tower of `node`: those left of it, in order."""
+    low, high = node
+    return [] if high == low + 1 else [(low, middle(low, high)), *path((middle(low, high), high))]
 
 
 def add_leaves(node: Node, vectors: "Iterator[Tensor]") -> "Tensor":

@@ -1,13 +1,15 @@
 """The flat vector of a tower: all that a step adds over towers, so that one reduction carries everything.
 
-A vector is float32 [gradient sums | buffer_deltas | metric sums]. Statistics are the changes that a step makes to the
+A vector is float32 [metric sums | buffer_deltas | gradient sums]. Statistics are the changes that a step makes to the
 floating-point buffers (batch norm's running averages). ControlFlags to stop or save travel as metrics, so every process
-reads the same requests after the same step.
+reads the same requests after the same step. The backward pass computes the last gradients first, so a vector is filled
+from its end to its start, and can be exchanged in parts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from lockstep.errors import STOP_SIGNALS
 
 CPU_S_MODULUS = 4096.0  # Below it, float32 resolves half a millisecond.
 UNKNOWN = -1.0  # in place of a GPU's utilisation
+LEAST_PART = 1 << 18  # values of a part of a vector: 1 MiB, for which a network of 1 Gbit/s takes 8 ms
 
 
 @dataclass(frozen=True)
@@ -81,38 +84,112 @@ class Metrics:
         return ControlFlags.of(requests), towers, [bool(flag) for flag in flags[len(self.non_finite) :]]
 
 
+class Part(NamedTuple):
+    """A part of a vector: its `values`, and which `parameters`, by number, have their gradients in it."""
+
+    values: slice
+    parameters: range
+
+
 class Layout:
     """Positions in the flat vector of a tower.
 
     Attributes:
         length: number of values in a vector.
-        metric_length: number of values of its last part, the metrics.
+        metric_length: number of values of its first section, the metrics.
+        parts: the parts of a vector, in the order in which they are complete: from its end to its start. A part begins
+            with a parameter, and has LEAST_PART values or more. The last one has the metrics and buffer_deltas too.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int) -> None:
         self._towers = towers
-        self._shapes = [[t.shape for t in group.values()] for group in (parameters, buffer_deltas)]
+        self._shapes, self._buffer_shapes = ([t.shape for t in group.values()] for group in (parameters, buffer_deltas))
         self.metric_length = sum(Metrics.sizes(towers))
-        self._sizes = [sum(s.numel() for s in shapes) for shapes in self._shapes] + [self.metric_length]
+        self._sizes = [self.metric_length, *(sum(s.numel() for s in of) for of in (self._buffer_shapes, self._shapes))]
         self.length = sum(self._sizes)
+        self.parts = list(self._cut())
 
-    def pack(self, out: Tensor, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], metrics: Tensor) -> None:
-        """Fill the vector `out` [length], converting to float32."""
-        parts = torch.split(out, self._sizes)
-        # parts[2], the metrics, have no shapes; they are copied last.
-        for part, shapes, tensors in zip(parts, self._shapes, (gradients, buffer_deltas), strict=False):
-            if tensors:
-                torch._foreach_copy_(views(part, shapes), list(tensors))
-        parts[2].copy_(metrics)
+    @property
+    def whole(self) -> Part:
+        """Return all of a vector as one part."""
+        return Part(slice(0, self.length), range(len(self._shapes)))
+
+    def _cut(self) -> Iterator[Part]:
+        start = end = self.length
+        stop = len(self._shapes)
+        for number in reversed(range(1, stop)):
+            start -= self._shapes[number].numel()
+            if end - start >= LEAST_PART:
+                yield Part(slice(start, end), range(number, stop))
+                end, stop = start, number
+        yield Part(slice(0, end), range(stop))
+
+    def pack(self, out: Tensor, part: Part, gradients: Sequence[Tensor]) -> None:
+        """Copy the gradients of the parameters of `part` into the vector `out` [length], converting to float32."""
+        shapes = [self._shapes[number] for number in part.parameters]
+        end = part.values.stop
+        start = end - sum(shape.numel() for shape in shapes)
+        torch._foreach_copy_(views(out[start:end], shapes), list(gradients))
+
+    def pack_rest(self, out: Tensor, buffer_deltas: Sequence[Tensor], metrics: Tensor) -> None:
+        """Copy what is not a gradient into the vector `out` [length]."""
+        first, second, _ = torch.split(out, self._sizes)
+        first.copy_(metrics)
+        if buffer_deltas:
+            torch._foreach_copy_(views(second, self._buffer_shapes), list(buffer_deltas))
 
     def unpack(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """Return (gradient sums, buffer_deltas sums, metrics) as views of `total` [length]."""
-        gradients, buffer_deltas, sums = torch.split(total, self._sizes)
+        sums, buffer_deltas, gradients = torch.split(total, self._sizes)
         return gradients, buffer_deltas, self.metrics(sums)
 
     def metrics(self, sums: Tensor) -> Metrics:
-        """Return the fields of a vector's last part, as views of `sums` [metric_length]."""
+        """Return the fields of a vector's first section, as views of `sums` [metric_length]."""
         return Metrics.views(sums, self._towers)
+
+
+class Filling:
+    """A vector that is filled part by part, while the backward pass has the gradients one after the other.
+
+    Attributes:
+        values: the vector [length]. Its metrics say which tower is not finite.
+    """
+
+    def __init__(
+        self, layout: Layout, device: torch.device, complete: Callable[[Tensor, slice], None] | None = None
+    ) -> None:
+        """Call `complete` for each part of `layout`, in order; without it, the vector is filled in one piece."""
+        self.values = torch.empty(layout.length, device=device)
+        self._layout, self._complete = layout, complete
+        self._parts = layout.parts if complete else [layout.whole]
+        self._found: dict[int, Tensor] = {}
+        self._finite: list[Tensor] = []  # of each part that is filled, bool []
+
+    def found(self, number: int, gradient: Tensor) -> None:
+        """Take the gradient of a parameter, and fill the parts that are complete with it, but for the last one."""
+        self._found[number] = gradient
+        for part in self._parts[len(self._finite) : -1]:
+            if not all(each in self._found for each in part.parameters):
+                return
+            self._fill(part)
+
+    def finish(self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], metrics: Tensor, tower: int) -> None:
+        """Fill the parts that are left."""
+        self._found = dict(enumerate(gradients))
+        *others, last = self._parts[len(self._finite) :]
+        for part in others:
+            self._fill(part)
+        self._layout.pack_rest(self.values, buffer_deltas, metrics)
+        self._fill(last, tower)
+
+    def _fill(self, part: Part, tower: int | None = None) -> None:
+        self._layout.pack(self.values, part, [self._found[number] for number in part.parameters])
+        self._finite.append(is_finite(self.values[part.values]))
+        if tower is not None:
+            flags = self._layout.unpack(self.values)[2].non_finite
+            flags[tower] = (~torch.stack(self._finite).all()).float()
+        if self._complete:
+            self._complete(self.values, part.values)
 
 
 def is_finite(vector: Tensor) -> Tensor:

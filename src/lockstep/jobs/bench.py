@@ -6,7 +6,7 @@ accuracy nor hash.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -59,6 +59,7 @@ class NoExchange(Reduction):
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
         """Return the sum of this process's vectors."""
+        self.in_parts = False
         leaves = iter(vectors)
         total = next(leaves)
         for vector in leaves:
@@ -76,6 +77,7 @@ class ForwardOnly(Tower):
         step: int,
         requests: ControlFlags = ControlFlags(),  # noqa: B008  a frozen constant
         digest: Sequence[float] = (),
+        complete: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
         """Run a forward pass, and return a vector of zeros."""
         network = self._network
