@@ -348,6 +348,37 @@ summaries. These are ratios of medians.
 """
 
 
+def links() -> str:
+    """Return the section on slow links between hosts."""
+    lines = []
+    for case, found in load("links")["cases"].items():
+        own, ddp = found["programs"]["lockstep"], found["programs"]["ddp"]
+        waits = [found["programs"][name]["wait_s"]["median"] * 1e3 for name in ("lockstep", "in one part")]
+        cells = [
+            case,
+            *(f"{each['images_per_s']['median']:,.0f}" for each in (own, ddp)),
+            TIMES.of(found["times_ddp"]["median"]),
+            *(f"{each['bytes_per_step']['median'] / 1e6:.1f}" for each in (own, ddp)),
+            *(f"{wait:,.0f}" for wait in waits),
+            *(f"{found[name]['median']:.0%}" for name in ("hidden", "predicted")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    first = next(iter(load("links")["cases"].values()))
+    return f"""## Slow links between hosts
+
+Hosts are network namespaces of one machine, whose cores all processes share, and each host sends and receives at the
+rate of its link. PyTorch DDP over Gloo trains the same network on the same links, in float32 as Lockstep does. "wait"
+is the time in which a process of Lockstep has nothing to compute, and "one part" the same when the vector goes in one
+part after the backward pass; the share that is hidden is the difference. The prediction is that of `lockstep bench`.
+
+{command("links")} on {machine("links")} ({link("links")}), medians of n = {first["times_ddp"]["n"]}:
+
+| hosts x processes, link | images/s | DDP | ratio | MB a step | DDP | wait ms | one part | hidden | prediction |
+|---|---|---|---|---|---|---|---|---|---|
+{chr(10).join(lines)}
+"""
+
+
 def safety() -> str:
     """Return the section on the cost of checks and checkpoints."""
     record, units = load("safety"), {"s": START_SECONDS, "%": SHARE, "ms": MILLISECONDS}
@@ -477,7 +508,7 @@ def survival() -> str:
 def document() -> str:
     """Return the text of docs/results.md."""
     parts = (
-        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, costs, safety, one_result,
+        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, links, costs, safety, one_result,
         loss_of_mnist,
     )  # fmt: skip
     return "\n".join([introduction(), *(part() for part in parts), NOT_MEASURED])

@@ -1,11 +1,13 @@
-"""The tutorial's network with DistributedDataParallel over Gloo, in the usual style of PyTorch.
+"""The networks of the tutorial and of MNIST with DistributedDataParallel over Gloo, in the usual style of PyTorch.
 
 Run `torchrun --standalone --nproc-per-node 2 -m benchmarks.peers.pytorch_ddp --data FOLDER`, with cifar-10-batches-bin
-in FOLDER. The script uses a Dataset that distorts one image at a time, a DataLoader, an nn.Module, SGD and an
-AveragedModel, in float32 by default. Process 0 prints one line of JSON. It needs torch and numpy, but not Lockstep.
+in FOLDER, or for --model mnist, MNIST's files. The script uses a Dataset that distorts one image at a time, a
+DataLoader, an nn.Module, SGD and an AveragedModel, in float32 by default. Process 0 prints one line of JSON. It needs
+torch and numpy, but not Lockstep.
 """
 
 import argparse
+import gzip
 import json
 import os
 import statistics
@@ -22,8 +24,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-BATCH = 128
 
 
 class Cifar(Dataset[tuple[Tensor, int]]):
@@ -52,6 +52,31 @@ class Cifar(Dataset[tuple[Tensor, int]]):
         return (image - image.mean()) / deviation, self.labels[index]
 
 
+class Digits(Dataset[tuple[Tensor, int]]):
+    """The 60,000 training images of MNIST."""
+
+    def __init__(self, folder: Path) -> None:
+        files = [next(folder.rglob(f"train-{kind}-ubyte.gz")) for kind in ("images-idx3", "labels-idx1")]
+        pixels, labels = (np.frombuffer(gzip.decompress(file.read_bytes()), np.uint8) for file in files)
+        self.images = torch.from_numpy(pixels[16:].reshape(-1, 1, 28, 28).copy())
+        self.labels = labels[8:].astype(int).tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index].float() / 255, self.labels[index]
+
+
+def mnist_network() -> nn.Module:
+    """Return the network of TensorFlow-Examples' multi-GPU MNIST, for [b, 1, 28, 28]."""
+    return nn.Sequential(
+        nn.Conv2d(1, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 256, 3), nn.ReLU(), nn.Conv2d(256, 512, 3),
+        nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512 * 16, 2048), nn.Dropout(0.75), nn.Linear(2048, 1024),
+        nn.Dropout(0.75), nn.Linear(1024, 10),
+    )  # fmt: skip
+
+
 class Network(nn.Module):
     """conv5x5-pool-norm, conv5x5-norm-pool, two dense layers and the logits."""
 
@@ -75,9 +100,9 @@ class Network(nn.Module):
 
 def batches(args: argparse.Namespace, channels_last: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this process's batches without end."""
-    dataset = Cifar(args.data)
+    dataset = Digits(args.data) if args.model == "mnist" else Cifar(args.data)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=args.workers, drop_last=True)
+    loader = DataLoader(dataset, args.batch, sampler=sampler, num_workers=args.workers, drop_last=True)
     for epoch in range(10**6):
         sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -87,6 +112,8 @@ def batches(args: argparse.Namespace, channels_last: bool) -> Iterator[tuple[Ten
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", choices=("cifar10-tutorial", "mnist"), default="cifar10-tutorial")
+    parser.add_argument("--batch", type=int, default=128, help="images of a process in a step")
     parser.add_argument("--intervals", type=int, default=5, help="number of timed intervals, after one untimed")
     parser.add_argument("--steps", type=int, default=20, help="steps per interval")
     parser.add_argument("--workers", type=int, default=0, help="worker processes of each DataLoader")
@@ -95,13 +122,18 @@ def main() -> None:
     parser.add_argument("--precision", choices=choices, default="float32", help="bfloat16 uses autocast")
     args = parser.parse_args()
     dist.init_process_group("gloo")
-    network = Network().to(memory_format=torch.channels_last if args.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+    network = mnist_network() if args.model == "mnist" else Network()
+    network.to(memory_format=torch.channels_last if args.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
     model = DistributedDataParallel(network)
-    decayed = [network.local3.weight, network.local4.weight]
-    rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9999))  # type: ignore[no-untyped-call]
+    optimizer: torch.optim.Optimizer
+    if isinstance(network, Network):
+        decayed = [network.local3.weight, network.local4.weight]
+        rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
+        groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9999))  # type: ignore[no-untyped-call]
+    else:
+        optimizer, average = torch.optim.Adam(network.parameters()), None
     source, rates, started = batches(args, args.channels_last), [], 0.0
     for step in range(args.steps * (args.intervals + 1)):
         images, labels = next(source)
@@ -110,9 +142,10 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        average.update_parameters(network)
+        if average is not None:
+            average.update_parameters(network)
         if (step + 1) % args.steps == 0:
-            rates.append(BATCH * dist.get_world_size() * args.steps / (time.perf_counter() - started))
+            rates.append(args.batch * dist.get_world_size() * args.steps / (time.perf_counter() - started))
             started = time.perf_counter()
     if dist.get_rank() == 0:
         report(args, rates[1:], float(loss))
@@ -124,7 +157,7 @@ def report(args: argparse.Namespace, rates: list[float], loss: float) -> None:
     settings = {key: value for key, value in vars(args).items() if key != "data"}
     settings |= {"processes": dist.get_world_size(), "threads": torch.get_num_threads()}
     figures = {"n": len(rates), "median": statistics.median(rates), "min": min(rates), "max": max(rates)}
-    record = {"program": "pytorch ddp", "model": "cifar10-tutorial", "images_per_s": figures, "last_loss": loss}
+    record = {"program": "pytorch ddp", "model": args.model, "images_per_s": figures, "last_loss": loss}
     versions = {"torch": torch.__version__}
     print(json.dumps({**record, "settings": settings, "versions": versions, "pid": os.getpid()}), flush=True)
 

@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from lockstep.bench import peak
-from lockstep.bench.analysis import Link, StepParts, assumptions, exchange_s, predict, split_step, summarise, verdict
+from lockstep.bench.analysis import (
+    Link,
+    StepParts,
+    assumptions,
+    exchange_s,
+    predict,
+    split_step,
+    summarise,
+    verdict,
+    wait_s,
+)
 from lockstep.bench.table import closing, head, row
 from lockstep.config.placement import REDUCTIONS
 from lockstep.models.layers import LocalResponseNorm
@@ -22,7 +32,8 @@ def record(processes: int, step_s: float, **changes) -> dict:
         "images_per_s": 100 * processes / step_s, "images_per_s_error": 3.0, "images_per_s_jitter": 4.0,
         "s_per_step": step_s, "s_per_step_median": step_s,
         "split": {"data": 0.01, "compute": 0.06, "communication": 0.02, "report": 0.005, "update": 0.005},
-        "peak_memory_bytes": [300 * 2**20] * processes, "vector_bytes": 4 * 2**20, "flops_per_step": 5 * GIGA,
+        "peak_memory_bytes": [300 * 2**20] * processes, "vector_bytes": 4 * 2**20, "parts_bytes": [4 * 2**20],
+        "flops_per_step": 5 * GIGA,
         "peak_flops_per_s": 100.0 * GIGA, "peak_precision": "float32", "device": "a processor",
         "versions": {"torch": "2"}, **changes,
     }  # fmt: skip
@@ -67,9 +78,17 @@ def test_an_exchange_takes_the_time_of_its_messages_and_bytes():
     assert exchange_s("central-cpu", 8, 10**6, slow) == pytest.approx(10e-3)
 
 
-def test_a_predicted_step_is_a_measured_step_plus_its_exchange():
+def test_a_predicted_step_is_a_measured_step_plus_what_it_does_not_hide_of_its_exchange():
     link = Link(1e-5, 1e9)
-    rows = predict(0.1, 128, 10**6, "tree", link)
+    assert wait_s(0.3, 0.1, [10**6]) == 0.3  # one part: nothing is hidden
+    assert wait_s(0.05, 0.1, [900, 100]) == pytest.approx(0.005)  # the last part is never hidden
+    assert wait_s(0.3, 0.15, [900, 100]) == pytest.approx(0.2)  # the backward pass ends before the exchange
+    assert exchange_s("tree", 8, 10**6, Link(1e-3, 1e18), parts=3) == pytest.approx(42e-3)
+    hidden = predict(0.1, 128, [9 * 10**5, 10**5], "tree", link)
+    assert [line["wait_s"] for line in hidden] == [
+        pytest.approx(wait_s(line["exchange_s"], 0.1, [9, 1])) for line in hidden
+    ]
+    rows = predict(0.1, 128, [10**6], "tree", link)
     assert [line["devices"] for line in rows] == [8, 64, 512]
     for line in rows:
         assert line["s_per_step"] == pytest.approx(0.1 + exchange_s("tree", line["devices"], 10**6, link))
@@ -77,9 +96,10 @@ def test_a_predicted_step_is_a_measured_step_plus_its_exchange():
         assert line["efficiency"] == pytest.approx(0.1 / line["s_per_step"])
         assert line["batch"] == 128 * line["devices"]
     for kind in REDUCTIONS:
-        assert f"reduction {kind}: " in " ".join(assumptions(0.1, 2**20, kind, link))
-    text = " ".join(assumptions(0.1, 2**20, "tree", link))
+        assert f"reduction {kind}: " in " ".join(assumptions(0.1, [2**20], kind, link))
+    text = " ".join(assumptions(0.1, [2**20], "tree", link))
     assert all(part in text for part in ("100.0 ms", "10 us", "1 GB/s", "1.0 MiB", "do not overlap"))
+    assert "all but 25%" in " ".join(assumptions(0.1, [3, 1], "tree", link))
 
 
 def test_the_summary_has_ratios_and_with_ablations_an_analysis():
@@ -90,11 +110,11 @@ def test_the_summary_has_ratios_and_with_ablations_an_analysis():
     assert [line["fraction_of_peak"] for line in summary["records"]] == pytest.approx([0.5, 0.4])
     assert summary["analysis"]["parts_s"] == pytest.approx({"data": 0.01, "communication": 0.01, "compute": 0.105})
     assert summary["analysis"]["verdict"].startswith("compute-bound: ")
-    assert summary["prediction"] == predict(0.1, 100, 4 * 2**20, "tree", Link(1e-5, 1e9))  # from one process's step
+    assert summary["prediction"] == predict(0.1, 100, [4 * 2**20], "tree", Link(1e-5, 1e9))  # from one process's step
     without_one = summarise(records[1:], [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
     assert without_one["records"][0]["speed_up"] is None
     first = without_one["prediction"][0]
-    assert first["s_per_step"] - first["exchange_s"] == pytest.approx(0.115)
+    assert first["s_per_step"] - first["wait_s"] == pytest.approx(0.115)
     assert summarise(records, [], "tree", Link(1e-5, 1e9))["analysis"] is None
 
 

@@ -52,17 +52,17 @@ def summarise(measurements: Sequence[Record], ablations: Sequence[Record], reduc
         "assumptions": None,
     }
     if ablations:
-        parts = split_step(*(record["s_per_step_median"] for record in (last, ablations[0], ablations[-1])))
-        one_process_s = first["s_per_step_median"] if first["processes"] == 1 else parts.total - parts.communication
-        size = last["vector_bytes"]
+        step = split_step(*(record["s_per_step_median"] for record in (last, ablations[0], ablations[-1])))
+        one_process_s = first["s_per_step_median"] if first["processes"] == 1 else step.total - step.communication
+        parts = last["parts_bytes"]
         summary["analysis"] = {
             **{name: last[name] for name in ("processes", "flops_per_step", "peak_flops_per_s", "peak_precision")},
-            "s_per_step": parts.total,
-            "parts_s": asdict(parts),
-            "verdict": verdict(parts, last["flops_per_step"], last["peak_flops_per_s"]),
+            "s_per_step": step.total,
+            "parts_s": asdict(step),
+            "verdict": verdict(step, last["flops_per_step"], last["peak_flops_per_s"]),
         }
-        summary["prediction"] = predict(one_process_s, summary["tower_batch"], size, reduction, link)
-        summary["assumptions"] = assumptions(one_process_s, size, reduction, link)
+        summary["prediction"] = predict(one_process_s, summary["tower_batch"], parts, reduction, link)
+        summary["assumptions"] = assumptions(one_process_s, parts, reduction, link)
     return summary
 
 
@@ -117,14 +117,15 @@ def _of_a_step(seconds: float, share: float) -> str:
     return f"{seconds * 1e3:.1f} ms of a step ({share:.0%})"
 
 
-def exchange_s(kind: str, devices: int, size: int, link: Link) -> float:
+def exchange_s(kind: str, devices: int, size: int, link: Link, parts: int = 1) -> float:
     """Return the seconds in which `devices` devices add vectors of `size` bytes with the reduction `kind`.
 
     A latency-bandwidth model of `core/reduction.py`, with one tower per device. n stands for the size, W for devices:
 
     tree: each device sends every other device a slice of n / W, then the sum of its own slice, one message after the
-        other: 2 (W - 1) messages and 2 (W - 1) / W n bytes.
-    allreduce: a ring, with as many messages and bytes.
+        other: 2 (W - 1) messages for each of the vector's parts, and 2 (W - 1) / W n bytes. The devices of one host
+        that share its link count as one device: a host sends the sums of its devices.
+    allreduce: a ring of all devices, with as many messages and bytes.
     central: one device receives W - 1 vectors, then broadcasts the total along a binary tree.
     central-cpu: the same. Copies between device and CPU count as free.
     """
@@ -132,41 +133,65 @@ def exchange_s(kind: str, devices: int, size: int, link: Link) -> float:
     if kind in ("central", "central-cpu"):
         return (others + math.ceil(math.log2(devices))) * (link.latency_s + size / link.bytes_per_s)
     assert kind in ("tree", "allreduce"), f"no cost is stated for the reduction {kind}"
-    return 2 * others * link.latency_s + 2 * others / devices * size / link.bytes_per_s
+    return 2 * others * parts * link.latency_s + 2 * others / devices * size / link.bytes_per_s
+
+
+def wait_s(exchange: float, step_s: float, parts_bytes: Sequence[int]) -> float:
+    """Return the seconds of an exchange that a step of `step_s` seconds does not hide.
+
+    All parts of the vector but the last one are exchanged during the backward pass, which is two of the three products
+    of a step.
+    """
+    last = parts_bytes[-1] / sum(parts_bytes)
+    return max(last * exchange, exchange - (2 / 3 * step_s if len(parts_bytes) > 1 else 0.0))
 
 
 def predict(
-    step_s: float, tower_batch: int, size: int, kind: str, link: Link, devices: tuple[int, ...] = (8, 64, 512)
+    step_s: float,
+    tower_batch: int,
+    parts_bytes: Sequence[int],
+    kind: str,
+    link: Link,
+    devices: tuple[int, ...] = (8, 64, 512),
 ) -> list[Record]:
-    """Predict the speed on each number of devices. A step takes `step_s` plus its exchange, without overlap."""
+    """Predict the speed on each number of devices. A step takes `step_s` plus what it does not hide of its exchange."""
     predictions = []
     for count in devices:
-        exchange = exchange_s(kind, count, size, link)
+        exchange = exchange_s(kind, count, sum(parts_bytes), link, len(parts_bytes))
+        seconds = step_s + wait_s(exchange, step_s, parts_bytes)
         predictions.append(
             {
                 "devices": count,
                 "batch": count * tower_batch,
-                "s_per_step": step_s + exchange,
+                "s_per_step": seconds,
                 "exchange_s": exchange,
-                "images_per_s": count * tower_batch / (step_s + exchange),
-                "efficiency": step_s / (step_s + exchange),
+                "wait_s": seconds - step_s,
+                "images_per_s": count * tower_batch / seconds,
+                "efficiency": step_s / seconds,
             }
         )
     return predictions
 
 
-def assumptions(step_s: float, size: int, kind: str, link: Link) -> list[str]:
+def assumptions(step_s: float, parts_bytes: Sequence[int], kind: str, link: Link) -> list[str]:
     """Return the assumptions of a prediction, in words."""
     messages = {
-        "tree": "2 (W - 1) messages and 2 (W - 1) / W of the vector per device, between all pairs",
+        "tree": "2 (W - 1) messages a part and 2 (W - 1) / W of the vector per device, between all pairs",
         "allreduce": "a ring: 2 (W - 1) messages and 2 (W - 1) / W of the vector per device",
         "central": "W - 1 whole vectors into one device, then log2 W down a binary tree",
         "central-cpu": "W - 1 whole vectors into one CPU, then log2 W down a binary tree; copies are free",
     }[kind]
+    size = sum(parts_bytes)
+    hidden = (
+        "the backward pass, two thirds of computing, hides the exchange of all but "
+        f"{parts_bytes[-1] / size:.0%} of the vector"
+        if len(parts_bytes) > 1
+        else "computing and exchange do not overlap"
+    )
     return [
         f"every device computes as fast as one process here: {step_s * 1e3:.1f} ms per step, with one tower each",
         f"{link.latency_s * 1e6:g} us per message and {link.bytes_per_s / 1e9:g} GB/s in each direction, for all "
         "devices at once (--latency, --link)",
         f"reduction {kind}: {messages}; the vector has {size / 2**20:.1f} MiB",
-        "computing and exchange do not overlap; no device is slower than another; adding the vectors takes no time",
+        f"{hidden}; no device is slower than another; adding the vectors takes no time",
     ]

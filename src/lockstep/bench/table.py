@@ -62,10 +62,11 @@ def _analysis(analysis: Record) -> list[str]:
 
 
 def _prediction(prediction: list[Record], assumptions: list[str]) -> list[str]:
-    lines = ["prediction", "  devices    images/s  efficiency  ms a step  exchange ms    batch"]
+    lines = ["prediction", "  devices    images/s  efficiency  ms a step  exchange ms  wait ms    batch"]
     for line in prediction:
         lines.append(
             f"  {line['devices']:>7}  {line['images_per_s']:>10,.0f}  {line['efficiency']:>10.1%}  "
-            f"{line['s_per_step'] * 1e3:>9.1f}  {line['exchange_s'] * 1e3:>11.2f}  {line['batch']:>7,}"
+            f"{line['s_per_step'] * 1e3:>9.1f}  {line['exchange_s'] * 1e3:>11.2f}  {line['wait_s'] * 1e3:>7.2f}  "
+            f"{line['batch']:>7,}"
         )
     return [*lines, *(f"  assumes: {text}" for text in assumptions)]

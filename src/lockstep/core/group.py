@@ -205,8 +205,10 @@ class Processes(Group):
         """Send and receive."""
         if not sends and not receives:
             return
-        operations = [dist.P2POp(dist.isend, tensor, peer, self._backend) for peer, tensor in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, peer, self._backend) for peer, tensor in receives]
+        # Receives first: gloo tells the sender of each, on the connection that what is sent would fill, so that both
+        # directions of a link are busy at once.
+        operations = [dist.P2POp(dist.irecv, tensor, peer, self._backend) for peer, tensor in receives]
+        operations += [dist.P2POp(dist.isend, tensor, peer, self._backend) for peer, tensor in sends]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 

@@ -19,7 +19,8 @@ from lockstep.errors import STOP_SIGNALS
 
 CPU_S_MODULUS = 4096.0  # Below it, float32 resolves half a millisecond.
 UNKNOWN = -1.0  # in place of a GPU's utilisation
-LEAST_PART = 1 << 18  # values of a part of a vector: 1 MiB, for which a network of 1 Gbit/s takes 8 ms
+# Every part of a vector costs messages. So it has at least 1 MiB, and the vector has about 8 parts at most.
+LEAST_PART, MOST_PARTS = 1 << 18, 8
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Layout:
         length: number of values in a vector.
         metric_length: number of values of its first section, the metrics.
         parts: the parts of a vector, in the order in which they are complete: from its end to its start. A part begins
-            with a parameter, and has LEAST_PART values or more. The last one has the metrics and buffer_deltas too.
+            with a parameter. The last one has the metrics and buffer_deltas too.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int) -> None:
@@ -119,7 +120,7 @@ class Layout:
         stop = len(self._shapes)
         for number in reversed(range(1, stop)):
             start -= self._shapes[number].numel()
-            if end - start >= LEAST_PART:
+            if end - start >= max(LEAST_PART, self.length // MOST_PARTS):
                 yield Part(slice(start, end), range(number, stop))
                 end, stop = start, number
         yield Part(slice(0, end), range(stop))

@@ -25,7 +25,7 @@ from lockstep.core.network import Network
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import ControlFlags, Part
 from lockstep.data import synthetic
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.plan import Plan
@@ -175,12 +175,18 @@ def bench(spec: BenchSpec, ctx: Context) -> Record:
         **_speed(recipe.batch, times.timed(), group),
         "peak_memory_bytes": memory,
         "vector_bytes": 4 * tower.layout.length,
+        "parts_bytes": [4 * (part.values.stop - part.values.start) for part in _parts(spec, tower, device)],
         "flops_per_step": flops,
         "peak_flops_per_s": _mean_peak(peak_dtype, group, device),
         "peak_precision": str(peak_dtype).removeprefix("torch."),
         "device": environment["device"],
         "versions": environment["versions"],
     }
+
+
+def _parts(spec: BenchSpec, tower: Tower, device: torch.device) -> list[Part]:
+    """Return the parts in which several processes exchange the vector."""
+    return tower.layout.parts if spec.placement.reduction == "tree" and device.type == "cpu" else [tower.layout.whole]
 
 
 def _speed(batch: int, timed: Sequence[TimedSteps], group: Group) -> Record:

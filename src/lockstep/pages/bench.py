@@ -76,10 +76,10 @@ def prediction(summary: Record) -> Section:
     rows = [
         [
             f"{one['devices']:,}", f"{one['images_per_s']:,.0f}", f"{one['efficiency']:.1%}",
-            f"{one['s_per_step'] * 1e3:.1f}", f"{one['exchange_s'] * 1e3:.2f}",
+            f"{one['s_per_step'] * 1e3:.1f}", f"{one['exchange_s'] * 1e3:.2f}", f"{one['wait_s'] * 1e3:.2f}",
         ]
         for one in summary["prediction"]
     ]  # fmt: skip
-    head = ["devices", "images/s", "efficiency", "ms a step", "ms of exchange"]
+    head = ["devices", "images/s", "efficiency", "ms a step", "ms of exchange", "ms of waiting"]
     text = f"Assumes: {'; '.join(summary['assumptions'])}."
     return Section("Prediction for more devices", [text], table=Table(head, rows))
