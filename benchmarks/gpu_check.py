@@ -114,6 +114,15 @@ def grey8() -> dict[str, Any]:
     return _random(8, 1)
 
 
+def make_photos(folder: Path) -> None:
+    """Write 80 noisy photos of 2 classes, dark and bright."""
+    for label, brightness in (("dark", 60), ("bright", 190)):
+        (folder / label).mkdir(parents=True)
+        for i in range(40):
+            noise = np.random.default_rng(i).integers(0, 60, (64, 64, 3)) + brightness
+            Image.fromarray(noise.astype(np.uint8)).save(folder / f"{label}/{i}.png")
+
+
 def gpus(here: Machine) -> Any:
     """GPUs, their driver and the libraries."""
     here.need_gpus()
@@ -307,11 +316,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-check-") as folder:
         here = Machine(Path(folder), hardware.gpus(), Path(args.data) if args.data else None)
-        for label, brightness in (("dark", 60), ("bright", 190)):
-            (here.folder / "photos" / label).mkdir(parents=True)
-            for i in range(40):
-                noise = np.random.default_rng(i).integers(0, 60, (64, 64, 3)) + brightness
-                Image.fromarray(noise.astype(np.uint8)).save(here.folder / f"photos/{label}/{i}.png")
+        make_photos(here.folder / "photos")
         facts = {
             "cpu": hardware.processor(),
             "cores": hardware.cores(),

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from lockstep.core import group
 from lockstep.core.group import Alone
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
+from lockstep.errors import PeerLostError
 
 CPU = torch.device("cpu")
 LENGTH = 1003  # not divisible by 2, 3 or 4
@@ -249,6 +251,31 @@ def test_central_cpu_of_gpus_exchanges_over_gloo(monkeypatch):
     assert carried == [("gloo beside nccl", "cpu")] * 2
     Reduction(members, 2, "central", meta)
     assert made == ["gloo"]
+
+
+def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches_who_waits(monkeypatch):
+    monkeypatch.setattr(group.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(group.dist, "get_world_size", lambda: 2)
+    members = group.Processes(CPU, Monitor())
+    may, done = threading.Event(), []
+
+    def fail():
+        raise PeerLostError("lost")
+
+    waits = [members.start(work) for work in (may.wait, lambda: done.append(threading.current_thread()), fail)]
+    assert not done  # `start` has returned although the first work waits
+    may.set()
+    waits[1]()
+    assert done[0] is not threading.current_thread()
+    assert done[0].daemon  # so that a process can end while another one does not answer
+    with pytest.raises(PeerLostError, match="lost"):
+        waits[2]()
+    members.start(lambda: done.append(0))()
+    assert done[1:] == [0]
+    gpu = group.Processes(torch.device("meta"), Monitor())  # another device: at once, in this thread
+    assert not gpu.overlaps
+    gpu.start(lambda: done.append(threading.current_thread()))
+    assert done[2] is threading.current_thread()
 
 
 COUNTING = """

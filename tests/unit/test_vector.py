@@ -5,7 +5,8 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import pytest
 import torch
 
-from lockstep.core.vector import ControlFlags, Layout
+from lockstep.core import vector
+from lockstep.core.vector import ControlFlags, Filling, Layout
 from lockstep.errors import STOP_SIGNALS
 
 
@@ -41,13 +42,72 @@ def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece(
     metrics.requests[:] = torch.tensor(ControlFlags(SIGTERM, save=True).flags())
     metrics.non_finite[2] = 1.0
     metrics.digest[1] = torch.tensor([1.0, 2.0, 3.0])
-    vector = torch.empty(layout.length)
-    layout.pack(vector, layout.whole, gradients)
-    layout.pack_rest(vector, buffer_deltas, sums)
-    of_gradients, of_buffer_deltas, of_metrics = layout.unpack(vector)
+    values = torch.empty(layout.length)
+    layout.pack(values, layout.whole, gradients)
+    layout.pack_rest(values, buffer_deltas, sums)
+    of_gradients, of_buffer_deltas, of_metrics = layout.unpack(values)
     assert torch.equal(of_gradients, torch.cat([gradients[0].flatten(), gradients[1].float()]))
     assert torch.equal(of_buffer_deltas, buffer_deltas[0])
     assert of_metrics.read() == (ControlFlags(SIGTERM, save=True), [2], [])
     assert of_metrics.read(torch.tensor(True), torch.tensor(False))[2] == [True, False]
     assert of_metrics.digest.tolist() == [[0.0] * 3, [1.0, 2.0, 3.0], [0.0] * 3]
     assert layout.length == 9 + 4 + layout.metric_length
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """A layout of 5 parameters, whose vector has a part of parameters 3 and 4, one of 2, and one of the rest."""
+    monkeypatch.setattr(vector, "LEAST_PART", 5)
+    monkeypatch.setattr(vector, "MOST_PARTS", 100)
+    return Layout({str(n): torch.zeros(n) for n in (1, 2, 6, 4, 3)}, {"mean": torch.zeros(4)}, towers=2)
+
+
+def test_parts_cover_a_vector_from_its_end_and_are_not_small_or_many(in_parts, monkeypatch):
+    first = in_parts.length - 7
+    assert in_parts.parts == [
+        (slice(first, in_parts.length), range(3, 5)),
+        (slice(first - 6, first), range(2, 3)),
+        (slice(0, first - 6), range(2)),
+    ]
+    assert in_parts.whole == (slice(0, in_parts.length), range(5))
+    monkeypatch.setattr(vector, "LEAST_PART", 1 << 18)
+    small = Layout({"v": torch.zeros(9), "w": torch.zeros(9)}, {}, towers=1)
+    assert small.parts == [small.whole]
+    monkeypatch.setattr(vector, "LEAST_PART", 1)
+    monkeypatch.setattr(vector, "MOST_PARTS", 4)
+    assert len(Layout({str(n): torch.zeros(100) for n in range(50)}, {}, towers=1).parts) == 4
+
+
+@pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [0, 1, 2, 3, 4], [3, 2, 4], []], ids=str)
+def test_a_part_is_complete_when_all_its_gradients_are_there_and_may_change_at_once(in_parts, order):
+    gradients = [torch.full((n,), float(n)) for n in (1, 2, 6, 4, 3)]
+    told = []
+
+    def complete(values, part):
+        told.append((len(found), part))
+        values[part] *= 2  # as a reduction does, beside the backward pass
+
+    filling, found = Filling(in_parts, torch.device("cpu"), complete), []
+    for number in order:
+        found.append(number)
+        filling.found(number, gradients[number])
+    filling.finish(gradients, [torch.ones(4)], torch.zeros(in_parts.metric_length), tower=1)
+    assert [part for _, part in told] == [part.values for part in in_parts.parts]
+    then = {"[4, 3, 2, 1, 0]": [2, 3, 5], "[3, 2, 4]": [3, 3, 3]}.get(str(order), [len(order)] * 3)
+    assert [count for count, _ in told] == then
+    values, buffer_deltas, metrics = in_parts.unpack(filling.values)
+    assert torch.equal(values, 2 * torch.cat(gradients))
+    assert torch.equal(buffer_deltas, torch.full((4,), 2.0))
+    assert metrics.non_finite.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("bad", range(5))
+def test_a_gradient_that_is_not_finite_is_noted_whichever_part_it_is_in(in_parts, bad):
+    gradients = [torch.ones(n) for n in (1, 2, 6, 4, 3)]
+    gradients[bad][-1] = torch.inf
+    for complete in (None, lambda values, part: values[part].zero_() if part.start else None):
+        filling = Filling(in_parts, torch.device("cpu"), complete)
+        for number in reversed(range(5)):
+            filling.found(number, gradients[number])
+        filling.finish(gradients, [torch.ones(4)], torch.zeros(in_parts.metric_length), tower=1)
+        assert in_parts.unpack(filling.values)[2].non_finite.tolist() == [0, 1]

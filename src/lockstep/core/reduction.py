@@ -29,10 +29,10 @@ class Reduction:
 
     `kind` is a name in `config.placement.REDUCTIONS`:
 
-    tree: First within each host, then between hosts (`_Level`): each of W processes owns 1/W of the vector. It sends
-        every other process that process's slice of its nodes, adds the slices that it receives, and sends the sum to
-        every other process. Between hosts, a host sends the sums of its processes, so a value crosses a link once for
-        each host, not once for each process. The vector goes in parts, while the last tower still computes.
+    tree: The processes of a host add their nodes, then hosts add the sums of theirs (`_levels`). In either step each
+        member owns a slice of the vector: it receives this slice of all other members' nodes, adds them, and in the
+        end sends the sum to all of them. So a value crosses a link once for each host, not once for each process. The
+        vector goes in parts, while the last tower still computes.
     central: Process 0 receives all nodes, adds them and sends the total back.
     central-cpu: Like central, but all vectors are copied to the CPU first, and the total is copied to the device at the
         end. Not yet run on a GPU.
