@@ -1,6 +1,6 @@
 """Peak memory of each recipe, and what it is made of: `python -m benchmarks.memory --data DIR`.
 
-Each recipe trains 5 steps and is evaluated, on one process, in both arithmetics if its own is portable. The program
+Each recipe trains 2 steps and is evaluated, on one process, in both arithmetics if its own is portable. The program
 notes its resident memory when torch and Lockstep are loaded, when the dataset is read, and when the model and its state
 are made; then its peak after the steps, and after the evaluation. CIFAR-10 and MNIST are the real ones. CIFAR-100 has
 random images of the same number and size; a folder has 80 random photos.
@@ -17,7 +17,7 @@ from benchmarks.common import data_option, options, parsed, record_of, save
 from benchmarks.gpu_check import FOLDERS, IMPORTS, make_photos
 from lockstep.recipes import RECIPES, get_recipe
 
-STEPS = 5
+STEPS = 2
 STAGES = ("torch and Lockstep", "dataset", "model and state", "steps", "evaluation")
 CHILD = """
 import json, sys
@@ -65,7 +65,7 @@ def cifar100() -> dict[str, Any]:
 
 def measured(recipe: str, arithmetic: str, data: Path | None, folder: Path) -> list[int]:
     """Return the bytes after each of STAGES. `folder` has photos/, and receives the runs."""
-    where: list[object] = [*data_option(data)]
+    where: list[object] = [] if recipe == "digits" else [*data_option(data)]
     if recipe == "cifar100":
         where = ["--dataset", "benchmarks.memory:cifar100"]
     if recipe in FOLDERS:

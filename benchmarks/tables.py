@@ -5,6 +5,7 @@ measurements in the recipes' docstrings, and fails if a published number differs
 """
 
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -309,9 +310,13 @@ def of_peers(model: str) -> list[Figure]:
 def costs() -> str:
     """Return the sections on the cost of loop, exactness, start, input and summaries."""
     loop, exact, summaries = rows_of("overhead"), load("throughput"), load("summaries")
+    precision = {"start to first step, digits": "float32", "import lockstep": "none"}
     today = [
         *(over(name, row, TIMES, "bfloat16", "overhead") for name, row in loop.items()),
-        *(over(name, row, START_SECONDS, "bfloat16", "start") for name, row in rows_of("start").items()),
+        *(
+            over(name, row, START_SECONDS, precision.get(name, "bfloat16"), "start")
+            for name, row in rows_of("start").items()
+        ),
         over("`import torch` alone", load("start")["import_torch_s"], START_SECONDS, "none", "start"),
         *(over(name, row, TIMES, "bfloat16", INPUT) for name, row in rows_of(INPUT).items()),
     ]
@@ -375,6 +380,28 @@ part after the backward pass; the share that is hidden is the difference. The pr
 
 | hosts x processes, link | images/s | DDP | ratio | MB a step | DDP | wait ms | one part | hidden | prediction |
 |---|---|---|---|---|---|---|---|---|---|
+{chr(10).join(lines)}
+"""
+
+
+def memory() -> str:
+    """Return the section on memory."""
+    lines = []
+    for name, stages in load("memory")["bytes"].items():
+        mib = [round(value / 2**20) for value in stages.values()]
+        added = [mib[0], *(after - before for before, after in pairwise(mib))]
+        lines.append(f"| {name} | {' | '.join(f'{value:,}' for value in [*added, mib[-1]])} |")
+    return f"""## Memory
+
+MiB of resident memory of one process with one thread, in a run of {load("memory")["steps"]} steps: what torch and
+Lockstep take, and what the dataset, the model with its state (master weights, optimizer, averages), the steps and the
+evaluation add to it; then the peak. Steps hold vectors, the activations of one tower and the next batch. Every process
+takes as much, except that all processes of a host share the pages of a dataset that is read from a file.
+
+{command("memory")} on {machine("memory")} ({link("memory")}), n = 1:
+
+| recipe, arithmetic | libraries | dataset | model and state | steps | evaluation | peak |
+|---|---|---|---|---|---|---|
 {chr(10).join(lines)}
 """
 
@@ -508,8 +535,8 @@ def survival() -> str:
 def document() -> str:
     """Return the text of docs/results.md."""
     parts = (
-        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, links, costs, safety, one_result,
-        loss_of_mnist,
+        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, links, costs, memory, safety,
+        one_result, loss_of_mnist,
     )  # fmt: skip
     return "\n".join([introduction(), *(part() for part in parts), NOT_MEASURED])
 

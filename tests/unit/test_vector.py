@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from lockstep.core import vector
+from lockstep.core.network import Network
 from lockstep.core.vector import ControlFlags, Filling, Layout
-from lockstep.errors import STOP_SIGNALS
+from lockstep.errors import STOP_SIGNALS, LockstepError
+from lockstep.recipes import get_recipe
 
 
 @pytest.mark.parametrize("save", [False, True])
@@ -111,3 +113,43 @@ def test_a_gradient_that_is_not_finite_is_noted_whichever_part_it_is_in(in_parts
             filling.found(number, gradients[number])
         filling.finish(gradients, [torch.ones(4)], torch.zeros(in_parts.metric_length), tower=1)
         assert in_parts.unpack(filling.values)[2].non_finite.tolist() == [0, 1]
+
+
+class Pieces(torch.autograd.Function):
+    """x * w * w, whose backward pass asks autograd for the gradient of w on its way."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w * w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        with torch.enable_grad():
+            torch.autograd.grad((x.detach() * w).sum(), w)  # one of its two factors
+        return gradient * w * w, gradient * 2 * x * w
+
+
+def test_a_gradient_that_is_computed_in_pieces_is_refused_and_one_that_is_none_is_zero(in_parts):
+    recipe = get_recipe("digits")
+    network = Network(recipe, Nested(), (1, 8, 8), torch.device("cpu"))
+    layout = Layout(network.parameters, {}, 1)
+    assert len(layout.parts) == 2
+    filling = Filling(layout, torch.device("cpu"), lambda values, part: None)
+    gradients = network.gradients(network(torch.ones(2, 1, 8, 8)).sum(), filling.found)
+    with pytest.raises(LockstepError, match=r"parameter 1 \(from 0\) in several pieces.*--reduction central"):
+        filling.finish(gradients, [], torch.zeros(layout.metric_length), 0)
+    filling = Filling(in_parts, torch.device("cpu"), lambda values, part: None)
+    filling.found(4, None)
+    filling.finish([torch.ones(n) for n in (1, 2, 6, 4, 3)], [], torch.zeros(in_parts.metric_length), 0)
+
+
+class Nested(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(64))
+        self.w = torch.nn.Parameter(torch.full((64,), 2.0))
+
+    def forward(self, images):
+        return Pieces.apply(images.flatten(1) * self.first, self.w)

@@ -139,8 +139,8 @@ def exchange_s(kind: str, devices: int, size: int, link: Link, parts: int = 1) -
 def wait_s(exchange: float, step_s: float, parts_bytes: Sequence[int]) -> float:
     """Return the seconds of an exchange that a step of `step_s` seconds does not hide.
 
-    All parts of the vector but the last one are exchanged during the backward pass, which is two of the three products
-    of a step.
+    All parts of the vector but the last one are exchanged during the backward pass: at best two thirds of a step, which
+    has two of three matrix products there.
     """
     last = parts_bytes[-1] / sum(parts_bytes)
     return max(last * exchange, exchange - (2 / 3 * step_s if len(parts_bytes) > 1 else 0.0))
@@ -183,7 +183,7 @@ def assumptions(step_s: float, parts_bytes: Sequence[int], kind: str, link: Link
     }[kind]
     size = sum(parts_bytes)
     hidden = (
-        "the backward pass, two thirds of computing, hides the exchange of all but "
+        "the backward pass, at best two thirds of a step, hides the exchange of all but "
         f"{parts_bytes[-1] / size:.0%} of the vector"
         if len(parts_bytes) > 1
         else "computing and exchange do not overlap"

@@ -45,7 +45,8 @@ class Group:
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         """Begin `work`, which exchanges. Return a function that waits until it is done, and raises what it raised.
 
-        Work is done in the order in which it was begun. Until all is done, no other method may be called.
+        Work is done in the order in which it was begun. After one has failed, later work is not done and fails too.
+        Until all is done, no other method may be called.
         """
         work()
         return lambda: None
@@ -135,13 +136,20 @@ Work = tuple[Callable[[], None], Future[None]]
 
 
 def _do_all(begun: "SimpleQueue[Work]") -> None:
-    """Do all work, in order."""
+    """Do all work, in order, up to one that fails: after it, messages of later work would meet those it left out."""
+    failure: BaseException | None = None
     while True:
         work, done = begun.get()
         try:
-            done.set_result(work())
+            if failure is None:
+                work()
         except BaseException as error:
-            done.set_exception(error)
+            failure = error
+        if failure is None:
+            done.set_result(None)
+        else:
+            done.set_exception(failure)
+        del work, done  # and with them a vector
 
 
 class Processes(Group):
@@ -186,7 +194,7 @@ class Processes(Group):
 
     def hosts(self) -> list[int]:
         """Return a number for the host of each process."""
-        return [int(host) for host in self.gather(torch.tensor(hardware.host()))]
+        return self.gather(torch.tensor(hardware.host())).tolist()
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         """Begin `work`: on CPUs in a thread of its own, beside what this process computes."""
@@ -205,7 +213,7 @@ class Processes(Group):
         """Send and receive."""
         if not sends and not receives:
             return
-        # Receives first: gloo tells the sender of each, on the connection that what is sent would fill, so that both
+        # Receives first: gloo asks the sender for each, and the question would wait behind the data of a send. So both
         # directions of a link are busy at once.
         operations = [dist.P2POp(dist.irecv, tensor, peer, self._backend) for peer, tensor in receives]
         operations += [dist.P2POp(dist.isend, tensor, peer, self._backend) for peer, tensor in sends]

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -114,20 +114,18 @@ class Network:
             raise
         return logits
 
-    def gradients(self, loss: Tensor, found: Callable[[int, Tensor], None] | None = None) -> list[Tensor]:
+    def gradients(self, loss: Tensor, found: Callable[[int, Tensor | None], None] | None = None) -> list[Tensor]:
         """Return the gradient of `loss` for every parameter: zeros if it is frozen or has no part in the loss.
 
         `found` gets the number of a parameter and its gradient as soon as the backward pass has it.
         """
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        hooks = [
-            parameter.register_hook(partial(found, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(self.parameters.values())
-            if found and parameter.requires_grad
-        ]
-        values = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
-        for hook in hooks:
-            hook.remove()
+        with ExitStack() as hooks:
+            for number, parameter in enumerate(self.parameters.values()):
+                if found and parameter.requires_grad:
+                    hook = parameter.register_hook(partial(found, number))  # type: ignore[no-untyped-call]
+                    hooks.enter_context(hook)
+            values = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
         by_name = dict(zip(trained, values, strict=True))
         return [by_name[name] if name in by_name else torch.zeros_like(p) for name, p in self.parameters.items()]
 

@@ -5,7 +5,6 @@ are. So the sum has the same bits on any number of them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.core.tree import Node, add_leaves, add_nodes, cover, path
@@ -31,8 +30,8 @@ class Reduction:
 
     tree: The processes of a host add their nodes, then hosts add the sums of theirs (`_levels`). In either step each
         member owns a slice of the vector: it receives this slice of all other members' nodes, adds them, and in the
-        end sends the sum to all of them. So a value crosses a link once for each host, not once for each process. The
-        vector goes in parts, while the last tower still computes.
+        end sends the sum to all of them. So a value crosses a link once for each host, not once for each process, if
+        the towers of a host are one node. The vector goes in parts, while the last tower still computes.
     central: Process 0 receives all nodes, adds them and sends the total back.
     central-cpu: Like central, but all vectors are copied to the CPU first, and the total is copied to the device at the
         end. Not yet run on a GPU.
@@ -60,7 +59,7 @@ class Reduction:
         self._levels = _levels(group.process, group.hosts(), self._nodes, towers) if self._by_tree else []
         self._total = {"central": self._central, "central-cpu": self._central, "allreduce": self._allreduce}.get(kind)
         self._sums: list[Tensor] = []  # of this process's nodes but the last one
-        self._left: list[Tensor] = []  # the sums to which the last tower's vector is added
+        self._left: list[Tensor] = []  # of the nodes to the left of the last tower, to which its vector is added
         self._begun: list[Callable[[], object]] = []  # functions that wait until a part is exchanged
         self._buffers: dict[object, Tensor] = {}
 
@@ -72,7 +71,6 @@ class Reduction:
         """
         leaves = (vector.cpu() for vector in vectors) if self._on_cpu else iter(vectors)
         *nodes, last = self._nodes[self._group.process]
-        self._begun = []
         self._sums = [add_leaves(node, leaves) for node in nodes]
         self._left = [add_leaves(node, leaves) for node in path(last)]
         vector = next(leaves)
@@ -85,6 +83,7 @@ class Reduction:
         else:
             own = self._own(vector, slice(0, vector.numel()))
             total = self._total(own) if self._total and self._peers else own[0]  # One process owns the tree's root.
+        self._sums, self._left, self._begun = [], [], []  # So no vector stays in memory.
         return total if self._device is None else total.to(self._device)
 
     def complete(self, vector: "Tensor", part: slice) -> None:
@@ -123,8 +122,7 @@ class Reduction:
         )
         here = {node: value[own] for node, value in values.items()}
         here |= {node: row for (_, node), row in zip(theirs, rows, strict=True)}
-        if own.stop > own.start:
-            self._add(inner, {node: add_nodes(node, here) for node in level.sums}, total[own], part)
+        self._add(inner, {node: add_nodes(node, here) for node in level.sums}, total[own], part)
         self._exchange(
             sends=[(level.members[i], total[own]) for i in others],
             receives=[(level.members[i], total[slices[i]]) for i in others],
@@ -164,40 +162,41 @@ class Reduction:
 
 
 class _Level(NamedTuple):
-    """A step of the exchange: its members add their nodes, each one a slice of the vector.
+    """A step of the exchange, in which each member owns a slice of the vector and adds the nodes of all members there.
 
-    members: the processes. place: this process's place among them. nodes: what each of them has. sums: the nodes that
-    are sums of theirs. owners: how many of them, from the first on, own a slice.
+    members: the processes. place: this process's place among them. nodes: the nodes that each member has before. sums:
+    the nodes that they have afterwards.
     """
 
     members: list[int]
     place: int
     nodes: list[list[Node]]
     sums: list[Node]
-    owners: int
 
     def slices(self, length: int) -> list[slice]:
-        """Return each member's slice of `length` values, which is empty for those that own none."""
-        ends = [length * min(i, self.owners) // self.owners for i in range(len(self.members) + 1)]
-        return [slice(*pair) for pair in pairwise(ends)]
+        """Return each member's slice of `length` values."""
+        count = len(self.members)
+        return [slice(length * i // count, length * (i + 1) // count) for i in range(count)]
 
 
 def _levels(process: int, hosts: Sequence[int], nodes: list[list[Node]], towers: int) -> list[_Level]:
     """Return the steps of the exchange: within this process's host, then between hosts.
 
-    `hosts` has the number of each process's host, `nodes` what each process has. Processes own slices as far as each
-    host has one: the first of every host add their slices, so do the second, and so on.
+    `hosts` has the number of each process's host, `nodes` what each process has. Between hosts, the first processes of
+    all hosts add their slices, so do the second, and so on. If some hosts have more processes than others, there is one
+    step, in which all processes are members.
     """
     by_host = [[p for p, host in enumerate(hosts) if host == one] for one in dict.fromkeys(hosts)]
+    if len(set(map(len, by_host))) > 1:
+        by_host = [[p] for p in range(len(hosts))]
     sums = [cover(towers, {t for p in host for node in nodes[p] for t in range(*node)}) for host in by_host]
     number = next(i for i, host in enumerate(by_host) if process in host)
-    here, owners = by_host[number], min(map(len, by_host))
-    index, levels = here.index(process), []
-    if max(map(len, by_host)) > 1:
-        levels.append(_Level(here, index, [nodes[p] for p in here], sums[number], owners))
-    if len(by_host) > 1 and index < owners:
-        members = [host[index] for host in by_host]
-        levels.append(_Level(members, number, sums, [(0, towers)], len(by_host)))
+    here, levels = by_host[number], []
+    place = here.index(process)
+    if len(here) > 1:
+        levels.append(_Level(here, place, [nodes[p] for p in here], sums[number]))
+    if len(by_host) > 1:
+        levels.append(_Level([host[place] for host in by_host], number, sums, [(0, towers)]))
     return levels
 
 

@@ -33,7 +33,7 @@ def cover(towers: int, owned: Collection[int]) -> list[Node]:
 
 
 def path(node: Node) -> list[Node]:
-    """Return the nodes that are added from the right to the last tower of `node`: those left of it, in order."""
+    """Return the left child of `node`, of its right child, and so on down to its last tower."""
     low, high = node
     return [] if high == low + 1 else [(low, middle(low, high)), *path((middle(low, high), high))]
 

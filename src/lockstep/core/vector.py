@@ -1,6 +1,6 @@
 """The flat vector of a tower: all that a step adds over towers, so that one reduction carries everything.
 
-A vector is float32 [metric sums | buffer_deltas | gradient sums]. Statistics are the changes that a step makes to the
+A vector is float32 [metric sums | buffer_deltas | gradient sums]. The deltas are the changes that a step makes to the
 floating-point buffers (batch norm's running averages). ControlFlags to stop or save travel as metrics, so every process
 reads the same requests after the same step. The backward pass computes the last gradients first, so a vector is filled
 from its end to its start, and can be exchanged in parts.
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from lockstep.core import digest
-from lockstep.errors import STOP_SIGNALS
+from lockstep.errors import STOP_SIGNALS, LockstepError
 
 CPU_S_MODULUS = 4096.0  # Below it, float32 resolves half a millisecond.
 UNKNOWN = -1.0  # in place of a GPU's utilisation
-# Every part of a vector costs messages. So it has at least 1 MiB, and the vector has about 8 parts at most.
+# Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are about 8 at most.
 LEAST_PART, MOST_PARTS = 1 << 18, 8
 
 
@@ -166,16 +166,28 @@ class Filling:
         self._found: dict[int, Tensor] = {}
         self._finite: list[Tensor] = []  # of each part that is filled, bool []
 
-    def found(self, number: int, gradient: Tensor) -> None:
+    def found(self, number: int, gradient: Tensor | None) -> None:
         """Take the gradient of a parameter, and fill the parts that are complete with it, but for the last one."""
-        self._found[number] = gradient
+        if gradient is None:  # A function of the model says so for a parameter that has no part in the loss.
+            return
+        self._found.setdefault(number, gradient)
         for part in self._parts[len(self._finite) : -1]:
             if not all(each in self._found for each in part.parameters):
                 return
             self._fill(part)
 
     def finish(self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], metrics: Tensor, tower: int) -> None:
-        """Fill the parts that are left."""
+        """Fill the parts that are left.
+
+        Raises: LockstepError if another gradient than a parameter's own was `found`.
+        """
+        for part in self._parts[: len(self._finite)]:
+            for number in part.parameters:
+                if self._found[number] is not gradients[number]:
+                    raise LockstepError(
+                        f"a layer computes the gradient of parameter {number} (from 0) in several pieces, so it cannot "
+                        "be exchanged during the backward pass: give --reduction central"
+                    )
         self._found = dict(enumerate(gradients))
         *others, last = self._parts[len(self._finite) :]
         for part in others:

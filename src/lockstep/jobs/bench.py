@@ -57,9 +57,12 @@ class ConstantInput(Dataset):
 class NoExchange(Reduction):
     """A reduction that adds only this process's vectors, so that processes do not exchange any ("independent")."""
 
+    def __init__(self, group: Group, towers: int, kind: str, device: torch.device) -> None:
+        super().__init__(group, towers, kind, device)
+        self.in_parts = False
+
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
         """Return the sum of this process's vectors."""
-        self.in_parts = False
         leaves = iter(vectors)
         total = next(leaves)
         for vector in leaves:
@@ -186,7 +189,9 @@ def bench(spec: BenchSpec, ctx: Context) -> Record:
 
 def _parts(spec: BenchSpec, tower: Tower, device: torch.device) -> list[Part]:
     """Return the parts in which several processes exchange the vector."""
-    return tower.layout.parts if spec.placement.reduction == "tree" and device.type == "cpu" else [tower.layout.whole]
+    # A compiled backward pass has all gradients at once.
+    in_parts = spec.placement.reduction == "tree" and device.type == "cpu" and not spec.recipe.compile
+    return tower.layout.parts if in_parts else [tower.layout.whole]
 
 
 def _speed(batch: int, timed: Sequence[TimedSteps], group: Group) -> Record:
