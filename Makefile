@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 
 help: ## print this list
 	@echo "Targets (each one sets up $(VENV) first if it needs to):"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 
 train: $(VENV)/ready ## train a classifier of handwritten digits, in seconds
 	$(RUN)/lockstep train

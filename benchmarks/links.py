@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.namespaces import INTERFACE, Hosts, reason
 
-from benchmarks.common import bench, options, parsed, save, spread
+from benchmarks.common import RESULTS, bench, options, parsed, save, spread
 from lockstep.bench.analysis import Link, exchange_s, wait_s
 
 ROOT = Path(__file__).parents[1]
@@ -106,11 +106,13 @@ def measured(hosts: Hosts, per_host: int, model: str, data: Path, first: bool) -
 
 def main() -> None:
     parser = options(__doc__, "CIFAR-10 and MNIST")
-    parser.add_argument("--only", default="", help="the cases whose name contains this")
+    parser.add_argument("--only", default="", help="the cases whose name contains this; the record keeps others")
     args = parsed(parser)
     if problem := reason():
         raise SystemExit(problem)
-    cases: dict[str, Any] = {}
+    name = f"links{'-quick' * args.quick}"
+    file = RESULTS / f"{name}.json"
+    cases: dict[str, Any] = json.loads(file.read_text())["cases"] if args.only and file.exists() else {}
     for model in MODELS:
         alone = bench(model, "--no-portable", "--processes", 1, "--steps", 5, data=args.data)
         for shape, (count, per_host) in SHAPES.items():
@@ -126,7 +128,7 @@ def main() -> None:
                         rounds.append(measured(hosts, per_host, model, args.data.absolute(), number == 0))
                 cases[case] = summary(rounds, count, rate, alone["parts_bytes"])
                 print(*(f"    {key} {cases[case][key]}" for key in ("hidden", "predicted")), sep="\n", flush=True)
-    save(f"links{'-quick' * args.quick}", {"cases": cases})
+                save(name, {"cases": cases})
 
 
 def summary(rounds: list[dict[str, dict[str, float]]], hosts: int, rate: int, parts: list[int]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from lockstep.config.placement import Placement
@@ -27,7 +28,8 @@ class Profile:
         """Start to record if `step` is the first one to record. Call it immediately before the step."""
         if step == self._first:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._gpu else [])]
-            self._profiler = profile(activities=activities, acc_events=True)
+            threads = _ExperimentalConfig(profile_all_threads=True)  # one of them exchanges, see core/group.py
+            self._profiler = profile(activities=activities, acc_events=True, experimental_config=threads)
             self._profiler.start()
 
     def after(self, steps: int) -> None:
