@@ -133,7 +133,8 @@ def save(name: str, record: dict[str, Any]) -> None:
     machine = {"cpu": hardware.processor(), "cores": hardware.cores(), "system": platform.platform()}
     versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}}
     program = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
-    command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *sys.argv[1:]])
+    words = ["DIR" if word.startswith("/") else word for word in sys.argv[1:]]  # a folder of this machine says nothing
+    command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *words])
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps({"command": command, "machine": machine, "versions": versions, **record}, indent=1)
     (RESULTS / f"{name}.json").write_text(text + "\n")

@@ -55,7 +55,15 @@ def assert_equals_reference(kernel, plain, inputs):
 # they are compared, to the bit, with the same kernel followed by torch's pool.
 @pytest.mark.parametrize(
     ("channels", "kernel", "padding", "pool", "side"),
-    [(3, 5, 2, (3, 2), 8), (1, 5, 0, (2, 2), 12), (64, 3, 0, None, 8), (64, 3, 1, (2, 2), 9)],
+    [
+        (3, 5, 2, (3, 2), 8),
+        (1, 5, 0, (2, 2), 12),
+        (64, 3, 0, None, 8),
+        (64, 3, 1, (2, 2), 9),
+        (64, 5, 2, None, 8),
+        (64, 5, 2, (3, 2), 9),
+        (64, 5, 0, None, 7),
+    ],
 )
 def test_conv_relu_equals_its_reference(monkeypatch, channels, kernel, padding, pool, side):
     small_chunks(monkeypatch, side)
@@ -159,16 +167,23 @@ def test_not_a_number_stays_not_a_number():
             assert conv_relu(x, torch.ones(1, 1, 1, 1), torch.zeros(1), (0, 0, 0, 0), (2, 2)).isnan().all()
 
 
-@pytest.mark.parametrize(("side", "tile"), [(2, 2), (6, 3), (8, 4)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 0.02)])
-def test_winograd_is_as_exact_as_documented(side, tile, dtype, tolerance):
+@pytest.mark.parametrize(
+    ("filters", "side", "tile", "dtype", "tolerance"),
+    [
+        *((3, side, tile, torch.float32, 5e-6) for side, tile in ((2, 2), (6, 3), (8, 4))),
+        *((3, side, tile, torch.bfloat16, 0.02) for side, tile in ((2, 2), (6, 3), (8, 4))),
+        (5, 12, 4, torch.float32, 5e-6),
+    ],
+)
+def test_winograd_is_as_exact_as_documented(filters, side, tile, dtype, tolerance):
     torch.manual_seed(0)
+    padding = (filters // 2,) * 4
     x = torch.randn(4, 64, side, side).to(dtype).to(memory_format=torch.channels_last)
-    weight = (0.05 * torch.randn(96, 64, 3, 3)).to(dtype)
+    weight = (0.05 * torch.randn(96, 64, filters, filters)).to(dtype)
     exact = [t.double().requires_grad_() for t in (x, weight)]
-    expected = reference.conv(*exact, (1, 1, 1, 1))
+    expected = reference.conv(*exact, padding)
     upstream = torch.randn_like(expected).to(dtype)
-    convolution = Winograd(x.shape, weight, (1, 1, 1, 1))
+    convolution = Winograd(x.shape, weight, padding)
     assert convolution.tile == tile
     out = torch.empty(expected.shape, dtype=dtype)
     saved = convolution.forward(x, out)
@@ -183,7 +198,10 @@ def test_winograd_is_used_where_it_is_faster(monkeypatch):
     assert winograd.applies(x, weight)
     assert not winograd.applies(x[:, :32], weight[:, :32])
     assert not winograd.applies(x, weight[:32])
-    assert not winograd.applies(x, torch.empty(64, 64, 5, 5))
+    assert winograd.applies(x, torch.empty(64, 64, 5, 5))
+    assert not winograd.applies(x, torch.empty(64, 64, 4, 4))
+    assert not winograd.applies(x, torch.empty(64, 64, 3, 5))
+    assert not winograd.applies(x.bfloat16(), torch.empty(64, 64, 5, 5).bfloat16())
     assert not winograd.applies(x.half(), weight.half())
     assert not winograd.applies(x.to("meta"), weight)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})

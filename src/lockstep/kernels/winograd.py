@@ -1,13 +1,13 @@
-"""3x3 convolutions with a quarter to a half of the multiplications (Winograd's scheme).
+"""3x3 and 5x5 convolutions with a sixth to a half of the multiplications (Winograd's scheme).
 
-F(m x m, 3x3) computes m x m outputs from t x t inputs, where t = m + 2 and neighbouring tiles overlap by two:
-y = A'[(G w G') * (B' x B)]A needs t * t multiplications, a direct convolution 9 * m * m. Summed over channels, they
+F(m x m, r x r) computes m x m outputs from t x t inputs, where t = m + r - 1 and neighbouring tiles overlap by r - 1:
+y = A'[(G w G') * (B' x B)]A needs t * t multiplications, a direct convolution r * r * m * m. Summed over channels, they
 become t * t matrix products. The transforms are small matrix products too, with the Kronecker products of A, B and G
 with themselves. The scheme pays off with many channels, because the transforms are passes over memory.
 
-Source: Lavin and Gray (2016), Fast Algorithms for Convolutional Neural Networks. The interpolation points for m = 3 and
-4 come from a search for the smallest rounding error in bfloat16: 0.4, 1.1 and 1.3 % of the result's norm for m = 2, 3
-and 4. The gradients are those of the formula.
+Source: Lavin and Gray (2016), Fast Algorithms for Convolutional Neural Networks. The interpolation points for r = 3 and
+m = 3 and 4 come from a search for the smallest rounding error in bfloat16: 0.4, 1.1 and 1.3 % of the result's norm for
+m = 2, 3 and 4. Those for r = 5 come from the same search in float32. The gradients are those of the formula.
 """
 
 from collections.abc import Iterator
@@ -23,24 +23,32 @@ from torch import Tensor
 from lockstep.kernels import portable
 from lockstep.kernels.reference import Padding
 
-_POINTS = {2: (0.0, 1.0, -1.0), 3: (0.0, 0.5, -1.0, 1.75), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # infinity is implied
+# By r and m; infinity is implied.
+_POINTS = {
+    3: {2: (0.0, 1.0, -1.0), 3: (0.0, 0.5, -1.0, 1.75), 4: (0.0, 0.75, -0.75, 1.5, -1.5)},
+    5: {4: (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0)},
+}
 _CHUNK_BYTES = 9 * 2**19  # of the larger of a layer's transformed tensors: about the size of a core's caches
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:
-    """Return whether Winograd's scheme is faster for the convolution of `x` [b, C, H, W] by `weight`.
+    """Return whether Winograd's scheme is faster for the convolution of `x` [b, C, H, W] by `weight`, and exact enough.
 
-    It is for 3x3 filters and 64 channels or more on a CPU. An exception is bfloat16 on a CPU with matrix units (AMX):
-    they make the products so fast that the transforms would take most of the time. Portable arithmetic does not use it,
-    because its transforms are not exact.
+    It is for 3x3 and 5x5 filters and 64 channels or more on a CPU. An exception is bfloat16: in 5x5 filters the
+    transforms would lose 7 % of the result's norm, and where a CPU has matrix units (AMX), they make the products so
+    fast that the transforms would take most of the time. Portable arithmetic does not use it, because its transforms
+    are not exact.
     """
+    side = weight.shape[2]
+    if x.dtype == torch.bfloat16 and (side > 3 or torch.cpu.get_capabilities().get("amx_tile", False)):
+        return False
     return (
         x.device.type == "cpu"
         and not portable.is_active()
-        and tuple(weight.shape[2:]) == (3, 3)
+        and tuple(weight.shape[2:]) == (side, side)
+        and side in _POINTS
         and min(weight.shape[:2]) >= 64
         and x.dtype != torch.float16
-        and not (x.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_tile", False))
     )
 
 
@@ -58,16 +66,18 @@ class Winograd:
         self._channels, self._dtype = weight.shape[1::-1], weight.dtype
         self._wide_dtype = torch.promote_types(weight.dtype, torch.float32)
         self._size, self._offset = shape[2:], (top, left)
-        self._out = (shape[2] + top + bottom - 2, shape[3] + left + right - 2)
-        self.tile = m = min(_POINTS, key=lambda m: prod(-(-n // m) for n in self._out) * (m + 2) ** 2)
+        side = weight.shape[2]
+        self._overlap = side - 1
+        self._out = (shape[2] + top + bottom - self._overlap, shape[3] + left + right - self._overlap)
+        self.tile = m = min(_POINTS[side], key=lambda m: prod(-(-n // m) for n in self._out) * (m + self._overlap) ** 2)
         self._tiles = tuple(-(-n // m) for n in self._out)
         self._spans = list(product(*(_spans(extent, m) for extent in self._out)))
-        self._t = m + 2
-        self._input_transform, self._output_transform = (_transform(m, i, weight.dtype) for i in (0, 1))
-        self._filter_transform = _transform(m, 2, self._wide_dtype)
-        per_image = 2 * self._t**2 * prod(self._tiles) * max(self._channels)
+        self._t = m + self._overlap
+        self._input_transform, self._output_transform = (_transform(side, m, i, weight.dtype) for i in (0, 1))
+        self._filter_transform = _transform(side, m, 2, self._wide_dtype)
+        per_image = weight.element_size() * self._t**2 * prod(self._tiles) * max(self._channels)
         self.images = max(1, _CHUNK_BYTES // per_image)
-        flat = weight.permute(2, 3, 1, 0).reshape(9, -1)
+        flat = weight.permute(2, 3, 1, 0).reshape(side**2, -1)
         self._filters = (self._filter_transform @ flat.to(self._wide_dtype)).to(weight.dtype).view(-1, *self._channels)
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
@@ -79,7 +89,7 @@ class Winograd:
         return tiles
 
     def backward(self, gradient: Tensor, tiles: Tensor, needs_input_grad: bool) -> tuple[Tensor | None, Tensor]:
-        """Return (the gradient of x or None, the gradient of the weight as [9, C * K]), from the output's gradient."""
+        """Return (the gradient of x or None, the gradient of the weight as [r * r, C * K]), from the output's gradient."""
         b, k = gradient.shape[:2]
         whole = all(n % self.tile == 0 for n in self._out)
         values = (gradient.new_empty if whole else gradient.new_zeros)(self.tile**2, b * prod(self._tiles) * k)
@@ -94,8 +104,9 @@ class Winograd:
         return self._assembled(grad_tiles), grad_weight
 
     def weight_gradient(self, flat: Tensor) -> Tensor:
-        """Return the gradient of the weight, [K, C, 3, 3], from a sum of gradients that `backward` returned."""
-        return flat.view(3, 3, *self._channels).permute(3, 2, 0, 1)
+        """Return the gradient of the weight, [K, C, r, r], from a sum of gradients that `backward` returned."""
+        side = self._overlap + 1
+        return flat.view(side, side, *self._channels).permute(3, 2, 0, 1)
 
     def _parts(self, grid: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield pairs of views of `grid` [b, K, *out] and `values` [m * m, tiles * K], equal in shape, that cover both.
@@ -114,7 +125,7 @@ class Winograd:
 
     def _padded(self, b: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return a new tensor [b, height, width, C] of whole tiles, and the view of it that holds the images."""
-        whole = like.new_empty(b, *(count * self.tile + 2 for count in self._tiles), self._channels[0])
+        whole = like.new_empty(b, *(count * self.tile + self._overlap for count in self._tiles), self._channels[0])
         (top, left), (height, width) = self._offset, self._size
         return whole, whole[:, top : top + height, left : left + width]
 
@@ -139,7 +150,7 @@ class Winograd:
         b = tiles.shape[1] // prod(self._tiles) // self._channels[0]
         whole, inside = self._padded(b, tiles)
         parts = tiles.view(self._t, self._t, b, *self._tiles, -1)
-        m, over = self.tile, 2
+        m, over = self.tile, self._overlap
         whole[:, -over:].zero_()
         whole[:, :, -over:].zero_()
         self._cut(whole, 0, 0, m, m).copy_(parts[:m, :m])
@@ -156,21 +167,23 @@ def _spans(extent: int, side: int) -> list[tuple[int, int, int]]:
 
 
 @cache
-def _transform(m: int, which: int, dtype: torch.dtype) -> Tensor:
-    """Return the Kronecker product with itself of (B', A', G)[which]."""
-    matrix = _matrices(_POINTS[m])[which]
+def _transform(side: int, m: int, which: int, dtype: torch.dtype) -> Tensor:
+    """Return the Kronecker product with itself of (B', A', G)[which] for filters of `side` values a side."""
+    matrix = _matrices(side, _POINTS[side][m])[which]
     return torch.from_numpy(np.kron(matrix, matrix)).to(dtype)
 
 
-def _matrices(points: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return B' [t, t], A' [m, t] and G [t, 3] of the Toom-Cook scheme for t - 1 `points` and infinity."""
+def _matrices(
+    side: int, points: tuple[float, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return B' [t, t], A' [m, t] and G [t, `side`] of the Toom-Cook scheme for t - 1 `points` and infinity."""
     t = len(points) + 1
     others = [[q for q in points if q != p] for p in points]
     inputs = np.zeros((t, t))
     for i, rest in enumerate([*others, list(points)]):
         inputs[i, : len(rest) + 1] = np.poly(rest)[::-1]  # the polynomial whose roots are the other points
-    outputs = np.array([[p**power for p in points] + [0.0] for power in range(t - 2)])
+    outputs = np.array([[p**power for p in points] + [0.0] for power in range(t - side + 1)])
     outputs[-1, -1] = 1.0
     norms = [np.prod([p - q for q in rest]) for p, rest in zip(points, others, strict=True)]
-    filters = np.array([[p**power / norm for power in range(3)] for p, norm in zip(points, norms, strict=True)])
-    return inputs, outputs, np.vstack((filters, [0.0, 0.0, 1.0]))
+    filters = np.array([[p**power / norm for power in range(side)] for p, norm in zip(points, norms, strict=True)])
+    return inputs, outputs, np.vstack((filters, np.eye(side)[-1]))

@@ -29,7 +29,7 @@ class Tutorial(nn.Module):
         """Return the logits [b, classes] of standardised images [b, C, H, W]."""
         relu = self.activations
         x = self.norm(conv_relu(images, self.conv1, relu["conv1"], pool=(3, 2)))
-        x = _pool(self.norm(relu["conv2"](self.conv2(x))))
+        x = _pool(self.norm(conv_relu(x, self.conv2, relu["conv2"])))
         x = relu["local3"](self.local3(flatten_hwc(x)))
         x = relu["local4"](self.local4(x))
         return self.softmax_linear(x)  # type: ignore[no-any-return]

@@ -1,0 +1,134 @@
+"""Where the time of a tower goes, in float32 on one core: `python -m benchmarks.split [--quick]`.
+
+Computes the layers of the two original networks one by one, forward and backward, on 128 random images, and compares
+each with the speed of a matrix product of the same core and moment. The products of a layer are those of a direct
+computation, so Winograd's scheme can exceed the speed of a product. The remainder of a tower (distortions, mean loss,
+casts, the vector) is the difference to `lockstep bench`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from benchmarks.common import bench, options, parsed, save, spread
+from lockstep import numerics
+
+numerics.prepare(1)  # must precede the import of torch
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from lockstep.models import mnist, tutorial  # noqa: E402
+from lockstep.models.layers import conv_relu, flatten_hwc  # noqa: E402
+
+IMAGES = 128
+Layer = tuple[str, Callable[[Tensor], Tensor], list[nn.Module]]
+
+
+def tutorial_layers(net: Any) -> list[Layer]:
+    """Return the layers of the tutorial's network: name, function, modules with weights."""
+    act = net.activations
+    dense = [net.local3, net.local4, net.softmax_linear]
+    return [
+        ("conv1, ReLU, pool", lambda x: conv_relu(x, net.conv1, act["conv1"], (3, 2)), [net.conv1]),
+        ("norm1", net.norm, []),
+        ("conv2, ReLU", lambda x: conv_relu(x, net.conv2, act["conv2"]), [net.conv2]),
+        ("norm2", net.norm, []),
+        ("pool2", lambda x: flatten_hwc(tutorial._pool(x)), []),
+        ("dense layers", lambda x: dense[2](dense[1](dense[0](x).relu()).relu()), dense),
+    ]
+
+
+def mnist_layers(net: Any) -> list[Layer]:
+    """Return the layers of the MNIST network: name, function, modules with weights."""
+    act = net.activations
+    dense = [net.dense1, net.dense2, net.logits]
+    return [
+        ("conv1, ReLU, pool", lambda x: conv_relu(x, net.conv1, act["conv1"], (2, 2)), [net.conv1]),
+        ("conv2, ReLU", lambda x: conv_relu(x, net.conv2, act["conv2"]), [net.conv2]),
+        ("conv3, ReLU, pool", lambda x: flatten_hwc(conv_relu(x, net.conv3, act["conv3"], (2, 2))), [net.conv3]),
+        ("dense layers", lambda x: dense[2](net.dropout(dense[1](net.dropout(dense[0](x))))), dense),
+    ]
+
+
+NETWORKS = {
+    "cifar10-tutorial": (tutorial.build, (3, 24, 24), tutorial_layers),
+    "mnist": (mnist.build, (1, 28, 28), mnist_layers),
+}
+
+
+def peak(size: int = 1024) -> float:
+    """Return the multiplications a second of a float32 matrix product."""
+    a, b, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        torch.mm(a, b, out=out)
+        times.append(time.perf_counter() - began)
+    return size**3 / min(times)
+
+
+def products(shapes: list[tuple[torch.Size, torch.Size]], first: bool) -> int:
+    """Return the multiplications of (weight, output) `shapes`, forward and backward; the first layer has no input's."""
+    return sum((2 if first else 3) * IMAGES * weight.numel() * prod(out[2:]) for weight, out in shapes)
+
+
+def timed(function: Callable[[Tensor], Tensor], x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, float]:
+    """Return the result for `x`, and the seconds of a forward and a backward pass."""
+    wanted = [t for t in (x, *weights) if t.requires_grad]
+    began = time.perf_counter()
+    y = function(x)
+    forward = time.perf_counter() - began
+    upstream = torch.randn_like(y)
+    began = time.perf_counter()
+    torch.autograd.grad(y, wanted, upstream)
+    return y.detach(), forward + time.perf_counter() - began
+
+
+def measured(model: str) -> dict[str, dict[str, float]]:
+    """Return {layer: {"ms": of 128 images, "products": their number}}, and the speed of a matrix product."""
+    build, shape, layers = NETWORKS[model]
+    torch.manual_seed(0)
+    net = build(shape, 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x, rows = torch.rand(IMAGES, *shape).contiguous(memory_format=torch.channels_last), {}
+    for name, function, modules in layers(net):
+        shapes: list[Any] = []
+        weights = [p for module in modules for p in module.parameters()]
+        for module in modules:
+            out = functional.conv2d(x[:1], module.weight, padding=module.padding) if x.dim() == 4 else x  # type: ignore
+            shapes.append((module.weight.shape, out.shape if x.dim() == 4 else ()))
+        first = not rows
+        x, seconds = timed(function, x.detach().requires_grad_(not first), weights)
+        rows[name] = {"ms": 1e3 * seconds, "products": products(shapes, first)}
+    return rows
+
+
+def main() -> None:
+    args = parsed(options(__doc__, "CIFAR-10 and MNIST"))
+    record: dict[str, Any] = {}
+    torch.set_num_threads(1)
+    for model in NETWORKS:
+        measured(model)  # the first call makes memory and plans
+        rounds, peaks = [], []
+        for _ in range(2 * args.rounds):
+            peaks.append(peak())
+            rounds.append(measured(model))
+        layers = {
+            name: {"ms": spread([each[name]["ms"] for each in rounds]), "products": rounds[0][name]["products"]}
+            for name in rounds[0]
+        }
+        steps = 4 if model == "mnist" else 20
+        whole = bench(model, "--no-portable", "--processes", 1, "--precision", "float32", "--steps", steps, data=args.data)
+        record[model] = {"layers": layers, "products_per_s": spread(peaks), "images_per_s": whole["images_per_s"]}
+        print(f"{model}: a product {spread(peaks)['median'] / 1e9:.0f} G/s, {whole['images_per_s']:.0f} images/s")
+        for name, row in layers.items():
+            share = row["products"] / row["ms"]["median"] * 1e3 / spread(peaks)["median"]
+            print(f"    {name:20} {row['ms']['median']:7.1f} ms  {row['products'] / 1e9:6.2f} G  {share:5.0%}")
+        print(f"    {'whole tower':20} {1e3 * IMAGES / whole['images_per_s']:7.1f} ms", flush=True)
+    save(f"split{'-quick' * args.quick}", {"models": record})
+
+
+if __name__ == "__main__":
+    main()
