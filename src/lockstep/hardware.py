@@ -126,6 +126,11 @@ def cpu() -> dict[str, str]:
     }
 
 
+def cpu_vendor() -> str:
+    """Return who made the CPU, as Linux writes it: "AuthenticAMD", "GenuineIntel", ..., or "" where it is unknown."""
+    return _cpuinfo("vendor_id")
+
+
 def cpu_flags() -> list[str]:
     """Return the CPU's feature flags, as Linux lists them."""
     return (_cpuinfo("flags") or _cpuinfo("Features")).split()

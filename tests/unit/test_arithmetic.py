@@ -1,5 +1,6 @@
 """The arithmetic probe: equal for equal arithmetic. It rejects an unusable model before the first step."""
 
+import itertools
 import math
 
 import pytest
@@ -167,3 +168,22 @@ def test_variables_that_choose_instructions_are_in_the_fingerprint(monkeypatch):
         monkeypatch.setenv(name, "x")
         assert fingerprint(CPU)["environment"][name] == "x"
     assert {"onednn", "mkl", "torch"} <= set(fingerprint(CPU)["versions"])
+
+
+@pytest.mark.parametrize("shape", [(7, 100, 10), (64, 64, 576), (250, 384, 192)])
+def test_a_product_does_not_depend_on_where_its_numbers_are_in_memory(shape):
+    """MKL_CBWR's branches without STRICT promise this; the number of threads is the recipe's."""
+    torch.manual_seed(0)
+    rows, inner, columns = shape
+    a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+    expected = a @ b
+    for first, second in itertools.product((0, 1, 4, 8, 15), repeat=2):
+        assert torch.equal(moved(a, first) @ moved(b, second), expected)
+
+
+def moved(tensor, values):
+    """Return a copy of `tensor` that begins `values` values after a multiple of 64 bytes."""
+    memory = torch.empty(tensor.numel() + 32)
+    start = -memory.data_ptr() // 4 % 16 + values
+    copy = memory[start : start + tensor.numel()].view(tensor.shape)
+    return copy.copy_(tensor)

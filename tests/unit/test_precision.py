@@ -14,9 +14,11 @@ from lockstep.config.recipe import Recipe
 from lockstep.recipes import RECIPES, get_recipe
 
 AMX, ZEN4, OLD = "amx_bf16 amx_tile avx512_bf16 avx512f", "avx2 avx512_bf16 avx512f", "avx2 avx512f"
+AMD, INTEL = "AuthenticAMD", "GenuineIntel"
 
 
-def resolved(monkeypatch, flags, limit=None):
+def resolved(monkeypatch, flags, vendor=INTEL, limit=None):
+    monkeypatch.setattr(hardware, "cpu_vendor", lambda: vendor)
     monkeypatch.setattr(hardware, "cpu", lambda: {"flags": flags})
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
@@ -26,19 +28,19 @@ def resolved(monkeypatch, flags, limit=None):
 
 
 @pytest.mark.parametrize(
-    ("flags", "limit", "chosen", "units"),
+    ("flags", "vendor", "limit", "chosen", "units"),
     [
-        (AMX, None, "bfloat16", "AMX"),
-        (AMX, "AVX512_CORE_BF16", "bfloat16", "AVX-512 bfloat16"),
-        (AMX, "AVX512_CORE_AMX", "bfloat16", "AMX"),
-        (AMX, "avx2", "float32", "no units"),
-        (ZEN4, None, "bfloat16", "AVX-512 bfloat16"),
-        (OLD, None, "float32", "no units"),
-        ("asimd bf16", None, "float32", "no units"),
+        (AMX, INTEL, None, "bfloat16", "AMX"),
+        (AMX, INTEL, "AVX512_CORE_BF16", "float32", "slower with its units for bfloat16: AVX-512 bfloat16"),
+        (AMX, INTEL, "AVX512_CORE_AMX", "bfloat16", "AMX"),
+        (AMX, INTEL, "avx2", "float32", "no units"),
+        (ZEN4, AMD, None, "bfloat16", "AVX-512 bfloat16"),
+        (OLD, AMD, None, "float32", "no units"),
+        ("asimd bf16", "", None, "float32", "no units"),
     ],
 )
-def test_auto_depends_on_the_bfloat16_units_of_a_cpu(monkeypatch, flags, limit, chosen, units):
-    recipe, reason = resolved(monkeypatch, flags, limit)
+def test_auto_depends_on_the_bfloat16_units_of_a_cpu(monkeypatch, flags, vendor, limit, chosen, units):
+    recipe, reason = resolved(monkeypatch, flags, vendor, limit)
     assert recipe.precision == chosen
     assert chosen in reason
     assert units in reason

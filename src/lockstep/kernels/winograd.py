@@ -5,9 +5,10 @@ y = A'[(G w G') * (B' x B)]A needs t * t multiplications, a direct convolution r
 become t * t matrix products. The transforms are small matrix products too, with the Kronecker products of A, B and G
 with themselves. The scheme pays off with many channels, because the transforms are passes over memory.
 
-Source: Lavin and Gray (2016), Fast Algorithms for Convolutional Neural Networks. The interpolation points for r = 3 and
-m = 3 and 4 come from a search for the smallest rounding error in bfloat16: 0.4, 1.1 and 1.3 % of the result's norm for
-m = 2, 3 and 4. Those for r = 5 come from the same search in float32. The gradients are those of the formula.
+Source: Lavin and Gray (2016), Fast Algorithms for Convolutional Neural Networks. The interpolation points come from a
+search for the smallest rounding error, in bfloat16 for t <= 6: 0.4, 1.1 and 1.3 % of the result's norm for t = 4, 5 and
+6. The larger tiles are for float32 only: they lose 2e-6 and 3e-6 for t = 7 and 8, a direct convolution 7e-7. The
+gradients are those of the formula.
 """
 
 from collections.abc import Iterator
@@ -24,10 +25,16 @@ from lockstep.kernels import portable
 from lockstep.kernels.reference import Padding
 
 # By r and m; infinity is implied.
-_POINTS = {
-    3: {2: (0.0, 1.0, -1.0), 3: (0.0, 0.5, -1.0, 1.75), 4: (0.0, 0.75, -0.75, 1.5, -1.5)},
-    5: {4: (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0)},
+_POINTS: dict[int, dict[int, tuple[float, ...]]] = {
+    3: {
+        2: (0.0, 1.0, -1.0),
+        3: (0.0, 0.5, -1.0, 1.75),
+        4: (0.0, 0.75, -0.75, 1.5, -1.5),
+        5: (0.0, 0.625, -0.625, 1.0, -1.0, 3.0),
+    },
+    5: {4: (0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0)},
 }
+_LARGEST_OF_BFLOAT16 = 6  # t
 _CHUNK_BYTES = 9 * 2**19  # of the larger of a layer's transformed tensors: about the size of a core's caches
 
 
@@ -39,17 +46,21 @@ def applies(x: Tensor, weight: Tensor) -> bool:
     fast that the transforms would take most of the time. Portable arithmetic does not use it, because its transforms
     are not exact.
     """
-    side = weight.shape[2]
-    if x.dtype == torch.bfloat16 and (side > 3 or torch.cpu.get_capabilities().get("amx_tile", False)):
-        return False
     return (
         x.device.type == "cpu"
         and not portable.is_active()
-        and tuple(weight.shape[2:]) == (side, side)
-        and side in _POINTS
+        and weight.shape[2] == weight.shape[3]
         and min(weight.shape[:2]) >= 64
         and x.dtype != torch.float16
+        and not (x.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_tile", False))
+        and len(_tiles(weight)) > 0
     )
+
+
+def _tiles(weight: Tensor) -> list[int]:
+    """Return each m that is exact enough for the filters `weight`."""
+    side, low = weight.shape[2], weight.dtype == torch.bfloat16
+    return [m for m in _POINTS.get(side, ()) if not low or m + side - 1 <= _LARGEST_OF_BFLOAT16]
 
 
 class Winograd:
@@ -69,7 +80,9 @@ class Winograd:
         side = weight.shape[2]
         self._overlap = side - 1
         self._out = (shape[2] + top + bottom - self._overlap, shape[3] + left + right - self._overlap)
-        self.tile = m = min(_POINTS[side], key=lambda m: prod(-(-n // m) for n in self._out) * (m + self._overlap) ** 2)
+        self.tile = m = min(
+            _tiles(weight), key=lambda m: prod(-(-n // m) for n in self._out) * (m + self._overlap) ** 2
+        )
         self._tiles = tuple(-(-n // m) for n in self._out)
         self._spans = list(product(*(_spans(extent, m) for extent in self._out)))
         self._t = m + self._overlap
@@ -89,7 +102,7 @@ class Winograd:
         return tiles
 
     def backward(self, gradient: Tensor, tiles: Tensor, needs_input_grad: bool) -> tuple[Tensor | None, Tensor]:
-        """Return (the gradient of x or None, the gradient of the weight as [r * r, C * K]), from the output's gradient."""
+        """Return (the gradient of x or None, that of the weight as [r * r, C * K]), from the output's `gradient`."""
         b, k = gradient.shape[:2]
         whole = all(n % self.tile == 0 for n in self._out)
         values = (gradient.new_empty if whole else gradient.new_zeros)(self.tile**2, b * prod(self._tiles) * k)
@@ -169,12 +182,12 @@ def _spans(extent: int, side: int) -> list[tuple[int, int, int]]:
 @cache
 def _transform(side: int, m: int, which: int, dtype: torch.dtype) -> Tensor:
     """Return the Kronecker product with itself of (B', A', G)[which] for filters of `side` values a side."""
-    matrix = _matrices(side, _POINTS[side][m])[which]
+    matrix = _matrices(_POINTS[side][m], side)[which]
     return torch.from_numpy(np.kron(matrix, matrix)).to(dtype)
 
 
 def _matrices(
-    side: int, points: tuple[float, ...]
+    points: tuple[float, ...], side: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return B' [t, t], A' [m, t] and G [t, `side`] of the Toom-Cook scheme for t - 1 `points` and infinity."""
     t = len(points) + 1
