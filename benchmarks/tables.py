@@ -384,6 +384,33 @@ part after the backward pass; the share that is hidden is the difference. The pr
 """
 
 
+def split() -> str:
+    """Return the section on where the time of a tower goes."""
+    lines = []
+    for name, found in load("split")["models"].items():
+        speed = found["products_per_s"]["median"]
+        for layer, row in found["layers"].items():
+            ms, share = row["ms"], row["products"] / row["ms"]["median"] * 1e3 / speed
+            cells = name, layer, f"{ms['median']:.1f}", f"{ms['min']:.1f} to {ms['max']:.1f}"
+            lines.append(f"| {' | '.join(cells)} | {row['products'] / 1e9:.2f} | {share:.0%} |")
+    speeds = " and ".join(
+        f"{found['products_per_s']['median'] / 1e9:.0f}" for found in load("split")["models"].values()
+    )
+    count = next(iter(found["layers"].values()))["ms"]["n"]
+    return f"""## Where the time of a tower goes
+
+Milliseconds of each layer for 128 images in float32 on one core, forward and backward, and the billions of
+multiplications that a direct computation would need. Their speed is a share of that of a product of two matrices of
+1024 x 1024, measured in turn: {speeds} billion multiplications a second. Winograd's scheme can exceed it.
+
+{command("split")} on {machine("split")} ({link("split")}), n = {count}:
+
+| recipe | layers | ms | range | multiplications | of a product's speed |
+|---|---|---|---|---|---|
+{chr(10).join(lines)}
+"""
+
+
 def memory() -> str:
     """Return the section on memory."""
     lines = []
@@ -535,8 +562,8 @@ def survival() -> str:
 def document() -> str:
     """Return the text of docs/results.md."""
     parts = (
-        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, links, costs, memory, safety,
-        one_result, loss_of_mnist,
+        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, split, links, costs, memory,
+        safety, one_result, loss_of_mnist,
     )  # fmt: skip
     return "\n".join([introduction(), *(part() for part in parts), NOT_MEASURED])
 

@@ -78,14 +78,12 @@ class Winograd:
         self._wide_dtype = torch.promote_types(weight.dtype, torch.float32)
         self._size, self._offset = shape[2:], (top, left)
         side = weight.shape[2]
-        self._overlap = side - 1
-        self._out = (shape[2] + top + bottom - self._overlap, shape[3] + left + right - self._overlap)
-        self.tile = m = min(
-            _tiles(weight), key=lambda m: prod(-(-n // m) for n in self._out) * (m + self._overlap) ** 2
-        )
+        over = self._overlap = side - 1
+        self._out = (shape[2] + top + bottom - over, shape[3] + left + right - over)
+        self.tile = m = min(_tiles(weight), key=lambda m: prod(-(-n // m) for n in self._out) * (m + over) ** 2)
         self._tiles = tuple(-(-n // m) for n in self._out)
         self._spans = list(product(*(_spans(extent, m) for extent in self._out)))
-        self._t = m + self._overlap
+        self._t = m + over
         self._input_transform, self._output_transform = (_transform(side, m, i, weight.dtype) for i in (0, 1))
         self._filter_transform = _transform(side, m, 2, self._wide_dtype)
         per_image = weight.element_size() * self._t**2 * prod(self._tiles) * max(self._channels)
@@ -186,9 +184,7 @@ def _transform(side: int, m: int, which: int, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.kron(matrix, matrix)).to(dtype)
 
 
-def _matrices(
-    points: tuple[float, ...], side: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _matrices(points: tuple[float, ...], side: int) -> tuple[NDArray[np.float64], ...]:
     """Return B' [t, t], A' [m, t] and G [t, `side`] of the Toom-Cook scheme for t - 1 `points` and infinity."""
     t = len(points) + 1
     others = [[q for q in points if q != p] for p in points]
