@@ -1,4 +1,4 @@
-"""No GPU is needed: the real code runs with tensors on "cuda" that have no values. See rehearsal.py."""
+"""No GPU is needed: the real code runs on "cuda" without values (rehearsal.py), and with them (simulated.py)."""
 
 import json
 import shutil
@@ -18,22 +18,35 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(COMPILER is None, reason="g++
 
 
 @pytest.fixture(scope="module")
-def rehearsed(made_once):
+def library(made_once):
+    """Return fake_cuda.cpp, compiled."""
+
+    def build(folder: Path) -> None:
+        torch_folder = Path(torch.__file__).parent
+        flags = [f"-I{torch_folder}/include", f"-L{torch_folder}/lib", "-std=c++20", "-fPIC", "-shared"]
+        source = Path(__file__).parent / "fake_cuda.cpp"
+        subprocess.run([COMPILER, source, "-o", folder / "fake_cuda.so", *flags, "-lc10", "-ltorch_cpu"], check=True)
+
+    return made_once("fake_cuda", build) / "fake_cuda.so"
+
+
+def printed(module: str, library: Path) -> list[dict]:
+    """Return the lines of JSON that a program of this folder prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.gpu.{module}", library],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def rehearsed(made_once, library):
     """Return what rehearsal.py prints, by case."""
 
     def rehearse(folder: Path) -> None:
-        own, torch_folder = Path(__file__).parent, Path(torch.__file__).parent
-        library = folder / "fake_cuda.so"
-        flags = [f"-I{torch_folder}/include", f"-L{torch_folder}/lib", "-std=c++20", "-fPIC", "-shared"]
-        subprocess.run([COMPILER, own / "fake_cuda.cpp", "-o", library, *flags, "-lc10", "-ltorch_cpu"], check=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.gpu.rehearsal", library],
-            cwd=own.parents[1], capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        (folder / "rehearsed").write_text(done.stdout)
+        (folder / "rehearsed").write_text(json.dumps(printed("rehearsal", library)))
 
-    lines = (made_once("rehearsal", rehearse) / "rehearsed").read_text().splitlines()
-    return {one["case"]: one for one in map(json.loads, lines)}
+    return {one["case"]: one for one in json.loads((made_once("rehearsal", rehearse) / "rehearsed").read_text())}
 
 
 def test_every_recipe_and_setting_runs_and_no_step_waits_except_to_read_its_flags(rehearsed):
@@ -52,3 +65,9 @@ def test_hidden_waits_and_mixed_devices_are_found(rehearsed):
     assert rehearsed["a model that copies"]["error"] == ""
     assert rehearsed["a model that copies"]["waits"]
     assert "Expected all tensors to be on the same device" in rehearsed["a model on two devices"]["error"]
+
+
+def test_every_recipe_trains_on_a_simulated_gpu_to_the_weights_of_the_cpu(library):
+    found = printed("simulated", library)
+    assert {*RECIPES} < {one["case"] for one in found}
+    assert [one for one in found if one["error"] or not one["equal"]] == []

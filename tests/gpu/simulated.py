@@ -1,0 +1,116 @@
+"""Trains every recipe to its end on the simulated GPU of fake_cuda.cpp: `python -m tests.gpu.simulated LIBRARY`.
+
+The values are real, and the host may not touch the GPU's memory. It prints one line of JSON for each case: its name,
+whether the last checkpoint is that of the CPU, the largest difference, and the error, if there is one.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+if __name__ == "__main__":  # before torch is imported: it asks once whether there is a driver
+    libraries = Path(str(importlib.util.find_spec("torch").origin)).parent / "lib"
+    ctypes.CDLL(str(libraries / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(sys.argv[1])
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lockstep import numerics
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.core.network import build_model
+from lockstep.data import synthetic
+from lockstep.jobs import session
+from lockstep.jobs.context import Context
+from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.train import train
+from lockstep.kernels import fused, reference
+from lockstep.models import whitened
+from lockstep.recipes import RECIPES, get_recipe
+from tests.gpu.rehearsal import MENU
+
+SETTINGS = ["adam, clip", "adamw", "skip, mixing", "frozen, balanced"]
+DRIVER = {
+    "_lazy_init": None,
+    "get_device_name": "a simulated GPU",
+    "get_device_capability": (9, 0),
+    "get_device_properties": SimpleNamespace(name="a simulated GPU", total_memory=1 << 33, multi_processor_count=1),
+    "memory_allocated": 1 << 20,
+    "max_memory_allocated": 1 << 20,
+    "utilization": 50,
+    "synchronize": None,
+    "is_current_stream_capturing": False,
+}
+
+
+@contextlib.contextmanager
+def simulating() -> Iterator[None]:
+    """Answer what torch asks the driver itself, and let the CPU compute what a GPU would, not by its own kernels."""
+    with contextlib.ExitStack() as stack:
+        for name, answer in DRIVER.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
+        stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
+        for module in (fused, whitened):
+            stack.enter_context(mock.patch.object(module, "conv", reference.conv))
+        stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
+        read = lambda recipe, placement: synthetic.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
+        stack.enter_context(mock.patch.object(session, "read_splits", read))
+        yield
+
+
+def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
+    """Return a short recipe, and the file `weights`, with random ones, if it starts from trained weights.
+
+    `name` is that of a recipe, or of settings for `digits`.
+    """
+    changes = {"steps": 2, "batch": 16, "towers": 2, "eval_batch": 16, "arithmetic": "native", "compile": False}
+    base = get_recipe(name if name in RECIPES else "digits").model_dump(mode="json")
+    recipe = make(base, changes | MENU.get(name, {}))
+    recipe = recipe.replace(precision="float32") if recipe.precision == "auto" else recipe
+    if recipe.init_sha256 is None:
+        return recipe, None
+    torch.save(build_model(recipe.replace(head=None), (3, recipe.image_px, recipe.image_px), 10).state_dict(), weights)
+    return recipe.replace(init_sha256=hashlib.sha256(weights.read_bytes()).hexdigest()), weights
+
+
+def trained(recipe: Recipe, init: Path | None, device: torch.device, path: Path) -> dict[str, Tensor]:
+    """Return the tensors of the last checkpoint of a run on `device`."""
+    placement = Placement(device=device.type, init=init)
+    spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=0.0)
+    train(spec, Context(device=device))
+    return load_file(next(path.glob(f"checkpoints/*{recipe.steps}/state.safetensors")))
+
+
+def main() -> None:
+    numerics.configure(1, exact=True)
+    for name in [*RECIPES, *SETTINGS]:
+        line = {"case": name, "equal": False, "difference": None, "error": ""}
+        try:
+            with simulating(), tempfile.TemporaryDirectory() as folder:
+                recipe, init = case(name, Path(folder) / "weights.pt")
+                gpu, cpu = (
+                    trained(recipe, init, torch.device(*device), Path(folder) / device[0])
+                    for device in (("cuda", 0), ("cpu",))
+                )
+                line["equal"] = gpu.keys() == cpu.keys() and all(torch.equal(gpu[key], cpu[key]) for key in cpu)
+                line["difference"] = max(float((gpu[key].double() - cpu[key].double()).abs().max()) for key in cpu)
+        except Exception as problem:
+            line["error"] = f"{type(problem).__name__}: {problem}"
+            traceback.print_exc()
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
