@@ -8,6 +8,7 @@ in one part. The prediction is that of `lockstep bench`, for as many hosts, from
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,7 @@ def main() -> None:
     parser = options(__doc__, "CIFAR-10 and MNIST")
     parser.add_argument("--only", default="", help="the cases whose name contains this; the record keeps others")
     args = parsed(parser)
+    args.data = args.data or Path(os.environ.get("LOCKSTEP_DATA", "data"))  # programs of other folders read it
     if problem := reason():
         raise SystemExit(problem)
     name = f"links{'-quick' * args.quick}"

@@ -203,13 +203,12 @@ def test_a_run_counted_every_example(record):
 
 
 def test_the_losses_of_both_programs_fall_faster_than_the_log_of_the_notebook():
-    """The log states losses after the update, so one step ahead. TensorFlow's program is no slower than Lockstep."""
+    """The log states losses after the update, so one step ahead."""
     runs, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
     lockstep, tensorflow = (runs[f"{name} float32"] for name in ("lockstep", "tensorflow"))
     for program in (lockstep, tensorflow):
-        assert sorted(run["seed"] for run in program) == [0, 1, 2]
-        assert len({tuple(run["losses"]) for run in program}) == 3
+        assert sorted(run["seed"] for run in program) == list(range(8))
+        assert len({tuple(run["losses"]) for run in program}) == 8
     for step in (10, 30):
         ours, theirs = ([run["losses"][step - 1] for run in program] for program in (lockstep, tensorflow))
         assert max(ours + theirs) < log[str(step)]
-        assert statistics.mean(theirs) <= statistics.mean(ours)
