@@ -1,22 +1,30 @@
 """Early stop: the run ends after `patience` epochs without a better accuracy, and its best weights are the result."""
 
+import errno
 import json
+import os
 import shutil
+from functools import cache
 from signal import SIGTERM
 
 import pytest
-from tests.runs import change_manifest, fit_here
+from tests.runs import fit_here
 from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.state import State
 from lockstep.data import DATASETS
 from lockstep.data import digits as digits_data
 from lockstep.errors import DATA, LockstepError
+from lockstep.jobs import train as jobs_train
 from lockstep.jobs.due import Due
+from lockstep.jobs.open_run import OpenRun
+from lockstep.jobs.session import Session
+from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
+from lockstep.runs import checkpoint
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import needed_step, read_manifest
 
 
 def linear(shape, classes):
@@ -61,30 +69,6 @@ def whole(tmp_path_factory):
     return train(path), path
 
 
-@pytest.fixture
-def copied(whole, tmp_path):
-    """Return copied(step, evaluated): a copy of the run as a program left it that was killed after `step` steps.
-
-    Unless `evaluated`, the program was killed between the save and the evaluation after that step.
-    """
-
-    def copy(step, evaluated=True):
-        path = tmp_path / "copy"
-        shutil.copytree(whole[1], path)
-        for name in ("result.json", "model.safetensors", ".lock"):
-            (path / name).unlink()
-        for folder in path.glob("checkpoints/step-*"):
-            if int(folder.name[5:]) > step:
-                shutil.rmtree(folder)
-        if not evaluated:
-            last, before = (path / f"checkpoints/step-{s:09d}" for s in (step, step - 1))
-            change_manifest(last, lambda facts: facts.pop("accuracy"))
-            change_manifest(last, lambda facts: facts.update(early_stop=read_manifest(before)["early_stop"]))
-        return path
-
-    return copy
-
-
 def test_the_run_ends_after_patience_epochs_and_has_the_best_weights(whole, tmp_path):
     result, path = whole
     evaluated = {row["step"]: row["correct"] for row in rows(path)}
@@ -114,16 +98,105 @@ def test_stopped_at_any_step_and_resumed_it_ends_alike(whole, tmp_path, offset):
     assert facts(train(tmp_path / "run", resume=True)) == facts(result)
 
 
-@pytest.mark.parametrize("evaluated", [False, True])
-@pytest.mark.parametrize("epoch", [-3, -1])
-def test_killed_around_an_evaluation_it_ends_alike(whole, copied, evaluated, epoch):
-    """Of the best weights, and of the last ones."""
+class Killed(BaseException):
+    """Stands for kill -9: nothing of Lockstep catches it, and nothing is written while it unwinds."""
+
+
+EFFECTS = {  # of a step, and of a run's end: what is called, and the last calls that are cut off
+    "update": (State, "apply", 2), "save": (OpenRun, "save", 2), "evaluate": (Session, "evaluate_all", 2),
+    "rows": (MetricsFile, "evaluation", 2), "record": (Due, "record", 2), "choose": (State, "restore_best", 1),
+    "model": (jobs_train, "save_model", 1), "result": (jobs_train, "_complete", 1),
+}  # fmt: skip
+
+
+def cut_off(monkeypatch, effect, at=0, before=True):
+    """Let call number `at` of the effect (from 1; 0: none) die, before it or after it. Return a list of its calls."""
+    place, name, _ = EFFECTS[effect]
+    original, calls = getattr(place, name), []
+
+    def dying(*arguments, **options):
+        calls.append(None)
+        if len(calls) == at and before:
+            raise Killed
+        value = original(*arguments, **options)
+        if len(calls) == at:
+            if effect == "save":
+                arguments[0].saver.wait()  # so that the checkpoint is there
+            raise Killed
+        return value
+
+    monkeypatch.setattr(place, name, dying)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Return begun(patience): a recipe; a run of it, stopped three steps before its end; it, complete; all calls."""
+
+    @cache
+    def begin(patience):
+        of, folder = recipe(patience=patience, steps=19), tmp_path_factory.mktemp("begun")
+        assert train(folder / "begun", of=of, stop_after=16, eval_every=1) is None
+        shutil.copytree(folder / "begun", folder / "complete")
+        with pytest.MonkeyPatch.context() as counting:
+            calls = {effect: cut_off(counting, effect) for effect in EFFECTS}
+            result = train(folder / "complete", of=of, resume=True, eval_every=1)
+        assert patience is None or result["best_step"] == 16
+        return of, folder / "begun", folder / "complete", {effect: len(made) for effect, made in calls.items()}
+
+    return begin
+
+
+def remains(path):
+    """Return what a run leaves for good, without times: the model, the result and the rows of the evaluations."""
+    times = ("train_s", "total_s", "images_per_s", "peak_memory_bytes", "run")
+    result = {name: value for name, value in Run(path).result().items() if name not in times}
+    evaluated = [{name: value for name, value in row.items() if name != "time"} for row in rows(path)]
+    return result, evaluated, (path / "model.safetensors").read_bytes(), sorted(os.listdir(path / "checkpoints"))
+
+
+ENDS = [
+    (patience, effect, last, before)
+    for patience in (3, None)
+    for effect, (*_, many) in EFFECTS.items()
+    for last in range(many)
+    for before in (True, False)
+    if patience or effect != "choose"
+]
+
+
+@pytest.mark.parametrize(("patience", "effect", "last", "before"), ENDS)
+def test_killed_around_any_effect_of_its_end_a_run_leaves_the_same(
+    begun, tmp_path, monkeypatch, patience, effect, last, before
+):
+    of, stopped, complete, calls = begun(patience)
+    shutil.copytree(stopped, tmp_path / "run")
+    with monkeypatch.context() as killing:
+        cut_off(killing, effect, calls[effect] - last, before)
+        with pytest.raises(Killed):
+            train(tmp_path / "run", of=of, resume=True, eval_every=1)
+    if not Run(tmp_path / "run").complete:
+        train(tmp_path / "run", of=of, resume=True, eval_every=1)
+    assert remains(tmp_path / "run") == remains(complete)
+
+
+def test_an_evaluation_does_not_count_twice_after_a_failed_save_and_a_request_to_stop(whole, tmp_path, monkeypatch):
+    """The state that is saved at the end knows that its step is evaluated, though no checkpoint was saved before."""
     result, original = whole
-    path = copied([row["step"] for row in rows(original)][epoch], evaluated)
-    assert facts(train(path, resume=True)) == facts(result)
-    if evaluated or epoch < -1:
-        for name in (f"checkpoints/step-{result['steps']:09d}/manifest.json", "model.safetensors"):
-            assert (path / name).read_bytes() == (original / name).read_bytes()
+    counted = [row["step"] for row in rows(original)]
+    step = counted[-2]  # the first of two evaluations in a row that were not better
+    written, fails = checkpoint.save, iter([True])
+
+    def failing(folder, tensors, *others):
+        if int(tensors["step"]) == step and next(fails, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(folder, tensors, *others)
+
+    monkeypatch.setattr(checkpoint, "save", failing)
+    assert train(tmp_path / "run", stop_after=step) is None
+    assert next(fails, None) is None
+    assert facts(train(tmp_path / "run", resume=True)) == facts(result)
+    assert [row["step"] for row in rows(tmp_path / "run")] == counted
 
 
 def test_few_checkpoints_and_evaluations_that_do_not_count_change_nothing(whole, tmp_path):
@@ -136,18 +209,30 @@ def test_few_checkpoints_and_evaluations_that_do_not_count_change_nothing(whole,
     assert facts(train(path, resume=True, keep=1, save_every=3)) == facts(result)
 
 
-def test_a_damaged_newest_checkpoint_costs_only_time_and_a_lost_best_one_the_result(whole, copied):
-    result, _ = whole
-    path = copied(result["steps"])
+def test_every_state_has_the_best_weights_so_damaged_checkpoints_cost_only_time(whole, tmp_path):
+    result, original = whole
+    path = tmp_path / "run"
+    shutil.copytree(original, path)
+    for name in ("result.json", "model.safetensors"):
+        (path / name).unlink()
+    shutil.rmtree(path / f"checkpoints/step-{result['best_step']:09d}")
     state = path / f"checkpoints/step-{result['steps']:09d}/state.safetensors"
     state.write_bytes(state.read_bytes()[:-1])
     assert facts(train(path, resume=True)) == facts(result)
-    (path / "result.json").unlink()
-    shutil.rmtree(path / f"checkpoints/step-{result['best_step']:09d}")
-    with pytest.raises(LockstepError, match=f"no checkpoint after {result['best_step']} steps") as error:
-        train(path, resume=True)
+
+
+def test_the_result_is_read_from_the_newest_state(whole, tmp_path):
+    result, original = whole
+    shutil.copytree(original, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    shutil.rmtree(run.checkpoints / f"step-{result['best_step']:09d}")
+    best = checkpoint.read_result(run)
+    assert best.manifest["step"] == result["best_step"] == int(best.tensors["step"])
+    for folder in sorted(run.checkpoints.iterdir())[result["best_step"] - 1 :]:
+        shutil.rmtree(folder)
+    with pytest.raises(LockstepError, match=f"do not hold the weights after {result['best_step']} steps") as error:
+        checkpoint.read_result(run)
     assert error.value.code == DATA
-    assert Run(path).result() is None
 
 
 def test_a_run_that_reaches_its_last_step_ends_with_its_best_weights(whole, tmp_path):
@@ -173,11 +258,11 @@ def test_counts_decide_and_the_first_of_equals_is_the_best():
     for one in (stop, again):
         assert not one.ended
         one.record(20, 160)
-        assert (one.ended, one.best_step, needed_step(one.facts())) == (True, 8, 8)
+        assert (one.ended, one.best_step) == (True, 8)
     never = Due(Placement(), recipe(patience=None).bind(1242))
     never.record(4, 10)
     assert not any(map(never.evaluates, range(9)))
-    assert (never.facts(), never.ended, never.best_step, needed_step({})) == ({}, False, None, None)
+    assert (never.ended, never.best_step) == (False, 4)  # whose checkpoint is kept
 
 
 def with_validation(folder):

@@ -109,7 +109,9 @@ def test_nothing_to_compare_is_an_error(run, start, steps, code, words):
 def test_the_initial_state_is_computed_and_compared(run):
     record = record_of(run, start=0)
     assert record["same"]
-    assert record["compared"] == {"digests": 2, "checkpoints": 2, "weights_sha256": 0, "losses": 1}
+    assert record["compared"] == {
+        "digests": 2, "checkpoints": 2, "weights_sha256": 0, "losses": 1, "evaluations": 0, "best_step": 0,
+    }  # fmt: skip
     assert record["last_equal_step"] == 10
 
 
@@ -236,7 +238,9 @@ def test_a_run_that_ended_early_has_its_best_weights_compared(trained_once):
     record = record_of(run, start=result["best_step"] - 1, steps=3)
     assert record["same"]
     assert record["compared"]["weights_sha256"] == 1
-    assert record_of(run)["same"]
+    record = record_of(run)
+    assert record["same"]
+    assert (record["compared"]["evaluations"], record["compared"]["best_step"]) == (1, 1)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, caplog, dam
     run.metrics_path.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
     assert run.evaluations(1) == [json.loads(evaluation(1))]
     for _ in range(2):
-        run.forget_ahead(1)
+        run.forget_ahead(1, evaluation=False)
     assert caplog.messages == [f"{run.metrics_path}: line 2 was damaged and deleted"]
     assert run.metrics_path.read_bytes() == b"\n".join(intact[:2]) + b"\n"
 
@@ -204,7 +204,7 @@ def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, caplog, dam
 def test_several_damaged_lines_are_one_message_and_a_loss_that_is_not_finite_is_no_damage(stopped, caplog):
     run, whole = Run(stopped), evaluation(1, loss=None)
     run.metrics_path.write_bytes(b"{\n" + step(0) + b"\n\x80\n" + whole + b"\n")
-    run.forget_ahead(5)
+    run.forget_ahead(5, evaluation=False)
     assert caplog.messages == [f"{run.metrics_path}: lines 1, 3 were damaged and deleted"]
     assert run.metrics_path.read_bytes() == step(0) + b"\n" + whole + b"\n"
 
@@ -267,5 +267,5 @@ def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stop
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    run.forget_ahead(0)
+    run.forget_ahead(0, evaluation=False)
     assert synced == [(f".metrics.jsonl-{os.getpid()}", step(0) + b"\n"), ("a", b"")]

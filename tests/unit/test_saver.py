@@ -151,15 +151,14 @@ def test_with_zero_seconds_no_save_is_due_by_time(tmp_path, monkeypatch):
     assert not saves.due()
 
 
-def test_the_accuracy_is_added_to_the_manifest_and_keeps_the_best_checkpoint(tmp_path):
+def test_the_best_checkpoint_is_kept(tmp_path):
     state, saves = Weights(), Saver(tmp_path, keep=1, every_s=0)
-    for accuracy in (0.5, 0.9, 0.7):
+    for best in (None, 1, 2, 2):
         state.update()
+        saves.best_step = best
         save(saves, state)
-        saves.add_facts(state.step, {"accuracy": accuracy})
     saves.wait()
-    assert steps(tmp_path) == [2, 3]
-    assert checkpoint.read_step(tmp_path, 2).manifest["accuracy"] == 0.9
+    assert steps(tmp_path) == [2, 4]
 
 
 def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):

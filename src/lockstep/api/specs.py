@@ -30,7 +30,7 @@ from lockstep.messages import collected, handled, logger, muted
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, Fit, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
-from lockstep.runs.weights_file import PACKAGED, WeightsFile, find_weights, own_weights
+from lockstep.runs.weights_file import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.settings import dotted, validated
 
 _ALLOWED = (
@@ -395,7 +395,7 @@ def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Pla
     A recipe that starts from known weights needs no --init. Portable arithmetic computes on a CPU.
     """
     placement = placement.replace(device=device_for(recipe.arithmetic, placement.device))
-    return placement if placement.init else placement.replace(init=own_weights(recipe.init_sha256, run))
+    return placement if placement.init else placement.replace(init=known_weights(recipe, run))
 
 
 def evaluate_spec(

@@ -20,6 +20,8 @@ _WHAT = {
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
     "losses": "the loss of step {step}",
+    "evaluations": "the number of correct images after {step} steps",
+    "best_step": "the choice of the best step, of {step} steps,",
 }
 
 
@@ -107,11 +109,14 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counted(compared: Mapping[str, int]) -> Iterator[str]:
-    for what, name in {"digests": "digest", "checkpoints": "checkpoint", "losses": "loss"}.items():
+    names = {"digests": "digest", "checkpoints": "checkpoint", "losses": "loss", "evaluations": "evaluation"}
+    for what, name in names.items():
         if count := compared[what]:
             yield plural(count, name)
     if compared["weights_sha256"]:
         yield "the SHA-256 of the result"
+    if compared["best_step"]:
+        yield "the choice of the best step"
 
 
 def _tensor_lines(tensors: Mapping[str, Any] | None) -> Iterator[str]:

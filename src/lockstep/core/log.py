@@ -32,7 +32,6 @@ class Log:
 
     Attributes:
         monitor: what this process does, and the time that it takes.
-        last_loss: the loss of the last step that a listener received, or None.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Log:
         device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
     ) -> None:
         self.course, self.listeners = course, list(listeners)
-        self.last_loss: float | None = None
         self._placement, self._recipe = placement, course.recipe
         self._skips = self._recipe.non_finite == "skip"
         self._first_towers = first_towers(course.recipe.towers, processes)
@@ -92,8 +90,6 @@ class Log:
         due = [i for i, one in enumerate(self.listeners) if self._wants(one, step, now, self._marks.get(i))]
         if not due:
             return
-        if not skipped:
-            self.last_loss = float(loss)
         logged = loss
         if self._placement.log_loss == "last":
             logged = sum(decay.values(), metrics.last_cross_entropy / self._recipe.tower_batch)

@@ -18,6 +18,8 @@ from lockstep.kernels.portable import arithmetic
 from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
 
+BEST = "best/"  # begins the names of the tensors of `State.best` in a checkpoint
+
 
 class State:
     """Parameters, buffers, optimizer slots, average and step. All float32, except integer buffers.
@@ -33,6 +35,8 @@ class State:
         frozen: the tensors before the head of a recipe with `head`, by name. No update changes them.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
         decay: the weight-decay coefficient of each parameter that has one, by name.
+        best: the tensors of the best state so far that a run with `patience` needs for its result: step, parameters,
+            buffers and average, by their names in a checkpoint. {} before the first evaluation.
         update_lock: a thread that copies the state holds it, so that no update changes the state meanwhile.
     """
 
@@ -47,6 +51,7 @@ class State:
         """Make the state before the first step, from copies of `parameters` and `buffers`; `frozen` is not copied."""
         self._recipe, self.frozen = recipe, frozen
         self.step = self.skipped_steps = self.skipped_in_a_row = 0
+        self.best: dict[str, Tensor] = {}
         self.update_lock = threading.Lock()
         initial = {name: p.detach() for name, p in parameters.items()}
         self._shapes = {name: p.shape for name, p in initial.items()}
@@ -171,7 +176,7 @@ class State:
         tensors = self.named()
         # The flat vectors are read whole, at the speed of memory, in place of many small tensors.
         flat = [self._flat, *([] if self._average is None else [self._average])]
-        others = (tensors[name] for name in sorted(tensors) if name.partition("/")[0] not in ("parameter", "ema"))
+        others = (tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/", BEST)))
         return short(itertools.chain(flat, others))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -185,7 +190,7 @@ class State:
             named["skipped"] = torch.tensor([self.skipped_steps, self.skipped_in_a_row])
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
-        named |= self._weights_and_average()
+        named |= self._weights_and_average() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
         for name, parameter in self.parameters.items():
             slots = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
@@ -196,9 +201,28 @@ class State:
         groups = {"frozen": self.frozen, "parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
         return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
 
+    def keep_best(self) -> None:
+        """Keep copies of the present weights as the best ones. A thread that copies the state has the earlier ones."""
+        self.best = {name: tensor.detach().clone() for name, tensor in self._result().items()}
+
+    @torch.no_grad()
+    def restore_best(self) -> None:
+        """Return to the weights of `keep_best`, and to their step."""
+        for name, tensor in self._result().items():
+            tensor.copy_(self.best[name])
+        self.step = int(self.best["step"])
+
+    def _result(self) -> dict[str, Tensor]:
+        """Return the tensors that make a state the result of a run, by their names in a checkpoint."""
+        weights = self._weights_and_average().items()
+        changing = {name: tensor for name, tensor in weights if not name.startswith("frozen/")}
+        return {"step": torch.tensor(self.step), **changing}
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `tensors()` returned. Raises: LockstepError if names or shapes are those of another model."""
         self._require_fitting(tensors)
+        best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
+        self.best = {name: tensor.to(self._flat.device, copy=True) for name, tensor in best.items()}
         self.step = int(tensors["step"])
         if "skipped" in tensors:
             self.skipped_steps, self.skipped_in_a_row = tensors["skipped"].tolist()
@@ -216,18 +240,20 @@ class State:
 
     def _require_fitting(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise a LockstepError unless `tensors` have the names, shapes and types of this state's."""
-        expected = {name: tensor for name, tensor in self.named().items() if not name.startswith("optimizer/")}
+        own = {name: tensor for name, tensor in self.named().items() if not name.startswith((BEST, "optimizer/"))}
+        best = {f"{BEST}{name}": tensor for name, tensor in self._result().items()}
+        expected = own | best if any(name.startswith(BEST) for name in tensors) else own
         slots = [name for name in tensors if name.startswith("optimizer/")]
         if differing := sorted(expected.keys() ^ (tensors.keys() - {*slots})):
             raise LockstepError(f"the checkpoint is of another model: {', '.join(differing[:5])} differ", DATA)
         for name in slots:
-            if (own := self.parameters.get(name.split("/", 2)[-1])) is None:
+            if (parameter := self.parameters.get(name.split("/", 2)[-1])) is None:
                 raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
             # Adam's number of updates is a slot of one value.
-            expected[name] = own if tensors[name].ndim else own.new_empty(())
-        for name, own in expected.items():
+            expected[name] = parameter if tensors[name].ndim else parameter.new_empty(())
+        for name, tensor in expected.items():
             for what, stored, needed in (
-                ("shape", [*tensors[name].shape], [*own.shape]), ("type", tensors[name].dtype, own.dtype),
+                ("shape", [*tensors[name].shape], [*tensor.shape]), ("type", tensors[name].dtype, tensor.dtype),
             ):  # fmt: skip
                 if stored != needed:
                     raise LockstepError(

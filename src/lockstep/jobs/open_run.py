@@ -1,10 +1,7 @@
 """OpenRun: the folder of a run, as process 0 has it open: locked, with a saver and the listeners that write into it."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 from lockstep.core.events import Listener
@@ -28,11 +25,9 @@ from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import LostRunError, Run
 from lockstep.runs.provenance import compare, describe_custom_code, texts
 from lockstep.runs.saver import Saver
-from lockstep.runs.weights_file import KEPT, PACKAGED
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
-_LOCK_S = 5.0  # seconds for process 0 to end, in an emergency
 
 
 class OpenRun:
@@ -69,9 +64,6 @@ class OpenRun:
             self.run.lock()
         else:
             self.run = Run.create(spec.path, session.recipe, spec.numbered)
-            if session.recipe.head and placement.init and session.recipe.init_sha256 not in PACKAGED:
-                # Every session computes features by these weights, and the user's file may be gone by then.
-                copyfile(placement.init, self.run.path / f"{KEPT}{placement.init.suffix}")
         try:
             if spec.resume:
                 self._read(spec.strict)
@@ -169,11 +161,11 @@ class OpenRun:
             listeners.append(tensorboard)
         return listeners
 
-    def begin(self, log: Log, lines: list[Line]) -> None:
+    def begin(self, log: Log, lines: list[Line], due: Due) -> None:
         """Record where the run computes, and print the `lines` of the start-up block."""
         step = self._session.state.step
         checkpoint.clear_ahead(self.run.checkpoints, step)
-        self.run.forget_ahead(step)
+        self.run.forget_ahead(step, evaluation=due.evaluates(step))
         placement = self._session.placement
         session = {
             "step": step,
@@ -203,13 +195,14 @@ class OpenRun:
         if self._profile:
             self._profile.stop()
 
-    def save(self, facts: dict[str, Any]) -> None:
-        """Start to save a checkpoint with `facts`, after the previous one is written. Training continues meanwhile."""
+    def save(self, due: Due) -> None:
+        """Start to save a checkpoint, after the previous one is written. Training continues meanwhile."""
         self.saver.wait()
         if (problem := self._save_problem()) is not None:
             logger.warning(problem)
         state = self._session.state
-        self.saver.save(state.named(), facts, state.update_lock)
+        self.saver.best_step = due.best_step
+        self.saver.save(state.named(), {**self._session.checkpoint_facts(), **due.facts()}, state.update_lock)
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
@@ -227,16 +220,6 @@ class OpenRun:
         if not isinstance(error, OSError):
             raise error
         return f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
-
-    def best_checkpoint(self, step: int) -> Checkpoint:
-        """Return the checkpoint after `step` updates, whose weights are the result of a run with `patience`."""
-        self.require_saved()
-        try:
-            return checkpoint.read_step(self.run.checkpoints, step)
-        except FileNotFoundError:
-            raise LockstepError(
-                f"{self.run.checkpoints} has no checkpoint after {step} steps, which has the best weights", DATA
-            ) from None
 
     def _cannot_write(self, error: OSError) -> LockstepError:
         problem = f"cannot write in {self.run.path}: {error.strerror or error}"
@@ -263,28 +246,3 @@ def opened(spec: TrainSpec, ctx: Context, session: Session, probe: Probe) -> Ite
         raise run._cannot_write(error) from None
     finally:
         run.close()
-
-
-def emergency_save(session: Session, due: Due, run: OpenRun | None, run_folder: Callable[[], Path | None]) -> None:
-    """Save the state of this process as a checkpoint of the run, without the other processes.
-
-    A thread calls this while the main thread waits for a process that hangs. The state is that after the last update,
-    which was the same in all processes when their digests were last compared. A process other than process 0 has no
-    open `run`; it finds the folder by `run_folder` and locks it, as soon as process 0 has ended.
-    Raises: LockstepError, OSError.
-    """
-    if run is not None:
-        folder = run.run
-        run.saver.wait()
-    elif (path := run_folder()) is not None:
-        folder, until = Run(path), time.monotonic() + _LOCK_S
-        while folder.is_held() and time.monotonic() < until:
-            time.sleep(0.05)
-        folder.lock()
-    else:
-        raise LockstepError("this process does not know the run's folder")
-    with session.state.update_lock:  # so that no update is half done
-        if not session.state.is_finite():
-            raise LockstepError("a weight is not finite")
-        tensors, facts = session.state.tensors(), {**session.checkpoint_facts(), **due.facts()}
-    checkpoint.save(folder.checkpoints, tensors, facts, folder.require_lock)

@@ -31,6 +31,7 @@ from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.probe import Probe, probe, slowdown
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.provenance import compare, fingerprint, sources
+from lockstep.runs.weights_file import sha256_of_state
 from lockstep.settings import load_object
 
 
@@ -88,15 +89,18 @@ class Session:
         if placement.init is not None and recipe.init_sha256 is not None:
             # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
             self._seeded_state = _state(recipe, model, device)
-            self.initial_weights = load_initial_weights(
-                model, recipe.model, placement.init, recipe.init_sha256, train_set.classes
+            state_sha256 = sha256_of_state(placement.init, recipe)
+            loaded = load_initial_weights(
+                model, recipe.model, placement.init, state_sha256 or recipe.init_sha256, train_set.classes
             )
+            # A state of this recipe has the layers before the head; its head is not the one that the run starts from.
+            self.initial_weights = loaded if state_sha256 is None else None
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
         self.fingerprint = fingerprint(device, self.decoder)
         self._prefix, self._ctx = None, ctx
         if recipe.head is not None:
-            if self.initial_weights is None:
+            if placement.init is None:
                 raise LockstepError(
                     f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
                     f"weights: give their file or run as --init"

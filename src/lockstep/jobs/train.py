@@ -20,7 +20,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
-from lockstep.jobs.open_run import OpenRun, emergency_save, opened
+from lockstep.jobs.open_run import OpenRun, opened
 from lockstep.jobs.profile import check_profile
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
@@ -61,12 +61,10 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         with opened(spec, ctx, session, probe) as run:
             due = Due(placement, course)
             session.restore(run.checkpoint if run else None)
-            if recipe.patience is not None:
-                manifest = run.checkpoint.manifest if run and run.checkpoint else {}
-                due.load(json.loads(group.broadcast(json.dumps(manifest).encode())))
+            manifest = run.checkpoint.manifest if run and run.checkpoint else {}
+            due.load(json.loads(group.broadcast(json.dumps(manifest).encode())))
             check_profile(placement, state.step, course.steps)
             test_set = session.split(recipe.evaluated_split)
-            monitor.emergency_save = lambda: emergency_save(session, due, run, ctx.run_folder)
             log = Log(course, placement, run.listeners if run else (), monitor, group.processes, session.device)
             tower = Tower(course, session.network)
             placed = placement_lines(session, tower.layout.length) if placement.log_placement else []
@@ -79,9 +77,9 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                     lines = [("restarted", f"{times}; continues after step {state.step}")]
                 elif state.step:
                     placed.append(("resumes", f"after step {state.step}"))
-                run.begin(log, lines + placed)
+                run.begin(log, lines + placed, due)
                 notes.send_to(log.note)
-                run.save(_facts(session, due))
+                run.save(due)
 
             def evaluate_all() -> dict[str, Evaluation]:
                 def progress(share: float) -> None:
@@ -92,24 +90,17 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                     return session.evaluate_all(test_set, progress)
 
             def evaluate() -> dict[str, Evaluation]:
-                """Evaluate the state, and add its accuracy to the manifest of its checkpoint."""
+                """Evaluate the state, if that is due. Return the results, or nothing."""
+                if not due.evaluates(state.step):
+                    return {}
                 results = evaluate_all()
                 log.evaluation(state.step, recipe.evaluated_split, results)
-                best = next(iter(results.values()))
-                due.record(state.step, best.correct)
-                if run:
-                    if due.best_step == state.step:
-                        run.require_saved()
-                    run.saver.add_facts(state.step, {"accuracy": best.accuracy, **due.facts()})
+                due.record(state.step, next(iter(results.values())).correct)
+                if recipe.patience is not None and due.best_step == state.step:
+                    state.keep_best()
                 return results
 
-            results: dict[str, Evaluation] = {}  # of the weights as they are after the last update
-            # A program that ended between saving and evaluating left an evaluation to do.
-            if due.evaluates(state.step) and state.step < course.steps:
-                left = run and run.checkpoint and "accuracy" not in run.checkpoint.manifest
-                if group.broadcast(b"evaluate" if left else b""):
-                    results = evaluate()
-
+            results = evaluate()  # which a program has left to do that ended between saving and evaluating
             requested = ControlFlags()
             updates = steps(
                 course, train_set, tower, session.reduction, state, log, digest_every=placement.digest_every,
@@ -126,9 +117,8 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                         if todo.save:
                             session.require_sound_state()
                             if run:
-                                run.save(_facts(session, due))
-                        if todo.evaluate:
-                            results = evaluate()
+                                run.save(due)
+                        results = evaluate()
                     if todo.stop or due.ended:
                         break
                     if run:
@@ -140,16 +130,15 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
             with monitor.doing(Stage.SAVE):
                 if requested.stop is not None:
                     if run:
-                        run.save(_facts(session, due))
+                        run.save(due)
                         run.require_saved()
                         again = recipe.command("train", run.run.path, "--resume")
                         log.end([("stopped", f"after {trained} steps, saved"), ("resume", again)])
                     raise StoppedError(requested.stop)
                 if run:
                     run.require_saved()
-                if due.best_step not in (None, trained):
-                    assert due.best_step is not None
-                    session.restore(run.best_checkpoint(due.best_step) if run else None)
+                if recipe.patience is not None and due.best_step != trained:
+                    state.restore_best()
                     results = {}
                 if not results:  # The run was resumed after its last step, or an earlier step was the best.
                     results = evaluate_all()
@@ -160,11 +149,6 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                 with arithmetic(recipe.arithmetic):
                     unlike = {} if recipe.head is None else facts_of_unlike(train_set)
                 return _complete(spec, session, due, run, log, results, memory, unlike, trained, skipped)
-
-
-def _facts(session: Session, due: Due) -> dict[str, Any]:
-    """Return what the manifest of a checkpoint states about the run."""
-    return {**session.checkpoint_facts(), **due.facts()}
 
 
 @contextmanager
@@ -187,7 +171,7 @@ def _save_last_good(session: Session, due: Due, run: OpenRun) -> str:
     """Save the state after a failed step, if it is finite. Return a sentence about what is saved."""
     if not session.state.is_finite():
         return f"The last good state is the latest checkpoint in {run.run.path}"
-    run.save(_facts(session, due))
+    run.save(due)
     run.require_saved()
     return f"The last good state, after {session.state.step} steps, is saved in {run.run.path}"
 
@@ -231,7 +215,7 @@ def _complete(
         },
         "accuracy_interval": wilson_interval(best.correct, best.examples),
         **one_view,
-        "loss": {"train": log.last_loss} | {weights: result.loss for weights, result in evaluations.items()},
+        "loss": {"train": folder.last_loss()} | {weights: result.loss for weights, result in evaluations.items()},
         "train_s": round(log.train_s, 3),
         "total_s": round(time.time() - spec.started, 3),
         "images_per_s": round(log.images_per_s, 1),

@@ -9,10 +9,11 @@ from typing import Any
 from lockstep.core.events import Listener, StepEvent, Tensors
 from lockstep.core.log import Log
 from lockstep.core.loop import train
-from lockstep.core.state import State
+from lockstep.core.state import BEST, State
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
+from lockstep.jobs.due import Due
 from lockstep.jobs.probe import Probe
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
@@ -34,6 +35,9 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         session = Session(spec.recipe, spec.placement, ctx)
         state, train_set = session.state, session.split("train")
         course, probe = spec.recipe.bind(len(train_set)), session.probe(train_set)
+        chooses = spec.recipe.patience is not None
+        evaluated = session.split(spec.recipe.evaluated_split) if chooses else train_set
+        due = Due(spec.placement.replace(eval_every=None), course)
         points = json.loads(ctx.group.broadcast(json.dumps(comparison.points).encode() if comparison else None))
         session.restore(comparison.begin(session, probe) if comparison else None)
         if comparison:
@@ -47,6 +51,10 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         updates = train(course, train_set, tower, session.reduction, state, log, digest_every=every)
         try:
             for _ in updates:
+                if chooses and due.evaluates(state.step):
+                    correct = session.evaluate(evaluated, "raw" if state.ema is None else "ema").correct
+                    if comparison:
+                        comparison.compare_evaluation(state.step, correct)
                 if state.step in points:
                     ended = comparison is not None and (comparison.compare(state) or state.step == points[-1])
                     if ctx.group.broadcast(b"ended" if ended else b""):
@@ -57,6 +65,8 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         finally:
             for listener in listeners:
                 listener.close()
+        if comparison and chooses:
+            comparison.compare_choice(due)
         return comparison.record(notes) if comparison else None
 
 
@@ -80,7 +90,7 @@ class Comparison:
         self._reached = self._start
         self._loaded: int | None = None  # the step of the checkpoint that the replay starts from
         self._processes = 1
-        self._compared = Counter(digests=0, checkpoints=0, weights_sha256=0, losses=0)
+        self._compared = Counter(digests=0, checkpoints=0, weights_sha256=0, losses=0, evaluations=0, best_step=0)
         self._bits_compared = False  # of a state that was computed, not loaded
         self._last_equal: int | None = None
         self._differences: list[dict[str, Any]] = []
@@ -127,11 +137,16 @@ class Comparison:
         if (digest := recorded.digests.get(step)) is not None:
             self._check("digests", step, digest, state.digest())
         if step in recorded.steps and step != self._loaded and (saved := recorded.read(step)) is not None:
-            found = differences(saved.tensors, state.named())
+            # The best weights so far follow from the states and evaluations, which are compared themselves.
+            tensors, own = (
+                {name: tensor for name, tensor in one.items() if not name.startswith(BEST)}
+                for one in (saved.tensors, state.named())
+            )
+            found = differences(tensors, own)
             self._check("checkpoints", step, 0, len(found))
             if found and self._tensors is None:
                 listed = [asdict(difference) for difference in found]
-                self._tensors = {"step": step, "count": len(saved.tensors), "differing": listed}
+                self._tensors = {"step": step, "count": len(tensors), "differing": listed}
         if step == recorded.result_step:
             self._check("weights_sha256", step, recorded.weights_sha256, state.weights_sha256())
         if sum(self._compared.values()) > before:
@@ -144,6 +159,21 @@ class Comparison:
         """Compare the loss of `step`, if it is recorded."""
         if step in self._recorded.losses:
             self._check("losses", step, self._recorded.losses[step], loss if math.isfinite(loss) else None)
+
+    def compare_evaluation(self, step: int, correct: int) -> None:
+        """Compare the number of correct images after `step` updates, which must be recorded if the run is complete."""
+        recorded = self._recorded.correct.get(step)
+        if recorded is not None or self._recorded.result:
+            self._check("evaluations", step, recorded, correct)
+
+    def compare_choice(self, due: Due) -> None:
+        """Compare the best step of a complete run with the one that the recorded evaluations give."""
+        result, correct = self._recorded.result, self._recorded.correct
+        for step in range(1, result.get("steps", 0) + 1):
+            if due.evaluates(step) and step in correct:
+                due.record(step, correct[step])
+        if result:
+            self._check("best_step", result["steps"], result.get("best_step"), due.best_step)
 
     def failed(self, step: int, error: NonFiniteError) -> None:
         """Record that the replay cannot compute `step`, which the run has computed."""

@@ -10,15 +10,16 @@ Nothing in them depends on the number of processes: the files of a one-process r
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
+from lockstep.core.state import BEST
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import flush, remove_abandoned, replace, sha256
+from lockstep.files import flush, remove_abandoned, sha256
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.manifest import (
@@ -27,9 +28,6 @@ from lockstep.runs.manifest import (
     checkpoints_in,
     encoded,
     folder_name,
-    manifest_if_valid,
-    needed_step,
-    read_manifest,
     step_of,
     verified_manifest,
 )
@@ -43,6 +41,13 @@ class Checkpoint:
     path: Path
     manifest: dict[str, Any]
     tensors: dict[str, Tensor]
+
+    def best(self) -> "Checkpoint":
+        """Return the state whose weights are the best that this one knows, which may be those of an earlier step."""
+        best = {name.removeprefix(BEST): tensor for name, tensor in self.tensors.items() if name.startswith(BEST)}
+        others = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(BEST)}
+        tensors = others | best
+        return Checkpoint(self.path, {**self.manifest, "step": int(tensors["step"])}, tensors)
 
 
 def save(
@@ -76,20 +81,6 @@ def save(
     return final
 
 
-def add_facts(folder: Path, step: int, facts: dict[str, Any]) -> None:
-    """Add `facts` to the manifest of the checkpoint after `step` updates, if it exists.
-
-    Raises: OSError, LockstepError if the manifest is damaged.
-    """
-    path = folder / folder_name(step)
-    if (path / MANIFEST).exists():
-        try:
-            stated = read_manifest(path)
-        except ValueError as error:
-            raise _damaged(path, error) from None
-        replace(path / MANIFEST, encoded(stated | facts))
-
-
 def latest(folder: Path) -> Checkpoint | None:
     """Return the newest checkpoint that verifies, or None if there is none at all.
 
@@ -119,30 +110,6 @@ def steps(folder: Path) -> list[int]:
     return list(reversed(checkpoints_in(folder)))
 
 
-def best_step(folder: Path) -> int | None:
-    """Return the step of the checkpoint with the best accuracy, the earliest among equals; None if none has one.
-
-    A checkpoint with a damaged manifest is skipped, with a message.
-    Raises: FileNotFoundError if one was deleted during the read.
-    """
-    manifests: dict[Path, dict[str, Any]] = {}
-    for path in checkpoints_in(folder).values():
-        try:
-            manifests[path] = read_manifest(path)
-        except (OSError, ValueError) as error:
-            damage = _damaged(path, error)
-            if isinstance(damage, FileNotFoundError):
-                raise damage from None
-            logger.warning(f"{damage}: it is not compared with the others")
-    return next(map(step_of, _best(manifests)), None)
-
-
-def _best(manifests: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
-    """Return the checkpoint with the best accuracy, the first among equals; [] if none has one. The oldest is first."""
-    accuracies = {path: one["accuracy"] for path, one in manifests.items() if one.get("accuracy") is not None}
-    return sorted(accuracies, key=lambda path: -accuracies[path])[:1]
-
-
 def read_step(folder: Path, step: int) -> Checkpoint:
     """Return the checkpoint after `step` updates. Raises: as `read`."""
     return read(folder / folder_name(step))
@@ -167,15 +134,23 @@ def _damaged(path: Path, error: Exception) -> Exception:
 
 
 def read_result(run: Run) -> Checkpoint:
-    """Return the newest valid checkpoint; of a complete run with `patience` the best, as its weights are the result.
+    """Return the newest valid checkpoint; of a complete run with `patience` the best state, which is the result.
 
     Raises: LockstepError if there is none, or the result is damaged.
     """
-    if (best := (run.result() or {}).get("best_step")) is not None:
-        return read_chosen(run, best)
+    best = (run.result() or {}).get("best_step")
     found = latest(run.checkpoints)
     if found is None:
         raise none_yet(run)
+    if best in (None, found.manifest["step"]):
+        return found
+    found = found.best()
+    if best != found.manifest["step"]:
+        raise LockstepError(
+            f"the valid checkpoints of {run.path} do not hold the weights after {best} steps, which are its result: "
+            f"use {run.model}, or compute them again: move result.json away, and resume the run",
+            DATA,
+        )
     return found
 
 
@@ -187,7 +162,7 @@ def read_chosen(run: Run, which: int | Literal["best"]) -> Checkpoint:
             raise none_yet(run)
         available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
         try:
-            step = best_step(run.checkpoints) if which == "best" else which
+            step = run.best_step(there) if which == "best" else which
             if step is None:
                 raise LockstepError(
                     f"--checkpoint best: no checkpoint of {run.path} was evaluated in training: {available}. "
@@ -215,10 +190,9 @@ def clear_ahead(folder: Path, step: int) -> None:
     remove_abandoned(folder.glob(f"*/.{MANIFEST}-*"))
 
 
-def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
-    """Delete all checkpoints but the `keep` newest valid ones and the one with the best accuracy (earliest of equals).
+def prune(folder: Path, keep: int, best: int | None = None, verified: set[Path] | None = None) -> None:
+    """Delete all checkpoints but the `keep` newest valid ones and the one after `best` updates.
 
-    A checkpoint that a run with `patience` needs when it continues from one of those is kept, too.
     `verified` holds the checkpoints known to be valid; the others are verified here first, added to it, and renamed
     if they are damaged. A checkpoint is renamed before it is deleted, so a reader finds it complete or not at all.
     """
@@ -226,11 +200,8 @@ def prune(folder: Path, keep: int, verified: set[Path] | None = None) -> None:
     paths = list(reversed(checkpoints_in(folder).values()))
     if len(paths) > keep:
         paths = [path for path in paths if path in verified or _verify(path, verified)]
-    manifests = {path: manifest_if_valid(path) for path in reversed(paths)}
-    kept = {*paths[:keep], *_best(manifests)}
-    needed = {needed_step(manifests[path]) for path in kept}
-    for path in paths:
-        if path not in kept and step_of(path) not in needed:
+    for path in paths[keep:]:
+        if step_of(path) != best:
             with contextlib.suppress(OSError):  # A folder that cannot be deleted costs disk space, not the run.
                 shutil.rmtree(path.rename(folder / f".deleting-{path.name}"), ignore_errors=True)
 

@@ -206,6 +206,11 @@ class Run:
         lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else ()
         return [row for line in lines if (row := _row(line)) is not None]
 
+    def last_loss(self) -> float | None:
+        """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
+        rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
+        return next(rows, {}).get("loss")
+
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
         newest = [*checkpoints_in(self.checkpoints).values()][-1:]
@@ -339,8 +344,19 @@ class Run:
         """Return the rows of metrics.jsonl for evaluations after `step` updates."""
         return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
 
-    def forget_ahead(self, step: int) -> None:
-        """Delete the metrics of steps that a resumed run will repeat: those after `step` updates.
+    def best_step(self, steps: Sequence[int]) -> int | None:
+        """Return which of `steps` has the best accuracy in metrics.jsonl, the first of equals; None if none has one.
+
+        The accuracy is that of the classifier's weights in training. Raises: LockstepError if recipe.json is damaged.
+        """
+        recipe = self.recipe()
+        kind = (recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
+        rows = (row for row in self.metrics() if row["kind"] == "evaluation")
+        known = {row["step"]: row["accuracy"] for row in rows if (row["split"], row["weights"]) == kind}
+        return max((step for step in sorted(steps) if step in known), key=known.__getitem__, default=None)
+
+    def forget_ahead(self, step: int, evaluation: bool) -> None:
+        """Delete the metrics that a resumed run will repeat: of later steps, and of the `evaluation` after `step` ones.
 
         Damaged lines, such as the last one of a killed run, are deleted too, with a message; and temporary files.
         """
@@ -352,7 +368,7 @@ class Run:
             row = _row(line)
             if row is None:
                 damaged.append(str(number))
-            elif row["step"] < step + (row["kind"] == "evaluation"):
+            elif row["step"] < step + (row["kind"] == "evaluation" and not evaluation):
                 kept.append(line + b"\n")
         if damaged:
             lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"

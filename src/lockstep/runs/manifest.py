@@ -16,7 +16,7 @@ from lockstep.files import read_json, sha256
 
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"
-EARLY_STOP = "early_stop"  # name of the facts that a run with `patience` continues from
+EVALUATIONS = "evaluations"  # name of the facts about the evaluations so far, from which a run continues
 _FOLDER = re.compile(r"step-(\d{9,})", re.ASCII)
 
 
@@ -42,7 +42,8 @@ class _File(Entries):
     sha256: str
 
 
-class _EarlyStop(Entries):
+class _Evaluations(Entries):
+    recorded: int
     best_step: int | None
     best_correct: int
     waited: int
@@ -56,8 +57,7 @@ class _Manifest(Entries):
     model_source: dict[str, str] = {}
     classes: list[str] | None = None
     image_shape: list[int] | None = None
-    early_stop: _EarlyStop | None = None
-    accuracy: float | None = None
+    evaluations: _Evaluations | None = None
 
 
 def step_of(path: Path) -> int | None:
@@ -120,12 +120,6 @@ def manifest_if_valid(folder: Path) -> dict[str, Any]:
         return read_manifest(folder)
     except (OSError, ValueError):
         return {}
-
-
-def needed_step(manifest: Mapping[str, Any]) -> int | None:
-    """Return the step of the best checkpoint that a run needs if it continues from the one with this manifest."""
-    facts = manifest.get(EARLY_STOP)
-    return facts["best_step"] if isinstance(facts, dict) else None
 
 
 def _sealed(facts: Mapping[str, Any]) -> dict[str, Any]:

