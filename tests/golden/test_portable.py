@@ -22,7 +22,7 @@ from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data import synthetic
 from lockstep.recipes import get_recipe
-from lockstep.runs.weights_file import own_weights
+from lockstep.runs.weights_file import known_weights
 
 FILE = Path(__file__).parent / "portable_sha256.json"
 README = Path(__file__).parents[2] / "README.md"
@@ -61,7 +61,7 @@ def features_sha256() -> str:
     """Return the SHA-256 of what the layers of `photos` before its head compute for random images."""
     recipe = get_recipe("photos").replace(arithmetic="portable", precision="float32", image_px=64)
     model = build_model(recipe, (3, 64, 64), 1000)
-    model.load_state_dict(torch.load(own_weights(recipe.init_sha256, None), weights_only=True))
+    model.load_state_dict(torch.load(known_weights(recipe), weights_only=True))
     images = synthetic.load(recipe.dataset, 2, 64)["train"].images
     return hashlib.sha256(Prefix(recipe, model, (3, 64, 64), CPU)(images).numpy().tobytes()).hexdigest()
 

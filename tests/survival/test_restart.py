@@ -86,7 +86,7 @@ def test_a_step_that_always_fails_ends_the_run_with_a_diagnosis(
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_sigterm_while_a_process_is_stopped_saves_in_time(started, here, tmp_path, undisturbed, victim):
+def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path, undisturbed, victim):
     process, children = begin(started, 2)
     workers(children)[victim].suspend()
     time.sleep(1)  # so that the others wait for it
@@ -96,11 +96,11 @@ def test_sigterm_while_a_process_is_stopped_saves_in_time(started, here, tmp_pat
     assert time.monotonic() - begun < 90  # 10 to 15 s on a quiet machine
     assert process.returncode == 143
     assert f"process {victim} of 2" in err
-    assert "the state after the last update was saved without it" in err
+    assert "it was killed, and the newest checkpoint stays" in err
     assert "lockstep train runs/x --resume" in err
     assert gone(children)
     steps = [int(path.name.removeprefix("step-")) for path in (tmp_path / RUN / "checkpoints").iterdir()]
-    assert max(steps) >= 8  # 7 was printed, and 5 and 10 are due by the number of steps
+    assert max(steps) >= 5  # 7 was printed, and 5 and 10 are due by the number of steps
     assert resume(here, 1) == undisturbed
 
 

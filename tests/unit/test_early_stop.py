@@ -18,9 +18,12 @@ from lockstep.data import DATASETS
 from lockstep.data import digits as digits_data
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs import train as jobs_train
+from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.open_run import OpenRun
 from lockstep.jobs.session import Session
+from lockstep.jobs.specs import VerifySpec
+from lockstep.jobs.verify import verify
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
@@ -233,6 +236,28 @@ def test_the_result_is_read_from_the_newest_state(whole, tmp_path):
     with pytest.raises(LockstepError, match=f"do not hold the weights after {result['best_step']} steps") as error:
         checkpoint.read_result(run)
     assert error.value.code == DATA
+
+
+def test_verify_finds_a_wrong_choice_of_the_best_step(whole, tmp_path):
+    result, original = whole
+    path = tmp_path / "run"
+    shutil.copytree(original, path)
+    spec = VerifySpec(recipe=recipe(), placement=Placement(device="cpu"), path=path)
+    assert verify(spec, Context())["same"]
+    counted = [row["step"] for row in rows(original)]
+    wrong = result | {"best_step": counted[-1]}
+    (path / "result.json").write_text(json.dumps(wrong))
+    record = verify(spec, Context())
+    assert [one["what"] for one in record["differences"]] == ["weights_sha256", "best_step"]
+    assert record["differences"][-1]["replayed"] == result["best_step"]
+    # As a program left it that was killed in the last evaluation, and did not make it when it was resumed.
+    (path / "result.json").write_text(json.dumps(result))
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(line for line in lines if f'"step": {counted[-1]},' not in line))
+    record = verify(spec, Context())
+    assert [(one["what"], one["step"], one["recorded"]) for one in record["differences"]] == [
+        ("evaluations", counted[-1], None)
+    ]
 
 
 def test_a_run_that_reaches_its_last_step_ends_with_its_best_weights(whole, tmp_path):

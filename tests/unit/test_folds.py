@@ -18,13 +18,13 @@ from lockstep.jobs.specs import FoldsSpec
 from lockstep.launch.submit import submit
 from lockstep.pages.labels import lines_of, page
 from lockstep.recipes import RECIPES, get_recipe
-from lockstep.runs.weights_file import own_weights
+from lockstep.runs.weights_file import known_weights
 
 SMALL = make(
     get_recipe("photos").model_dump(mode="json"),
     {"image_px": 64, "precision": "float32", "epochs": 1, "min_steps": 20, "lr": 0.02},
 )
-WEIGHTS = own_weights(SMALL.init_sha256)
+WEIGHTS = known_weights(SMALL)
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,6 @@ def test_the_launcher_reads_what_a_process_does_also_after_the_file_is_gone(tmp_
             assert memory.beat.where == "in step 12, waiting for the other processes"
         assert memory.beat.where == "in step 12, tower 3"
     assert Beat.of(memory.beat.pack()) == memory.beat
-    assert not monitor.save_asked
-    memory.ask_to_save()
-    assert monitor.save_asked
     assert memory.beat.step == 12
 
 
@@ -29,7 +26,6 @@ def test_a_monitor_without_a_file_works_alike():
     monitor = Monitor()
     with monitor.doing(Stage.EVALUATE, 7):
         assert monitor.beat == Beat(0, 2, Stage.EVALUATE, 7, -1)
-    assert not monitor.save_asked
 
 
 def test_the_first_step_has_the_limits_of_a_warm_up():

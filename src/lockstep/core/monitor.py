@@ -8,7 +8,7 @@ file's, the launcher reads it from there, also after the process was killed. Nee
 import mmap
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _FORMAT = struct.Struct("<5q")  # the fields of Beat, in order
-_SAVE = struct.Struct("<q")  # after them: 1 if the launcher asks for a checkpoint
-HEARTBEAT_BYTES = _FORMAT.size + _SAVE.size
+HEARTBEAT_BYTES = _FORMAT.size
 _LONG = 10.0  # times the timeout, for work that may take long
 _WARM_STEPS = 5  # the first steps of a session are slow, as they touch their memory for the first time
 
@@ -111,7 +110,7 @@ class Memory:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._bytes: mmap.mmap | bytearray = bytearray(Beat().pack() + bytes(_SAVE.size))
+        self._bytes: mmap.mmap | bytearray = bytearray(Beat().pack())
         if path is not None:
             if not path.exists():
                 path.write_bytes(self._bytes)
@@ -122,15 +121,6 @@ class Memory:
     def beat(self) -> Beat:
         """Return the heartbeat as it is now."""
         return Beat.of(bytes(self._bytes[: _FORMAT.size]))
-
-    @property
-    def save_asked(self) -> bool:
-        """Return whether the launcher has asked this process to save the state alone and to end."""
-        return bool(_SAVE.unpack_from(self._bytes, _FORMAT.size)[0])
-
-    def ask_to_save(self) -> None:
-        """Ask the process to save the state alone and to end."""
-        _SAVE.pack_into(self._bytes, _FORMAT.size, 1)
 
     def write_ticks(self, ticks: int) -> None:
         """Write the one field that belongs to the watching thread."""
@@ -158,7 +148,6 @@ class Monitor(Memory):
 
     Attributes:
         warming_up: True while a step may take long, because it is the first one or compiles the network.
-        emergency_save: saves a checkpoint of this process's state without the others. A run sets it when it can.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -173,7 +162,6 @@ class Monitor(Memory):
         self._gpu: torch.device | None = None
         self._last = time.perf_counter()
         self.warming_up = False
-        self.emergency_save: Callable[[], None] | None = None
         self._write()
 
     def use(self, device: "torch.device") -> None:

@@ -41,7 +41,6 @@ class Context:
         display: where progress is shown, in process 0.
         emit: gives a record to the caller at once, in process 0. The record that the job returns follows by itself.
         on_run_created: receives the run's folder, in process 0.
-        run_folder: returns the folder that process 0 gave to `on_run_created`, in every process of its host.
         loading_guard: entered while the dataset is read, which may take long: a signal then ends the process at once.
         local, local_processes: this process's number on its host, and how many of the processes are there.
     """
@@ -53,7 +52,6 @@ class Context:
     display: Display = Display()
     emit: Callable[[Mapping[str, Any]], None] = lambda record: None
     on_run_created: Callable[[Path], None] = lambda path: None
-    run_folder: Callable[[], Path | None] = lambda: None
     loading_guard: Callable[[], AbstractContextManager[None]] = nullcontext
     local: int = 0
     local_processes: int = 1

@@ -125,7 +125,7 @@ def _compute_here(spec: Spec, output: Output, world: World, on_record: Callable[
     from lockstep.launch.worker import Mail, compute
 
     folder: list[Path] = []
-    mail = Mail(on_record, folder.append, lambda: folder[-1] if folder else None)
+    mail = Mail(on_record, folder.append)
     record, code = compute(spec, world, output, mail)
     return Outcome(record, code, folder[-1] if folder else None)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
+from lockstep.errors import CRASH, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import Spec, TrainSpec
 from lockstep.launch.liveness import Observer, Stalled
 from lockstep.launch.signals import SignalForwarder
@@ -25,7 +25,7 @@ _FAILURES_AT_A_STEP = 3  # in a row; then the step itself is at fault
 # Seconds after a signal to stop: when to look, without a sign that a worker runs, and after SIGTERM without progress
 _STOP_S, _STOPPED_S, _SLOW_S = 10.0, 3.0, 15.0
 _LAST_CAUSE_S = 1.0  # seconds for the worker that the others have lost to end
-_SAVE_S = 15.0  # seconds for saving without the processes that hang
+_SAVE_S = 25.0  # seconds for workers that were stopped to save
 
 
 class Supervisor:
@@ -87,15 +87,18 @@ class Supervisor:
             failed, stalled = self._wait(workers)
             if not failed:
                 return 0
+            if stalled is not None:
+                cause = f"{workers.describe(stalled.process)} {stalled.why}, {stalled.beat.where}"
+            if stalled is not None and self._stopping:
+                logger.warning(f"{cause}: it was killed, and the newest checkpoint stays{self._how_to_continue()}")
             if was_stopped(failed) or (self._stopping and workers.only_lost_others):
-                grace_s = _SAVE_S + _STOP_S
+                grace_s = _SAVE_S
                 return int(SIGNAL_BASE + (self.signals.received or signal.SIGTERM))
             failure = workers.failure(failed)
             if stalled is not None:
-                text = f"{workers.describe(stalled.process)} {stalled.why}, {stalled.beat.where}"
-                failure = failure._replace(message=text, step=stalled.beat.step, restartable=True)
+                failure = failure._replace(message=cause, step=stalled.beat.step, restartable=True)
             if not failure.restartable:
-                grace_s = _SAVE_S + _STOP_S  # The others end by themselves, and process 0 may be saving.
+                grace_s = _SAVE_S  # The others end by themselves, and process 0 may be saving.
             return failure
         finally:
             workers.end(grace_s)
@@ -111,7 +114,7 @@ class Supervisor:
     def _wait(self, workers: Workers) -> tuple[dict[int, int], Stalled | None]:
         """Wait for the workers. Return the exit codes of those that failed, and the one that hung, if any did.
 
-        A worker that hangs is killed. If the workers were asked to stop, another one then saves the state.
+        A worker that hangs is killed. If the workers were asked to stop, the run continues from its newest checkpoint.
         """
         observer, next_look = Observer(), 0.0
         while True:
@@ -124,13 +127,8 @@ class Supervisor:
                 if (now := time.monotonic()) < next_look:
                     continue
                 next_look = now + _LOOK_S
-                observer.look(beats := workers.beats(), now)
+                observer.look(workers.beats(), now)
                 if stalled := self._stalled(observer):
-                    # A process whose main thread makes no progress can still save.
-                    stopped = {one.process for one in stalled if not one.runs}
-                    answering = sorted(set(beats) - {one.process for one in stalled}) or sorted(set(beats) - stopped)
-                    if self._stopping and answering:
-                        return self._save_without(workers, stalled, answering[0]), None
                     for one in stalled:
                         workers.kill(one.process)
                     return {stalled[0].process: -signal.SIGKILL}, stalled[0]
@@ -158,20 +156,6 @@ class Supervisor:
         while workers.lost_others_only() and time.monotonic() < until:
             time.sleep(POLL_S)
         return workers.failed() or {}
-
-    def _save_without(self, workers: Workers, stalled: list[Stalled], saver: int) -> dict[int, int]:
-        """Save the state in the worker `saver`, without those that hang. Return its exit code, by its number."""
-        workers.ask_to_save(saver)
-        for one in stalled:  # Process 0 holds the lock of the run's folder until it has ended.
-            if one.process != saver:
-                workers.kill(one.process)
-        code = workers.await_end(saver, _SAVE_S)
-        first = f"{workers.describe(stalled[0].process)} {stalled[0].why}, {stalled[0].beat.where}"
-        if not was_stopped({saver: code}):
-            text = f"{first}, and the state could not be saved without it{self._how_to_continue()}"
-            raise LockstepError(text, ENVIRONMENT)
-        logger.warning(f"{first}: the state after the last update was saved without it{self._how_to_continue()}")
-        return {saver: code}
 
     def _restart_or_raise(self, failure: Failure) -> None:
         """Prepare a restart. Raises: LockstepError if there must be none."""

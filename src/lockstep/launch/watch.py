@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.launch.rendezvous import Board
 
 _TICK_S = 0.2  # seconds between two signs that this process runs
-_DEADLINE_S = 10.0  # A run that was asked to stop saves within this time, or without the processes that hang.
+_DEADLINE_S = 10.0  # A run that was asked to stop saves within this time, or ends if a process hangs.
 _STOPPED_S = 5.0  # without a sign from a process, after this process was asked to stop
 
 
@@ -27,14 +27,12 @@ def under_launcher(monitor: Monitor, parent: int, folder: Path) -> None:
     """Watch a worker process of our launcher, whose process id is `parent`.
 
     If the launcher ends, the process ends and removes the launcher's temporary `folder`. So a killed launcher leaves no
-    processes that hold GPUs and files. If the launcher asks for it, the process saves its state alone and ends.
+    processes that hold GPUs and files.
     """
 
     def watch() -> None:
         while os.getppid() == parent:
             monitor.tick()
-            if monitor.save_asked:
-                os._exit(_save(monitor))
             time.sleep(_TICK_S)
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(ENVIRONMENT)
@@ -42,24 +40,12 @@ def under_launcher(monitor: Monitor, parent: int, folder: Path) -> None:
     threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
-def _save(monitor: Monitor) -> int:
-    """Save the state of this process alone and return the exit code."""
-    try:
-        if monitor.emergency_save is None:
-            raise LockstepError("no step was made yet")
-        monitor.emergency_save()
-    except Exception as error:  # This thread must end the process in any case.
-        print(printable(f"lockstep: the state could not be saved: {error}"), file=sys.stderr, flush=True)
-        return ENVIRONMENT
-    return SIGNAL_BASE + signal.SIGTERM
-
-
 class HostWatch:
     """Watches a process of an outer launch, and through the store the others, which may be on other hosts.
 
     The process ends with a message if it has waited `timeout_s` seconds for a process that hangs, or for one
     that it cannot reach. So every side of a broken network ends by itself. A process that is asked to stop while it
-    waits for one that hangs saves its state, if it is process 0, and ends.
+    waits for one that hangs ends; the run continues from its newest checkpoint.
 
     Under torchrun it ends with torchrun's agent, too. `failed` is called with the error before the process ends.
     """
@@ -128,10 +114,9 @@ class HostWatch:
 
     def _stop(self, seconds: float, others: Observer) -> None:
         """End this process, `seconds` after it was asked to stop, if the loop cannot do it."""
-        if self._monitor.emergency_save is None and self._monitor.beat.step < 0:  # Nothing was made yet.
+        nothing_made = self._monitor.beat.step < 0
+        if nothing_made or (seconds > _DEADLINE_S and others.stalled(_DEADLINE_S, _STOPPED_S)):
             os._exit(SIGNAL_BASE + signal.SIGTERM)
-        if seconds > _DEADLINE_S and others.stalled(_DEADLINE_S, _STOPPED_S):
-            os._exit(_save(self._monitor) if self._process == 0 else SIGNAL_BASE + signal.SIGTERM)
 
     def _cause(self, others: Observer, now: float) -> LockstepError | None:
         """Return why this process cannot go on, or None if those that it waits for are only slow."""

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
 from lockstep.launch import watch
 from lockstep.launch.signals import StopRequests, end_at_once, handled_by, leave
-from lockstep.launch.workers import Mailbox, Output, read_run_folder, write_run_folder
+from lockstep.launch.workers import Mailbox, Output, write_run_folder
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
 
@@ -43,12 +42,11 @@ _LESS_MEMORY = (
 class Mail:
     """What process 0 sends to the program that waits for the job.
 
-    emit: sends a record. on_run_created: sends the run's folder. run_folder: returns the folder that was sent.
+    emit: sends a record. on_run_created: sends the run's folder.
     """
 
     emit: Callable[[Mapping[str, Any]], None]
     on_run_created: Callable[[Path], None]
-    run_folder: Callable[[], Path | None]
 
 
 def compute(
@@ -106,7 +104,7 @@ def _do(
     lines = sys.stderr if output.lines_to_stderr else sys.stdout
     display = Display() if output.quiet else Display(lines, output.columns, progress=sys.stderr)
     ctx = Context(
-        group, device, monitor, requests, display, mail.emit, on_run_created, mail.run_folder,
+        group, device, monitor, requests, display, mail.emit, on_run_created,
         loading_guard=lambda: _loading(silent=output.quiet or world.process != 0),
         local=world.local, local_processes=world.local_processes,
     )  # fmt: skip
@@ -210,10 +208,8 @@ def main() -> None:
     spec, world = decoded((folder / "spec.json").read_text()), World.from_environment()
     monitor = Monitor(folder / f"heartbeat-{world.process}")
     watch.under_launcher(monitor, parent, folder.parent)
-    mail = Mail(
-        Mailbox(folder).put, lambda path: write_run_folder(folder, path), lambda: read_run_folder(folder)
-    )  # fmt: skip
-    with _failure_told(folder, parent, world.process, monitor):
+    mail = Mail(Mailbox(folder).put, lambda path: write_run_folder(folder, path))
+    with _failure_told(folder, parent, world.process):
         _, code = compute(spec, world, output, mail, monitor)
     _end(folder, parent, world.process, code)
 
@@ -236,15 +232,13 @@ def _tell(folder: Path, parent: int, name: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _failure_told(folder: Path, parent: int, process: int, monitor: Monitor) -> Iterator[None]:
+def _failure_told(folder: Path, parent: int, process: int) -> Iterator[None]:
     """Write an error within the context into `folder` for the launcher, which prints the first cause; then exit."""
     try:
         yield
     except SystemExit as end:  # A signal has ended the reading of the dataset, a bench or a verification.
         _end(folder, parent, process, int(end.code or 0))
     except Exception as error:
-        if monitor.save_asked:  # The launcher has ended the others. The watching thread saves, and ends this process.
-            threading.Event().wait()
         known = isinstance(error, LockstepError)
         code = error.code if isinstance(error, LockstepError) else CRASH
         failure = {

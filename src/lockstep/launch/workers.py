@@ -51,16 +51,8 @@ class Output(NamedTuple):
 
 
 def write_run_folder(folder: Path, run: Path) -> None:
-    """Leave the folder of the run in `folder`, for the launcher and for other workers."""
+    """Leave the folder of the run in `folder`, for the launcher."""
     replace(folder / "run", os.fsencode(run))
-
-
-def read_run_folder(folder: Path) -> Path | None:
-    """Return what `write_run_folder` has left in `folder`, or None."""
-    try:
-        return Path(os.fsdecode((folder / "run").read_bytes()))
-    except FileNotFoundError:
-        return None
 
 
 class Mailbox:
@@ -200,22 +192,12 @@ class Workers:
         with contextlib.suppress(subprocess.TimeoutExpired):  # It waits for a disk, for example of a lost host.
             self._programs[number].wait(_KILLED_S)
 
-    def await_end(self, number: int, seconds: float) -> int:
-        """Return the exit code of one worker, which is killed if it does not end within `seconds`."""
-        worker = self._programs[number]
-        try:
-            return self._code(number, worker.wait(seconds))
-        except subprocess.TimeoutExpired:
-            self.kill(number)
-            return -signal.SIGKILL
-
-    def ask_to_save(self, number: int) -> None:
-        """Ask one worker to save the state alone and to end."""
-        self._memories[number].ask_to_save()
-
     def run_folder(self) -> Path | None:
         """Return the folder of the run that process 0 trains, or None before it exists."""
-        return read_run_folder(self.folder)
+        try:
+            return Path(os.fsdecode((self.folder / "run").read_bytes()))
+        except FileNotFoundError:
+            return None
 
     def describe(self, number: int) -> str:
         """Return a worker's number and towers, in words."""

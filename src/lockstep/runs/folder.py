@@ -209,7 +209,8 @@ class Run:
     def last_loss(self) -> float | None:
         """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
         rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
-        return next(rows, {}).get("loss")
+        loss: float | None = next((row.get("loss") for row in rows), None)
+        return loss
 
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
