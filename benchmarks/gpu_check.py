@@ -212,12 +212,12 @@ def one_hash(here: Machine) -> Any:
 
 
 def reductions(here: Machine) -> Any:
-    """On two processes, the reductions tree, central and central-cpu have one hash: by NCCL, and Gloo beside it."""
+    """On two processes, the reductions tree and central have one hash: by NCCL, and Gloo beside it."""
     if here.gpus:
         here.need_gpus(2)
     found = {
         kind: here.train(f"by-{kind}", "digits", "--no-portable", "--processes", 2, "--reduction", kind)
-        for kind in ("tree", "central", "central-cpu")
+        for kind in ("tree", "central")
     }
     hashes = {kind: result["weights_sha256"] for kind, result in found.items()}
     assert len({*hashes.values()}) == 1, hashes

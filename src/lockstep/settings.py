@@ -7,13 +7,12 @@ settings class names its implementation and imports it only when it is asked to 
 import contextlib
 import hashlib
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -22,7 +21,6 @@ from lockstep.errors import LockstepError, unknown
 
 S = TypeVar("S", bound="Settings")
 _SHOWN = 300  # characters of a wrong value in a message
-EDITED = "edited"  # in place of the SHA-256 of a source that was edited before its SHA-256 was taken
 _imported: dict[str, tuple[ModuleSpec | None, str]] = {}  # by module: as `imported_sha256` found it
 _OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that `pip install 'lockstep[timm]'` adds
 
@@ -165,8 +163,7 @@ def imported_sha256(module: ModuleType) -> str | None:
     """Return the SHA-256, in hex, of the source that `module` was imported from; None if it has no source file.
 
     The file may be edited after the import, and the program still executes the code from before. So the SHA-256 is
-    taken at the first call, which `load_object` makes, and again if the module is imported or reloaded again. If the
-    program imported the module before that, and the file no longer has its functions, the result is EDITED.
+    taken at the first call, which `load_object` makes, and again if the module is imported or reloaded again.
     """
     known_spec, sha256 = _imported.get(module.__name__, (None, None))
     if known_spec is not None and known_spec is module.__spec__:
@@ -175,23 +172,6 @@ def imported_sha256(module: ModuleType) -> str | None:
         source = Path(getattr(module, "__file__", None) or "").read_bytes()
     except OSError:  # a built-in module, or one in a zip archive
         return None
-    sha256 = hashlib.sha256(source).hexdigest() if _has_functions_of(module, source) else EDITED
+    sha256 = hashlib.sha256(source).hexdigest()
     _imported[module.__name__] = module.__spec__, sha256
     return sha256
-
-
-def _has_functions_of(module: ModuleType, source: bytes) -> bool:
-    """Return whether all functions and methods that `module` defines are compiled from `source`."""
-    if type(getattr(module.__spec__, "loader", None)) is not SourceFileLoader:
-        return True  # Another loader may have changed the code on purpose.
-    try:
-        todo, compiled = [compile(source, "", "exec", dont_inherit=True)], set()
-    except (SyntaxError, ValueError):  # The file has been edited since the import, and is not complete.
-        return False
-    while todo:
-        compiled.add(code := todo.pop())
-        todo += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
-    members = [*own, *(member for value in own if isinstance(value, type) for member in vars(value).values())]
-    codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))
-    return all(code in compiled for code in codes if code is not None and code.co_filename == module.__file__)

@@ -366,7 +366,7 @@ def test_an_outer_launch_says_how_many_processes_there_are(here):
 
 @pytest.mark.slow
 @NEWER_CPU
-def test_precision_is_chosen_when_a_run_is_created_and_an_emulated_one_is_said_with_its_price(here, program, tmp_path):
+def test_precision_is_chosen_when_a_run_is_created_and_an_emulated_one_is_said(here, program, tmp_path):
     options = ["--no-portable", "--set", "precision=auto", "--steps", 12, "--name", "b"]
     done = program("train", *options, "--processes", 1, **OLDER)
     assert done.returncode == 0, done.stderr
@@ -377,4 +377,4 @@ def test_precision_is_chosen_when_a_run_is_created_and_an_emulated_one_is_said_w
     assert "emulated" not in again.stdout
     assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
     done = program("train", "--no-portable", "--precision", "bfloat16", "--steps", 1, "--processes", 2, **OLDER)
-    assert re.search(r"bfloat16 is emulated on this CPU: a step takes \d+\.\d times as long as in float32", done.stdout)
+    assert "bfloat16 is emulated on this CPU, slower than float32" in done.stdout

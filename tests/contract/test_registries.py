@@ -165,4 +165,4 @@ def test_a_dataset_has_a_reader(name):
 
 def test_a_reductions_description_states_whether_it_is_exact():
     exact = {name: "; exact" in text and "not exact" not in text for name, text in REDUCTIONS.items()}
-    assert exact == {"tree": True, "central": True, "central-cpu": True, "allreduce": False}
+    assert exact == {"tree": True, "central": True, "allreduce": False}

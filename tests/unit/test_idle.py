@@ -78,7 +78,7 @@ def test_a_note_on_idle_cores_gives_options(monkeypatch, available, towers, proc
     assert note(monkeypatch, "cpu", available, towers, processes, threads=threads, **options) == expected
 
 
-@pytest.mark.parametrize(("reduction", "shown"), [("tree", False), ("central-cpu", True)])
+@pytest.mark.parametrize(("reduction", "shown"), [("tree", False), ("central", True)])
 def test_the_note_and_a_reduction_that_makes_a_difference_are_in_the_log(monkeypatch, tmp_path, reduction, shown):
     monkeypatch.setattr(hardware, "cores", lambda: 4)
     recipe = get_recipe("digits").replace(epochs=None, steps=1, towers=1, batch=32)

@@ -88,7 +88,7 @@ def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
     assert texts["names of the classes"] == json.dumps(list("abcdefghij"))
 
 
-@pytest.mark.parametrize(("reduction", "text"), [("tree", "all towers in one process"), ("central-cpu", "on its CPU")])
+@pytest.mark.parametrize(("reduction", "text"), [("tree", "all towers in one process"), ("central", "on its CPU")])
 def test_log_placement_states_how_one_process_adds_its_towers(reduction, text):
     built = session({})
     built.placement = Placement(reduction=reduction)

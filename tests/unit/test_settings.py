@@ -14,7 +14,7 @@ from lockstep.data import Shift
 from lockstep.errors import USAGE, LockstepError
 from lockstep.optim import EMA, SGD
 from lockstep.recipes import get_recipe
-from lockstep.settings import EDITED, import_path_restored, imported_sha256, load_object
+from lockstep.settings import import_path_restored, imported_sha256, load_object
 
 DIGITS = get_recipe("digits")
 
@@ -108,18 +108,6 @@ def test_the_sha256_of_an_imported_module_is_that_of_its_code_and_not_of_an_edit
     write_module(CODE.format(333))
     assert load_object(f"{name}:C")().m()() == 333
     assert imported_sha256(sys.modules[name]) == sha256(CODE.format(333))
-
-
-@pytest.mark.parametrize(
-    ("edited", "expected"), [(CODE.format(1), sha256(CODE.format(1))), (CODE.format(2), EDITED), ("def f(", EDITED)]
-)
-def test_an_edit_between_the_programs_own_import_and_the_first_use_is_noticed(write_module, edited, expected):
-    name = write_module(CODE.format(1))
-    sys.path.append("")
-    importlib.import_module(name)
-    write_module(edited)
-    load_object(f"{name}:f")
-    assert imported_sha256(sys.modules[name]) == expected
 
 
 def test_the_current_folder_is_searched_last_and_may_be_removed_again(write_module, tmp_path):

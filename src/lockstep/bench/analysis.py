@@ -126,11 +126,11 @@ def exchange_s(kind: str, devices: int, size: int, link: Link, parts: int = 1) -
         other: 2 (W - 1) messages for each of the vector's parts, and 2 (W - 1) / W n bytes. The devices of one host
         that share its link count as one device: a host sends the sums of its devices.
     allreduce: a ring of all devices, with as many messages and bytes.
-    central: one device receives W - 1 vectors, then broadcasts the total along a binary tree.
-    central-cpu: the same. Copies between device and CPU count as free.
+    central: one CPU receives W - 1 vectors, then broadcasts the total along a binary tree. Copies between device and
+        CPU count as free.
     """
     others = devices - 1
-    if kind in ("central", "central-cpu"):
+    if kind == "central":
         return (others + math.ceil(math.log2(devices))) * (link.latency_s + size / link.bytes_per_s)
     assert kind in ("tree", "allreduce"), f"no cost is stated for the reduction {kind}"
     return 2 * others * parts * link.latency_s + 2 * others / devices * size / link.bytes_per_s
@@ -178,8 +178,7 @@ def assumptions(step_s: float, parts_bytes: Sequence[int], kind: str, link: Link
     messages = {
         "tree": "2 (W - 1) messages a part and 2 (W - 1) / W of the vector per device, between all pairs",
         "allreduce": "a ring: 2 (W - 1) messages and 2 (W - 1) / W of the vector per device",
-        "central": "W - 1 whole vectors into one device, then log2 W down a binary tree",
-        "central-cpu": "W - 1 whole vectors into one CPU, then log2 W down a binary tree; copies are free",
+        "central": "W - 1 whole vectors into one CPU, then log2 W down a binary tree; copies are free",
     }[kind]
     size = sum(parts_bytes)
     hidden = (

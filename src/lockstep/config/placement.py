@@ -13,11 +13,10 @@ from lockstep.settings import Settings
 if TYPE_CHECKING:
     from lockstep.config.recipe import Recipe
 
-# name -> a description for several processes. With one process only central-cpu differs from the others.
+# name -> a description for several processes. With one process only central differs from the others.
 REDUCTIONS = {
     "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
-    "central": "process 0 adds all vectors, in the canonical tree, and sends the total back; exact",
-    "central-cpu": "process 0 adds all vectors on its CPU, in the canonical tree, and sends the total back; exact",
+    "central": "process 0 adds all vectors on its CPU, in the canonical tree, and sends the total back; exact",
     "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for comparison",
 }
 
@@ -65,9 +64,7 @@ class Placement(Settings):
     device: Annotated[str, BeforeValidator(_device)] = Field(
         "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."
     )
-    reduction: str = Field(
-        "tree", description="How towers are added: tree, central, central-cpu, or allreduce (not exact)."
-    )
+    reduction: str = Field("tree", description="How towers are added: tree, central, or allreduce (not exact).")
     log_every: int = Field(10, ge=1, description="Steps between two lines of the log.")
     save_every: int = Field(1000, ge=1, description="Steps between two checkpoints.")
     save_every_s: float = Field(
@@ -154,6 +151,6 @@ def check(recipe: "Recipe", placement: Placement) -> None:
         )
     if placement.reduction == "allreduce" and recipe.exact:
         raise LockstepError(
-            "reduction 'allreduce' does not keep the bits: choose tree, central or central-cpu, "
+            "reduction 'allreduce' does not keep the bits: choose tree or central, "
             "or give up exactness in the recipe with --set exact=false"
         )

@@ -32,9 +32,8 @@ class Reduction:
         member owns a slice of the vector: it receives this slice of all other members' nodes, adds them, and in the
         end sends the sum to all of them. So a value crosses a link once for each host, not once for each process, if
         the towers of a host are one node. The vector goes in parts, while the last tower still computes.
-    central: Process 0 receives all nodes, adds them and sends the total back.
-    central-cpu: Like central, but all vectors are copied to the CPU first, and the total is copied to the device at the
-        end. Not yet run on a GPU.
+    central: All vectors are copied to the CPU. Process 0 receives all nodes there, adds them and sends the total back,
+        which is copied to the device. Not yet run on a GPU.
     allreduce: The backend's own sum, in another order of additions.
 
     Attributes:
@@ -49,7 +48,7 @@ class Reduction:
         self.exact = kind != "allreduce"
         self.processes = group.processes
         self.owned = owned(towers, group.processes, group.process)
-        self._on_cpu = kind == "central-cpu"
+        self._on_cpu = kind == "central"
         self._group = group.on_cpu() if self._on_cpu else group
         self._towers, self._device = towers, device
         self._nodes = [cover(towers, owned(towers, group.processes, p)) for p in range(group.processes)]
@@ -57,7 +56,7 @@ class Reduction:
         self._by_tree = kind == "tree" and bool(self._peers)
         self.in_parts = self._by_tree and group.overlaps
         self._levels = _levels(group.process, group.hosts(), self._nodes, towers) if self._by_tree else []
-        self._total = {"central": self._central, "central-cpu": self._central, "allreduce": self._allreduce}.get(kind)
+        self._total = {"central": self._central, "allreduce": self._allreduce}.get(kind)
         self._sums: list[Tensor] = []  # of this process's nodes but the last one
         self._left: list[Tensor] = []  # of the nodes to the left of the last tower, to which its vector is added
         self._begun: list[Callable[[], object]] = []  # functions that wait until a part is exchanged

@@ -92,21 +92,6 @@ def _first_rows(tensor: Tensor) -> Tensor:
     return tensor[:_MATRIX_ROWS] if tensor.ndim == 2 else tensor
 
 
-def slowdown(
-    recipe: Recipe, network: Network, plain: Recipe, model: nn.Module, state: State, dataset: Dataset
-) -> float:
-    """Return how many times as long a tower of `recipe` takes as one of `plain`, which is `recipe` in float32.
-
-    `network` is the network of `recipe`; `model` becomes that of `plain`.
-    """
-    shard = _first_images(recipe, network, dataset)
-    plain_network = Network(plain, model, network.shape, shard.images.device)
-    pairs = (recipe, network), (plain, plain_network)
-    with network.uncompiled(), plain_network.uncompiled():
-        times = [_seconds(Tower(one.bind(len(dataset)), its_network), state, shard) for one, its_network in pairs]
-    return times[0] / times[1]
-
-
 def _seconds(tower: Tower, state: State, shard: Shard, calls: int = _TIMED_CALLS) -> float:
     """Return the shortest time of `calls` calls of `tower`, without the first one, which prepares."""
     times = []

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
-from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
 from lockstep.core.features import Prefix, head_of
@@ -28,7 +27,7 @@ from lockstep.data.download.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
-from lockstep.jobs.probe import Probe, probe, slowdown
+from lockstep.jobs.probe import Probe, probe
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.provenance import compare, fingerprint, sources
 from lockstep.runs.weights_file import sha256_of_state
@@ -215,19 +214,6 @@ class Session:
         if self.recipe.exact:
             require_equal("arithmetic", result.sha256, self.group, self.fingerprint)
         return result
-
-    def emulation_note(self, train_set: Dataset) -> str | None:
-        """Return a note with the measured cost if the device emulates the recipe's precision, else None."""
-        if self.recipe.head is not None or not emulated(self.recipe.precision, self.device):
-            return None
-        plain = self.recipe.replace(precision="float32")
-        model = initial_model(plain, self.network.shape, train_set)
-        factor = slowdown(self.recipe, self.network, plain, model, self.state, train_set)
-        kind = "GPU" if self.device.type == "cuda" else "CPU"
-        return (
-            f"{self.recipe.precision} is emulated on this {kind}: a step takes {factor:.1f} times as long as in "
-            f"float32, measured on a few images. --precision float32 is another recipe, with other bits"
-        )
 
     def require_agreement(self) -> None:
         """Raise a LockstepError, in every process, unless all processes agree.

@@ -126,7 +126,7 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
     sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
     lines.append(("in each", f"{sizes}; and the optimizer's state"))
     how = "all towers in one process"
-    if group.processes > 1 or session.placement.reduction == "central-cpu":
+    if group.processes > 1 or session.placement.reduction == "central":
         how = REDUCTIONS[session.placement.reduction]
     lines.append(("reduction", f"{vector_length:,} float32 values a step, {vector_length * 4 / 2**20:.1f} MiB; {how}"))
     return lines
@@ -187,7 +187,7 @@ def _processes(session: Session) -> str:
     shares = [owned(recipe.towers, processes, process) for process in range(processes)]
     counts = f"{' + '.join(str(len(share)) for share in shares)} {'tower' if recipe.towers == 1 else 'towers'}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_threads(recipe)} each"
-    shown = processes > 1 or session.placement.reduction == "central-cpu"
+    shown = processes > 1 or session.placement.reduction == "central"
     how = f", reduction {session.placement.reduction}" if shown else ""
     how += "" if session.reduction.exact else " (not exact)"
     return f"{processes} on {where}; {counts}{how}"

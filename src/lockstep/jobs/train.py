@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.log import Log
@@ -56,8 +57,12 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         check_profile(placement, 0, course.steps)
         # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
         probe = session.probe(train_set)
-        if emulation := session.emulation_note(train_set):
-            logger.warning(emulation)
+        if recipe.head is None and emulated(recipe.precision, session.device):
+            kind = "GPU" if session.device.type == "cuda" else "CPU"
+            logger.warning(
+                f"{recipe.precision} is emulated on this {kind}, slower than float32. --precision float32 is another "
+                f"recipe, with other bits"
+            )
         with opened(spec, ctx, session, probe) as run:
             due = Due(placement, course)
             session.restore(run.checkpoint if run else None)
