@@ -107,7 +107,7 @@ def show(figures: dict[str, dict[str, float]], unit: str = "images/s") -> None:
 
 
 def figure(name: str, unit: str, values: list[float], target: float, *, at_least: bool) -> dict[str, Any]:
-    """Return a row of the table of `benchmarks.suite`, which compares the median of `values` with a target."""
+    """Return a row of a record, which compares the median of `values` with a target."""
     met = statistics.median(values) >= target if at_least else statistics.median(values) <= target
     sign = ">=" if at_least else "<="
     return {"figure": name, "unit": unit, **spread(values), "target": f"{sign} {target:g}", "met": met}
@@ -136,5 +136,16 @@ def save(name: str, record: dict[str, Any]) -> None:
     words = ["DIR" if word.startswith("/") else word for word in sys.argv[1:]]  # a folder of this machine says nothing
     command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *words])
     RESULTS.mkdir(exist_ok=True)
-    text = json.dumps({"command": command, "machine": machine, "versions": versions, **record}, indent=1)
+    head = {"command": command, **commit(), "machine": machine, "versions": versions}
+    text = json.dumps({**head, **record}, indent=1)
     (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def commit() -> dict[str, str]:
+    """Return the commit of this checkout as {"commit": ...}, "-dirty" if files were changed; {} elsewhere."""
+    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return {}
+    return {} if done.returncode else {"commit": done.stdout.strip()}

@@ -52,10 +52,10 @@ class Unit(NamedTuple):
         return f"{self.bare(min(several))} to {self.bare(max(several))}"
 
 
-RATE, TIMES, MEMORY = Unit(",.0f", 1, "images/s"), Unit(".2f", 1, "times"), Unit(",.0f", 2**-20, "MiB")
+RATE, TIMES = Unit(",.0f", 1, "images/s"), Unit(".2f", 1, "times")
 PERCENT, COST, ABOUT = Unit(".2f", 100, "%"), Unit(".1f", 100, "%"), Unit(".0f", 100, "%")
 SECONDS, START_SECONDS, MINUTES = Unit(".1f", 1, "s"), Unit(".2f", 1, "s"), Unit(".1f", 1 / 60, "min")
-MILLISECONDS, SHARE = Unit(".1f", 1, "ms"), Unit(".3f", 1, "%")
+MILLISECONDS = Unit(".1f", 1, "ms")
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,12 @@ def replaced(page: str, text: str) -> str:
 def load(record: str) -> Any:
     """Return the content of benchmarks/results/`record`.json."""
     return json.loads((RESULTS / f"{record}.json").read_text())
+
+
+def names(pattern: str) -> list[str]:
+    """Return the names of the records that match, in order, without those of a first look."""
+    found = sorted(file.stem for file in RESULTS.glob(f"{pattern}.json"))
+    return [name for name in found if not name.endswith("-quick")]
 
 
 def rows_of(record: str) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ benchmarks/results/; `stated.json` holds those of the originals, which were not 
 from pathlib import Path
 
 from benchmarks.figures import ABOUT, FOUR_TOWERS, LONG, MNIST, PERCENT, RATE, Unit, link, load, machine
+from benchmarks.peers.by_kind import compared
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/coming-from-tensorflow.md"
@@ -37,36 +38,44 @@ def stated_rows() -> list[str]:
 
 def tutorial_rows() -> list[str]:
     """Return our rates and accuracies of `cifar10-tutorial`."""
-    peers = load("peers-cifar10-tutorial")["images_per_s"]
     measured = [
         ("1 tower, 1 process", "bfloat16", load("overhead")["images_per_s"]["one process"]["median"], "", "overhead")
     ]
-    for precision in ("float32", "bfloat16"):
-        rate = peers[f"lockstep {precision}"]["median"]
-        measured.append(("2 towers, 2 processes", precision, rate, "", "peers-cifar10-tutorial"))
     for towers, record in (("1 tower", LONG), ("4 towers", FOUR_TOWERS)):
         run = load(record)["result"]
         accuracy = f"{PERCENT.of(run['accuracy']['ema'])} after {run['steps']:,} steps"
         measured.append((f"{towers}, 1 process", "bfloat16", run["images_per_s"], accuracy, record))
     batch = load("stated")["tutorial"]["images_per_batch"]
+    rows = [(_cpu(towers, record), *rest, record) for towers, *rest, record in measured]
+    rows += [
+        (where, precision, rate, "", record) for where, precision, rate, record in _two_processes("cifar10-tutorial")
+    ]
     return [
-        _row(_cpu(towers, record), precision, BATCH_SECONDS.bare(batch / rate), RATE.bare(rate), accuracy, link(record))
-        for towers, precision, rate, accuracy, record in measured
+        _row(where, precision, BATCH_SECONDS.bare(batch / rate), RATE.bare(rate), accuracy, link(record))
+        for where, precision, rate, accuracy, record in rows
     ]
 
 
 def mnist_rows() -> list[str]:
     """Return the notebook's log, and our rates and accuracy of `mnist`."""
-    notebook, peers, run = load("stated")["notebook"], load("peers-mnist")["images_per_s"], load(MNIST)["result"]
+    notebook, run = load("stated")["notebook"], load(MNIST)["result"]
     span = _span(list(notebook["images_per_s"].values()), ",.0f")
     stated = f"{PERCENT.of(notebook['accuracy'])} after {notebook['steps']} steps"
     own = f"{PERCENT.of(run['accuracy']['raw'])} after {run['steps']} steps"
-    place, source = _cpu("2 towers, 2 processes", "peers-mnist"), link("peers-mnist")
-    rates = {precision: RATE.bare(peers[f"lockstep {precision}"]["median"]) for precision in ("float32", "bfloat16")}
     return [
         _row("2 GPUs, model not stated", "float32", span, stated, "its log"),
-        *(f"| {place} | {precision} | {rate} | | {source} |" for precision, rate in rates.items()),
+        *(_row(where, precision, RATE.bare(rate), "", link(record))
+          for where, precision, rate, record in _two_processes("mnist")),
         _row(_cpu("2 towers, 2 processes", MNIST), "bfloat16", RATE.bare(run["images_per_s"]), own, link(MNIST)),
+    ]  # fmt: skip
+
+
+def _two_processes(model: str) -> list[tuple[str, str, float, str]]:
+    """Return machine, precision, images/s and record of two towers on two processes, for each kind of CPU."""
+    rows = {(row["kind"], row["precision"]): row for row in compared(model) if "lockstep_images_per_s" in row}
+    return [
+        (f"2 cores of {kind}: 2 towers, 2 processes", precision, row["lockstep_images_per_s"]["median"], row["record"])
+        for (kind, precision), row in rows.items()
     ]
 
 

@@ -6,25 +6,20 @@ measurements in the recipes' docstrings, and fails if a published number differs
 
 import math
 import statistics
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks import manual, originals, portable_page
-from benchmarks.common import RESULTS
 from benchmarks.figures import (
     ABOUT,
     COST,
     FOUR_TOWERS,
     LONG,
-    MEMORY,
-    MILLISECONDS,
     MINUTES,
     MNIST,
     PERCENT,
     RATE,
     SECONDS,
-    SHARE,
     START_SECONDS,
     TIMES,
     WEIGHTS,
@@ -36,6 +31,7 @@ from benchmarks.figures import (
     link,
     load,
     machine,
+    names,
     over,
     replaced,
     rows_of,
@@ -43,6 +39,7 @@ from benchmarks.figures import (
     tables,
 )
 from benchmarks.image_folders import CASES
+from benchmarks.peers import by_kind
 from lockstep.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +52,6 @@ BY_PRECISION = {  # seeds 0 and 1
     "bfloat16": (LONG, "cifar10-tutorial-10000-bfloat16-seed-1"),
     "float32": ("cifar10-tutorial-10000-float32", "cifar10-tutorial-10000-float32-seed-1"),
 }
-INPUT = "input-cifar10-tutorial-bfloat16"
 NOT_MEASURED = """## Not measured
 
 No GPU was available, so nothing has been measured on one. `cifar10-record` and `cifar10-96` are made for a GPU and have
@@ -69,7 +65,7 @@ LONG_STEPS, CURVE_STEPS = (10_000, 20_000, 30_000, 60_000, 100_000), (1, 2, 4, 6
 
 def introduction() -> str:
     """Return the text on how to read the page."""
-    records = [load(file.stem) for file in sorted(RESULTS.glob("*.json")) if not file.stem.endswith("-quick")]
+    records = [load(name) for name in names("*")]
     versions = [versions for record in records if (versions := record.get("result", record).get("versions"))]
     torch = ", ".join(sorted({version["torch"] for version in versions}))
     python = ", ".join(sorted({version["python"] for version in versions}))
@@ -103,7 +99,7 @@ def accuracy_and_time() -> str:
     ]  # fmt: skip
     rows = [
         *of_seeds("cifar10", "bfloat16"), *ported, *of_seeds("digits", "float32"),
-        *of_run("`digits`", "digits-float16", "float16"), *of_run("`mnist`, 200 steps", MNIST, "bfloat16"),
+        *of_run("`mnist`, 200 steps", MNIST, "bfloat16"),
     ]  # fmt: skip
     return f"""## Accuracy and time
 
@@ -117,7 +113,7 @@ The port keeps float32 weights under autocast to bfloat16. It uses two threads i
 Its runs alternated with seeds 4 to 6 of `cifar10`. Target: half of the port's time. Missed: {share} of it.
 
 The log of the MNIST notebook states a test accuracy of {load("stated")["notebook"]["accuracy"]}, the mean of the
-accuracies of chunks. float16 has not been measured on CIFAR-10.
+accuracies of chunks.
 """
 
 
@@ -257,10 +253,6 @@ the second from {link(FOUR_TOWERS)}.
 | 1 tower (batch 128) | {" | ".join(by_step(LONG))} |
 | 4 towers (batch 512) | {" | ".join(by_step(FOUR_TOWERS))} |
 
-![Test accuracy of averaged and raw weights, and training loss, over the steps](cifar10-tutorial.svg)
-
-`python -m benchmarks.plot OUT.svg LABEL=RUN/metrics.jsonl ...` draws the diagram from the metrics of the two records.
-
 ### bfloat16 against float32
 
 Mean test accuracy of two seeds after 10,000 steps: {means["bfloat16", "ema"]} in bfloat16 and
@@ -278,41 +270,9 @@ def by_step(record: str) -> list[str]:
     return [" / ".join(map(PERCENT.bare, pair)) for pair in pairs]
 
 
-def compared_with_others() -> str:
-    """Return the section on throughput compared with TensorFlow and a DDP script."""
-    return f"""## Throughput compared with other programs
-
-All programs train the same network on the same two cores, in turn. Lockstep and the DDP script use two processes with
-one thread each. TensorFlow computes two towers in one process, with its default number of threads. Each record lists
-the settings of every program. Only programs of equal precision are compared. A ratio is that of the medians; its range
-is over single rounds.
-
-{tables(*of_peers("cifar10-tutorial"), *of_peers("mnist"))}
-
-Targets: in float32 1.6 times TensorFlow's throughput (`mnist`: 1.3 times), and twice in bfloat16 where the CPU has
-units for it. Missed.
-"""
-
-
-def of_peers(model: str) -> list[Figure]:
-    """Return the throughput of each program and Lockstep's ratio to it, float32 first."""
-    record = f"peers-{model}"
-    comparison, figures = load(record), []
-    for precision in ("float32", "bfloat16"):
-        for name, rate in comparison["images_per_s"].items():
-            if name.endswith(precision):
-                figures.append(over(f"`{model}`, 2 towers: {name}", rate, RATE, precision, record))
-        for name, ratio in comparison["lockstep_over"].items():
-            if name.endswith(precision):
-                what = f"`{model}`, 2 towers: lockstep {precision} / {name}"
-                figures.append(over(what, ratio, TIMES, precision, record, "of_medians"))
-    return figures
-
-
 def costs() -> str:
-    """Return the sections on the cost of loop, exactness, start, input and summaries."""
-    loop, exact, summaries = rows_of("overhead"), load("throughput"), load("summaries")
-    precision = {"start to first step, digits": "float32", "import lockstep": "none"}
+    """Return the section on the cost of the loop, exactness, a second process and the start."""
+    loop, precision = rows_of("overhead"), {"start to first step, digits": "float32", "import lockstep": "none"}
     today = [
         *(over(name, row, TIMES, "bfloat16", "overhead") for name, row in loop.items()),
         *(
@@ -320,53 +280,19 @@ def costs() -> str:
             for name, row in rows_of("start").items()
         ),
         over("`import torch` alone", load("start")["import_torch_s"], START_SECONDS, "none", "start"),
-        *(over(name, row, TIMES, "bfloat16", INPUT) for name, row in rows_of(INPUT).items()),
     ]
-    rates = exact["images_per_s"]
-    runs = sum(rate["n"] for name, rate in rates.items() if name != "bare loop")
-    memory = MEMORY.of(exact["peak_memory_bytes"])
-    distributed = [
-        *(over(f"2 towers on two processes, {name}", rates[name], RATE, "bfloat16", "throughput") for name in rates),
-        Figure("memory of a process of Lockstep", memory, runs, "greatest of all runs", "bfloat16", "throughput"),
-        *(over(f"1 tower, summaries: {name}", rate, RATE, "bfloat16", "summaries")
-          for name, rate in summaries["images_per_s"].items()),
-    ]  # fmt: skip
     second = loop["two processes / one, a thread each"]
     target = f"{second['target'].removeprefix('>= ')} times. {'Met' if second['met'] else 'Missed'}"
-    cost = {name: COST.of(value) for name, value in exact["cost"].items()}
-    return f"""## Cost of the loop, a second process, the start and the input
+    return f"""## Cost of the loop, exactness, a second process and the start
 
 `cifar10-tutorial` with towers of 128 images and distortions. The variants took turns. A ratio is the median of the
 ratios of single rounds. "loop" is Lockstep's training loop. "bare loop" is a plain PyTorch loop over the same network
-and data. Input is measured per core.
+and data. `tree` is the exact sum, `allreduce` that of the backend, which is not exact.
 
 {tables(*today)}
 
 Target for two processes over one: {target}.
-
-## Cost of exactness and summaries
-
-The exact `tree` costs {cost["allreduce"]} of the throughput of the backend's `allreduce`, and {cost["bare loop"]} of
-that of a bare PyTorch loop. TensorBoard summaries every 100 steps, the default, cost {COST.of(summaries["cost"])} of
-the throughput without summaries. These are ratios of medians.
-
-{tables(*distributed)}
-
-## Reading folders of images
-
-Files are those of CIFAR-10, as JPEG. "Pillow alone" only decodes and resizes them. "Waiting" is the share of a
-step of `folder` in which a process waits for images.
-
-{tables(*of_folders())}
-
-Targets: 0.9 times Pillow's speed, which small files miss; a later start of 1 s, missed.
 """
-
-
-def of_folders() -> list[Figure]:
-    """Return the speed of decoding, waiting, starting, and memory, for folders of images."""
-    units = {"x": TIMES, "": COST, "s": START_SECONDS, "GiB": Unit(".2f", 1, "GiB")}
-    return [over(name, row, units[row["unit"]], "bfloat16", "folder") for name, row in rows_of("folder").items()]
 
 
 def links() -> str:
@@ -425,66 +351,6 @@ multiplications that a direct computation would need. Their speed is a share of 
 | recipe | layers | ms | range | multiplications | of a product's speed |
 |---|---|---|---|---|---|
 {chr(10).join(lines)}
-"""
-
-
-def memory() -> str:
-    """Return the section on memory."""
-    lines = []
-    for name, stages in load("memory")["bytes"].items():
-        mib = [round(value / 2**20) for value in stages.values()]
-        added = [mib[0], *(after - before for before, after in pairwise(mib))]
-        lines.append(f"| {name} | {' | '.join(f'{value:,}' for value in [*added, mib[-1]])} |")
-    return f"""## Memory
-
-MiB of resident memory of one process with one thread, in a run of {load("memory")["steps"]} steps: what torch and
-Lockstep take, and what the dataset, the model with its state (master weights, optimizer, averages), the steps and the
-evaluation add to it; then the peak. Steps hold vectors, the activations of one tower and the next batch. Every process
-takes as much, except that all processes of a host share the pages of a dataset that is read from a file.
-
-{command("memory")} on {machine("memory")} ({link("memory")}), n = 1:
-
-| recipe, arithmetic | libraries | dataset | model and state | steps | evaluation | peak |
-|---|---|---|---|---|---|---|
-{chr(10).join(lines)}
-"""
-
-
-def safety() -> str:
-    """Return the section on the cost of checks and checkpoints."""
-    record, units = load("safety"), {"s": START_SECONDS, "%": SHARE, "ms": MILLISECONDS}
-    figures = [over(row["figure"], row, units[row["unit"]], row["precision"], "safety") for row in record["rows"]]
-    missed = "; ".join(row["figure"] for row in record["rows"] if not row["met"])
-    verdict = f"Missed: {missed}" if missed else "Met"
-    return f"""## Cost of checks and checkpoints
-
-Random images in the shape of each dataset, one process with one thread. The arithmetic probe runs once per session,
-before the first step. The digest of the state is taken every 100 steps. A checkpoint of `mnist` (242 MB with Adam's
-slots) is written in a separate thread, in {START_SECONDS.of(record["write_s"])}. The wait is the time the training loop
-waits for it, when it saves and before the next update.
-
-{tables(*figures)}
-
-Targets: at most 0.3 s for a probe, 1 % for a digest, 50 ms for a wait. {verdict}.
-"""
-
-
-def one_result() -> str:
-    """Return the section on the weights on each number of processes."""
-    figures = []
-    for name in ("digits-float32", "cifar10-bfloat16", "cifar10-tutorial-float32", "mnist-bfloat16"):
-        recipe, _, precision = name.rpartition("-")
-        record = load(f"exactness-{name}")
-        hashes = record["weights_sha256"]
-        what = f"`{recipe}`, 4 towers, {record['steps']} steps: SHA-256 of the weights on {', '.join(hashes)} processes"
-        different = ", ".join(sorted({sha[:16] for sha in hashes.values()}))
-        figures.append(Figure(what, different, len(hashes), "one run each", precision, f"exactness-{name}"))
-    return f"""## One result
-
-The weights are the same on every number of processes. The run of `digits` is complete. The run of `cifar10` has steps
-with all three image sizes. The runs on the Intel Xeon used older code.
-
-{tables(*figures)}
 """
 
 
@@ -563,25 +429,19 @@ def headlines() -> str:
     what = f"`cifar10-tutorial`, {long['steps']:,} steps: test accuracy (the original states about {stated})"
     rows = [
         ("`cifar10`: test accuracy (mean) and total time (median)", accuracy_and_time, seeds["accuracy"]["n"],
-         "seeds-cifar10"),
-        (what, PERCENT.of(long["accuracy"]["ema"]), 1, LONG),
-        ratios("cifar10-tutorial", {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}),
-        ratios("mnist", {"tensorflow": "TensorFlow"}),
+         *source("seeds-cifar10")),
+        (what, PERCENT.of(long["accuracy"]["ema"]), 1, *source(LONG)),
+        *by_kind.headlines(),
         ("throughput of the exact `tree` on two processes", f"{TIMES.of(exact['median'])} `allreduce`", exact["n"],
-         "overhead"),
+         *source("overhead")),
     ]  # fmt: skip
-    lines = [f"| {what} | {found} | {n} | {machine(record)} | {link(record, '')} |" for what, found, n, record in rows]
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join([BEGIN, "| what | result | n | machine | record |", "|---|---|---|---|---|", *lines, END])
 
 
-def ratios(model: str, programs: dict[str, str]) -> tuple[str, str, int, str]:
-    """Return the headline of `model`: throughput over other programs, in float32 and in bfloat16."""
-    over_others, values = load(f"peers-{model}")["lockstep_over"], []
-    for program, title in programs.items():
-        pair = [over_others[f"{program} {precision}"] for precision in ("float32", "bfloat16")]
-        values.append(f"{' / '.join(TIMES.bare(ratio['of_medians']) for ratio in pair)} times {title}")
-    what = f"`{model}`, 2 towers: throughput in float32 / bfloat16"
-    return what, ", ".join(values), pair[0]["n"], f"peers-{model}"
+def source(record: str) -> tuple[str, str]:
+    """Return the machine of a record and a link to it from README."""
+    return machine(record), link(record, "")
 
 
 def survival() -> str:
@@ -606,8 +466,7 @@ def survival() -> str:
 def document() -> str:
     """Return the text of docs/results.md."""
     parts = (
-        accuracy_and_time, photos, image_folders, long_runs, compared_with_others, split, links, costs, memory,
-        safety, one_result, loss_of_mnist,
+        accuracy_and_time, photos, image_folders, long_runs, by_kind.section, split, links, costs, loss_of_mnist,
     )  # fmt: skip
     return "\n".join([introduction(), *(part() for part in parts), NOT_MEASURED])
 

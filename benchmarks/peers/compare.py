@@ -6,8 +6,10 @@ settings of a peer are the fastest of those that were tried, once each. The reco
 XLA.
 
 The throughput of a program is the median over the rounds. In a round it is the median over intervals, or for Lockstep
-the mean without the first five steps. Only programs of equal precision are compared. --more adds rounds to those in the
-record, so that a series can be made while the machine is quiet.
+the mean without the first five steps. Only programs of equal precision are compared.
+
+Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces. It is written after
+every round. --more adds rounds to those in it, so that a series can be made while the machine is quiet.
 """
 
 import argparse
@@ -19,14 +21,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, record_of, save, show, spread, spreads, train
+from benchmarks.common import RESULTS, record_of, save, spread, train
+from benchmarks.kinds import kind, slug
 
 Record = dict[str, Any]
+Round = dict[str, float]  # program and precision -> images/s
+PEERS = {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}
 
 
 def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
     def run() -> Record:
-        steps = 10 if args.model == "mnist" else 100
+        steps = 7 if args.quick else {"mnist": 10, "cifar10-tutorial": 100}[args.model]
         options = ["--towers", 2, "--processes", 2, "--precision", precision, "--steps", steps]
         record = train(args.model, *options, data=args.data)
         return {"rate": record["images_per_s"], "settings": {"options": " ".join(map(str, options))}, "versions": {}}
@@ -34,40 +39,40 @@ def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
     return run
 
 
-def peer(command: list[str], args: argparse.Namespace) -> Callable[[], Record]:
+def peer(python: list[str], module: str, *options: str, args: argparse.Namespace) -> Callable[[], Record]:
     def run() -> Record:
         intervals = ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
-        record = record_of([*command, "--data", args.data, *intervals])
+        intervals = ["--steps", "1", "--intervals", "1"] if args.quick else intervals
+        record = record_of([*python, "-m", module, *options, "--data", args.data, *intervals])
         kept = {key: record[key] for key in ("settings", "versions")}
-        return {"rate": record["images_per_s"]["median"], **kept}
+        return {"rate": record["images_per_s"]["median"], "program": f"{module.replace('.', '/')}.py", **kept}
 
     return run
 
 
 def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
     module = {"mnist": "mnist", "cifar10-tutorial": "tutorial"}[args.model]
-    tensorflow = [args.tensorflow, "-m", f"benchmarks.peers.tensorflow_{module}", "--towers", "2"]
-    ddp = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    ddp += ["benchmarks.peers.pytorch_ddp"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     runs: dict[str, Callable[[], Record]] = {}
     for precision in ("bfloat16", "float32"):
+        words = ["--precision", precision]
         runs[f"lockstep {precision}"] = lockstep(args, precision)
-        runs[f"tensorflow {precision}"] = peer([*tensorflow, "--precision", precision], args)
-    if args.model == "cifar10-tutorial":
-        runs["pytorch ddp float32"] = peer(ddp, args)
-        runs["pytorch ddp bfloat16"] = peer([*ddp, "--channels-last", "--precision", "bfloat16"], args)
+        tensorflow = f"benchmarks.peers.tensorflow_{module}"
+        runs[f"tensorflow {precision}"] = peer([args.tensorflow], tensorflow, "--towers", "2", *words, args=args)
+        if args.model == "cifar10-tutorial":
+            words += ["--channels-last"] * (precision == "bfloat16")
+            runs[f"pytorch ddp {precision}"] = peer(torchrun, "benchmarks.peers.pytorch_ddp", *words, args=args)
     return runs
 
 
-def earlier(args: argparse.Namespace, names: list[str]) -> list[dict[str, float]]:
-    """Return the rounds in the record with --more, else none. Raises: SystemExit if they are of other programs."""
-    file = RESULTS / f"peers-{args.model}.json"
-    if not args.more or not file.exists():
-        return []
-    rounds: list[dict[str, float]] = json.loads(file.read_text())["rounds"]
-    if any(sorted(each) != sorted(names) for each in rounds):
-        raise SystemExit(f"{file} holds rounds of other programs: remove it, or leave out --more")
-    return rounds
+def earlier(file: Path, names: list[str]) -> tuple[list[Round], dict[str, Record]]:
+    """Return the rounds and the programs of the record, if there is one. Raises: SystemExit for other programs."""
+    if not file.exists():
+        return [], {}
+    record = json.loads(file.read_text())
+    if any(sorted(each) != sorted(names) for each in record.get("rounds", [{}])):
+        raise SystemExit(f"{file} holds other programs, or no rounds: remove it, or leave out --more")
+    return record["rounds"], record["programs"]
 
 
 def peer_options(description: str | None) -> argparse.ArgumentParser:
@@ -92,22 +97,31 @@ def refuse_without(python: str) -> None:
         )
 
 
-def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the images/s of each program over the `rounds`, and the ratios of Lockstep to each other program.
+def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
+    """Return a row for each peer: its throughput, Lockstep's in the same precision, and Lockstep's over the peer's.
 
-    A program is called "NAME PRECISION". Lockstep is compared only with programs of its precision: by the ratio of the
-    medians, with n and the range of the ratios of single rounds.
+    A program is called "NAME PRECISION". The ratio is that of the medians. min and max are over single rounds.
     """
-    figures = spreads(rounds)
-    ratios = {}
-    for name in figures:
-        program, _, precision = name.rpartition(" ")
-        lockstep_name = f"lockstep {precision}"
-        if program != "lockstep" and lockstep_name in figures:
-            by_round = spread([each[lockstep_name] / each[name] for each in rounds])
-            of_medians = figures[lockstep_name]["median"] / figures[name]["median"]
-            ratios[name] = {"of_medians": of_medians, **{key: by_round[key] for key in ("n", "min", "max")}}
-    return {"images_per_s": figures, "lockstep_over": ratios}
+    made = []
+    for name in rounds[0]:
+        title, _, precision = name.rpartition(" ")
+        if title not in PEERS:
+            continue
+        ours, theirs = ([each[one] for each in rounds] for one in (f"lockstep {precision}", name))
+        of_rounds = spread([a / b for a, b in zip(ours, theirs, strict=True)])
+        program, version = programs[name]["program"], next(iter(programs[name]["versions"].values()))
+        fixed = {"precision": precision, "peer": PEERS[title], "version": version, "program": program}
+        rates = {"lockstep_images_per_s": spread(ours), "images_per_s": spread(theirs)}
+        ratio = rates["lockstep_images_per_s"]["median"] / rates["images_per_s"]["median"]
+        made.append({**fixed, "ratio": ratio, **{key: of_rounds[key] for key in ("n", "min", "max")}, **rates})
+    return made
+
+
+def line(row: Record) -> str:
+    """Return the row as text."""
+    ours, theirs = (row[key]["median"] for key in ("lockstep_images_per_s", "images_per_s"))
+    ratio = f"{row['ratio']:.2f} ({row['min']:.2f} to {row['max']:.2f}, n {row['n']})"
+    return f"{row['precision']:9} lockstep {ours:6.0f}, {row['peer']} {theirs:6.0f} images/s: {ratio}"
 
 
 def main() -> None:
@@ -115,22 +129,22 @@ def main() -> None:
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--more", action="store_true", help="add rounds to those in the record")
+    parser.add_argument("--quick", action="store_true", help="a few steps of each program, for a first look")
     args = parser.parse_args()
     refuse_without(args.tensorflow)
-    runs = programs(args)
-    rounds, programs_run = earlier(args, list(runs)), {}
+    cpu, runs = kind(), programs(args)
+    name = f"peers-{args.model}-{slug(cpu)}{'-quick' * args.quick}"
+    rounds, ran = earlier(RESULTS / f"{name}.json", list(runs)) if args.more else ([], {})
+    sys.argv[1:] = [args.model, "--tensorflow", "PYTHON", "--rounds", str(len(rounds) + args.rounds)]
     for _ in range(args.rounds):
-        rounds.append({})
-        for name, run in runs.items():
+        made = {}
+        for program, run in runs.items():
             record = run()
-            rounds[-1][name], programs_run[name] = record.pop("rate"), record
-            print(f"{name:22} {rounds[-1][name]:7.0f} images/s", flush=True)
-    figures = summary(rounds)
-    show(figures["images_per_s"])
-    for name, ratio in figures["lockstep_over"].items():
-        span = f"{ratio['min']:.2f} to {ratio['max']:.2f}"
-        print(f"lockstep is {ratio['of_medians']:.2f} times as fast as {name} ({span})")
-    save(f"peers-{args.model}", {**figures, "rounds": rounds, "programs": programs_run})
+            made[program], ran[program] = record.pop("rate"), record
+            print(f"{program:22} {made[program]:7.0f} images/s", flush=True)
+        rounds.append(made)
+        save(name, {"kind": cpu, "rows": rows(rounds, ran), "rounds": rounds, "programs": ran})
+    print(*map(line, rows(rounds, ran)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ import shutil
 import statistics
 
 import pytest
-from benchmarks import common, figures, originals, portable_page, tables
-from benchmarks.peers import compare
+from benchmarks import common, figures, kinds, originals, portable_page, tables
+from benchmarks.peers import by_kind, compare
 
 from lockstep.config.schedule import Staircase
 from lockstep.recipes import RECIPES
 
 RUN_RECORDS = [
-    tables.LONG, tables.FOUR_TOWERS, tables.MNIST, "digits-float16",
+    tables.LONG, tables.FOUR_TOWERS, tables.MNIST,
     *(record for records in tables.BY_PRECISION.values() for record in records),
 ]  # fmt: skip
 FOLDER_RECORDS = [f"folder-{name}" for name in tables.CASES]
@@ -35,7 +35,7 @@ def records(monkeypatch, tmp_path):
     """A copy of the records, which a test may change and from which everything is rendered."""
     folder = tmp_path / "results"
     shutil.copytree(common.RESULTS, folder)
-    for module in (figures, tables):
+    for module in (common, compare, figures):
         monkeypatch.setattr(module, "RESULTS", folder)
     return folder
 
@@ -170,18 +170,110 @@ def test_the_recipe_of_a_command_is_what_the_program_would_train():
     assert (recipe.precision, recipe.towers, recipe.batch, recipe.steps, recipe.seed) == ("bfloat16", 4, 512, 30_000, 3)
 
 
-@pytest.mark.parametrize("model", ["cifar10-tutorial", "mnist"])
-def test_the_ratios_of_a_comparison_follow_from_its_rounds(model):
-    comparison = figures.load(f"peers-{model}")
-    assert compare.summary(comparison["rounds"]) == {key: comparison[key] for key in ("images_per_s", "lockstep_over")}
-    others = {name for name in comparison["images_per_s"] if not name.startswith("lockstep")}
-    assert set(comparison["lockstep_over"]) == others
+PEER_RECORDS = [name for model in by_kind.COMPARED for name in figures.names(f"peers-{model}-*")]
+
+
+@pytest.mark.parametrize("name", PEER_RECORDS)
+def test_a_record_of_peers_is_of_the_kind_that_it_names_and_its_rows_follow_from_its_rounds(name):
+    record = figures.load(name)
+    assert name.endswith(f"-{kinds.slug(record['kind'])}")
+    if "rounds" in record:
+        assert record["rows"] == compare.rows(record["rounds"], record["programs"])
+    else:
+        assert record["source"].startswith("review of commit ")
 
 
 def test_only_equal_precisions_are_divided():
-    rounds = [{"lockstep float32": 4.0, "peer float32": 2.0, "peer bfloat16": 1.0}]
-    ratio = {"of_medians": 2.0, "n": 1, "min": 2.0, "max": 2.0}
-    assert compare.summary(rounds)["lockstep_over"] == {"peer float32": ratio}
+    rounds = [{"lockstep float32": 4.0, "lockstep bfloat16": 9.0, "tensorflow float32": 2.0}]
+    (row,) = compare.rows(rounds, {"tensorflow float32": {"program": "p.py", "versions": {"tensorflow": "2"}}})
+    assert (row["precision"], row["ratio"], row["n"], row["min"], row["max"]) == ("float32", 2.0, 1, 2.0, 2.0)
+
+
+@pytest.fixture
+def peers(monkeypatch, records):
+    """Runs `compare` on a CPU of a given kind. The stand-ins for the programs return a given throughput of Lockstep."""
+
+    def run(kind, rate, *options):
+        rates = {"lockstep float32": rate, "tensorflow float32": 100.0}
+        facts = {"program": "p.py", "versions": {"tensorflow": "2"}}
+        runs = {name: lambda rate=rate: {"rate": rate, **facts} for name, rate in rates.items()}
+        monkeypatch.setattr(compare, "programs", lambda args: runs)
+        monkeypatch.setattr(compare, "kind", lambda: kind)
+        monkeypatch.setattr(compare, "refuse_without", lambda python: None)
+        monkeypatch.setattr("sys.argv", [compare.__file__, "mnist", "--data", "x", "--rounds", "1", *options])
+        compare.main()
+        return {file.name: file.read_text() for file in records.glob("peers-*")}
+
+    return run
+
+
+def test_a_new_kind_of_cpu_is_added_and_the_same_kind_replaced(peers, records):
+    before = {file.name: file.read_text() for file in records.glob("peers-*")}
+    new, page = "peers-mnist-toy-avx2.json", tables.document()
+    once = peers("Toy (AVX2)", 50.0)
+    assert {name: text for name, text in once.items() if name != new} == before
+    again = peers("Toy (AVX2)", 150.0)
+    assert {name: text for name, text in again.items() if name != new} == before
+    assert json.loads(again[new])["rows"][0]["ratio"] == 1.5
+    assert "| Toy (AVX2) |  |  | 1.50 (1.50 to 1.50, n 1) |  |" in set(tables.document().split("\n")) - set(
+        page.split("\n")
+    )
+    more = json.loads(peers("Toy (AVX2)", 50.0, "--more")[new])
+    assert (more["rows"][0]["n"], more["rows"][0]["min"], more["rows"][0]["max"]) == (2, 0.5, 1.5)
+    assert more["command"] == "python -m benchmarks.peers.compare mnist --tensorflow PYTHON --rounds 2"
+
+
+def test_the_headline_has_the_range_over_kinds_and_says_where_lockstep_is_slower(peers, records):
+    assert "Toy" not in tables.headlines()
+    peers("Toy (AVX2)", 9.0)
+    mnist = next(line for line in tables.headlines().split("\n") if "`mnist`" in line)
+    assert "| 0.09 to 1.47 times in float32, 0.78 to 1.53 times in bfloat16. **Slower on " in mnist
+    assert "and on Toy (AVX2) in float32 (0.09)" in mnist
+    assert "5 kinds of CPU" in mnist
+    for file in records.glob("peers-mnist-*"):
+        if not file.stem.endswith("amd-zen-4-avx-512-with-bfloat16"):
+            file.unlink()
+    mnist = next(line for line in tables.headlines().split("\n") if "`mnist`" in line)
+    assert "| 1.23 times in float32, 1.53 times in bfloat16 | 3 | AMD Zen 4 (AVX-512 with bfloat16), 2 cores |" in mnist
+
+
+def test_the_fastest_program_of_a_peer_counts():
+    rows = [row for row in by_kind.compared("cifar10-tutorial") if "Zen 5" in row["kind"]]
+    of_float32 = [row for row in rows if row["precision"] == "float32"]
+    fastest = by_kind.fastest_tensorflow("cifar10-tutorial")[of_float32[0]["kind"], "float32"]
+    assert len(of_float32) == 2
+    assert fastest["images_per_s"]["median"] == max(row["images_per_s"]["median"] for row in of_float32)
+
+
+AMD, INTEL = "AuthenticAMD", "GenuineIntel"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "flags", "kind"),
+    [
+        (AMD, 23, 49, "sse4_1 avx2", "AMD Zen 2 (AVX2)"),
+        (AMD, 25, 1, "avx2", "AMD Zen 3 (AVX2)"),
+        (AMD, 25, 17, "avx2 avx512f avx512_bf16 avx512_vnni", "AMD Zen 4 (AVX-512 with bfloat16)"),
+        (AMD, 25, 17, "avx2", "AMD Zen 4 (AVX2)"),  # in a virtual machine that hides the rest
+        (AMD, 26, 2, "avx2 avx512f avx512_vnni avx512_bf16", "AMD Zen 5 (AVX-512 with bfloat16)"),
+        (AMD, 26, 80, "avx2", "AMD family 26 (AVX2)"),
+        (INTEL, 6, 143, "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8", "Intel (AMX)"),
+        (INTEL, 6, 106, "avx2 avx512f avx512_vnni", "Intel (AVX-512 with VNNI, no bfloat16)"),
+        (INTEL, 6, 85, "avx2 avx512f", "Intel (AVX-512, no VNNI)"),
+        (INTEL, 6, 44, "sse4_2", "Intel (no vector units)"),
+        ("HygonGenuine", 24, 1, "avx2", "HygonGenuine (AVX2)"),
+    ],
+)
+def test_the_kind_of_a_cpu(vendor, family, model, flags, kind):
+    of_core = (
+        f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: X\nflags\t\t: {flags}\n"
+    )
+    assert kinds.kind(f"processor\t: 0\n{of_core}\nprocessor\t: 1\n{of_core}\n") == kind
+
+
+def test_the_kind_of_an_arm_cpu_and_of_this_one():
+    assert kinds.kind("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU implementer\t: 0x41\n") == "ARM (bfloat16)"
+    assert re.fullmatch(r"\S.* \(.+\)", kinds.kind())
 
 
 @pytest.mark.parametrize("recipe", ["cifar10", "digits"])
