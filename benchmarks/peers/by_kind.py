@@ -66,7 +66,7 @@ def compared(model: str) -> list[Row]:
     rows: list[Row] = []
     for name in names(f"peers-{model}-*"):
         record = load(name)
-        fixed = {"kind": record["kind"], "record": name, "source": record.get("source", "record")}
+        fixed = {"kind": record["kind"], "record": name, "source": "record"}
         rows += [{**fixed, **row} for row in record["rows"]]
     return sorted(rows, key=lambda row: (row["kind"], PRECISIONS.index(row["precision"]), row["peer"], ends(row)))
 
@@ -111,16 +111,18 @@ def headline(model: str, rows: list[Row]) -> tuple[str, str, str, str, str]:
     spans, behind = [], []
     for precision in PRECISIONS:
         found = [row for row in rows if row["precision"] == precision]
-        values = sorted({TIMES.bare(value) for row in found for value in ends(row)})
-        spans.append(f"{' to '.join(dict.fromkeys((values[0], values[-1])))} times in {precision}")
-        behind += [
-            f"{row['kind']} in {precision} ({TIMES.bare(min(ends(row)))})" for row in found if min(ends(row)) < 1
-        ]
+        span = least_to_greatest([value for row in found for value in ends(row)], TIMES)
+        spans.append(f"{span} times in {precision}")
+        slower = [row for row in found if min(ends(row)) < 1]
+        behind += [f"{row['kind']} in {precision} ({TIMES.bare(min(ends(row)))})" for row in slower]
     result = ", ".join(spans) + (f". **Slower on {' and on '.join(behind)}**" if behind else "")
-    kinds, counts = sorted({row["kind"] for row in rows}), sorted({row["n"] for row in rows if "n" in row})
-    n = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + ", or not stated" * any(
-        "n" not in r for r in rows
-    )
+    kinds, counts = sorted({row["kind"] for row in rows}), [row["n"] for row in rows if "n" in row]
+    n = least_to_greatest(counts, Unit("d", 1, "")) + ", or not stated" * (len(counts) < len(rows))
     where = f"{len(kinds)} kinds of CPU" if len(kinds) > 1 else kinds[0]
     what = f"`{model}`, 2 towers: throughput over {rows[0]['peer']}'s{', range over kinds of CPU' * (len(kinds) > 1)}"
     return what, result, n, f"{where}, 2 cores", f"[by kind]({SECTION})"
+
+
+def least_to_greatest(values: list[float], unit: Unit) -> str:
+    """Return the range of `values`, which may be a single number."""
+    return " to ".join(dict.fromkeys((unit.bare(min(values)), unit.bare(max(values)))))

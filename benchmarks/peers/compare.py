@@ -8,8 +8,9 @@ XLA.
 The throughput of a program is the median over the rounds. In a round it is the median over intervals, or for Lockstep
 the mean without the first five steps. Only programs of equal precision are compared.
 
-Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces. It is written after
-every round. --more adds rounds to those in it, so that a series can be made while the machine is quiet.
+Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces. Rows of programs that
+are not part of this repository stay in it. It is written after every round. --more adds rounds to those in it, so that
+a series can be made while the machine is quiet.
 """
 
 import argparse
@@ -65,14 +66,16 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
     return runs
 
 
-def earlier(file: Path, names: list[str]) -> tuple[list[Round], dict[str, Record]]:
-    """Return the rounds and the programs of the record, if there is one. Raises: SystemExit for other programs."""
-    if not file.exists():
-        return [], {}
-    record = json.loads(file.read_text())
-    if any(sorted(each) != sorted(names) for each in record.get("rounds", [{}])):
-        raise SystemExit(f"{file} holds other programs, or no rounds: remove it, or leave out --more")
-    return record["rounds"], record["programs"]
+def earlier(file: Path) -> Record:
+    """Return the record in `file`; an empty one if there is none."""
+    none: Record = {"rows": [], "rounds": [], "programs": {}}
+    return none | (json.loads(file.read_text()) if file.exists() else {})
+
+
+def of_other_programs(record: Record, made: list[Record]) -> list[Record]:
+    """Return the rows of programs that this one does not run, and that may be faster: a run must not hide them."""
+    ran = {None, *(row["program"] for row in made)}
+    return [row for row in record["rows"] if row.get("program") not in ran]
 
 
 def peer_options(description: str | None) -> argparse.ArgumentParser:
@@ -134,7 +137,10 @@ def main() -> None:
     refuse_without(args.tensorflow)
     cpu, runs = kind(), programs(args)
     name = f"peers-{args.model}-{slug(cpu)}{'-quick' * args.quick}"
-    rounds, ran = earlier(RESULTS / f"{name}.json", list(runs)) if args.more else ([], {})
+    before = earlier(RESULTS / f"{name}.json")
+    rounds, ran = (before["rounds"], before["programs"]) if args.more else ([], {})
+    if any(sorted(each) != sorted(runs) for each in rounds):
+        raise SystemExit(f"{name}.json holds rounds of other programs: leave out --more")
     sys.argv[1:] = [args.model, "--tensorflow", "PYTHON", "--rounds", str(len(rounds) + args.rounds)]
     for _ in range(args.rounds):
         made = {}
@@ -143,8 +149,10 @@ def main() -> None:
             made[program], ran[program] = record.pop("rate"), record
             print(f"{program:22} {made[program]:7.0f} images/s", flush=True)
         rounds.append(made)
-        save(name, {"kind": cpu, "rows": rows(rounds, ran), "rounds": rounds, "programs": ran})
-    print(*map(line, rows(rounds, ran)), sep="\n")
+        found = rows(rounds, ran)
+        both = [*found, *of_other_programs(before, found)]
+        save(name, {"kind": cpu, "rows": both, "rounds": rounds, "programs": ran})
+    print(*map(line, found), sep="\n")
 
 
 if __name__ == "__main__":
