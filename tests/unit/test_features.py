@@ -246,8 +246,8 @@ def test_setting_that_needs_images_is_refused(changes, problem):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"head": "fc"}, "unknown head, a layer with parameters 'fc'"),
-        ({"head": "_dropout"}, "unknown head, a layer with parameters '_dropout'"),
+        ({"head": "fc"}, "unknown head, a layer with parameters to train 'fc'"),
+        ({"head": "_dropout"}, "unknown head, a layer with parameters to train '_dropout'"),
         ({"head": "_conv_head"}, r"head _conv_head is not the last layer of model efficientnet-lite0: "),
     ],
 )

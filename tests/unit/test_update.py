@@ -10,7 +10,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.state import State, clipped
 from lockstep.errors import LockstepError
-from lockstep.optim import SGD, AdamW, Muon
+from lockstep.optim import OPTIMIZERS, SGD, AdamW, Muon
 from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
@@ -78,6 +78,32 @@ def test_default_is_one_term_of_the_loss_and_a_named_one_its_own():
     state.apply(torch.zeros(sum(p.numel() for p in before.values())), torch.zeros(0), 0.1)
     for name, factor in {"conv": 0.95, "dense": 0.95, "bias": 0.975, "fixed": 1.0}.items():
         assert torch.allclose(state.parameters[name], before[name] * factor), name
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_no_optimizer_moves_what_the_model_does_not_train(kind):
+    """A filter, a matrix and a vector stay to the bit, with their averages, also in a state that starts again."""
+    shapes = {"filter": (2, 3, 3, 3), "matrix": (4, 5), "vector": (4,)}
+    model = {
+        f"{mark}.{name}": torch.nn.Parameter(torch.full(shape, 0.125), mark == "trained")
+        for mark in ("fixed", "trained")
+        for name, shape in shapes.items()
+    }
+    recipe = digits(optimizer=kind, portable=False, weight_decay={DEFAULT: 0.5}, lr_factors={"fixed": 2.0})
+    first = State(recipe, model, {}, torch.device("cpu"))
+    for state in (first, first.fresh()):
+        assert state.decay == first.decay
+        assert {name.partition(".")[0] for name in state.decay} == {"trained"}
+        for _ in range(2):
+            state.apply(torch.ones(sum(p.numel() for p in model.values())), torch.zeros(0), 0.1)
+        for values in (state.parameters, state.ema):
+            still = {name for name, p in model.items() if torch.equal(values[name], p)}
+            assert still == {f"fixed.{name}" for name in shapes}
+
+
+def test_weight_decay_of_what_the_model_does_not_train_is_an_error():
+    with pytest.raises(LockstepError, match="weight_decay names fixed, which the model marks as not trainable"):
+        decay_by_name(layers(), {"fixed": 0.5}, SGD())
 
 
 def test_the_default_equals_all_matrices_named():

@@ -172,12 +172,12 @@ class Prefix:
 
 
 def head_of(recipe: Recipe, model: nn.Module) -> Head:
-    """Return the head of `model`; both share its tensors. Raises: LockstepError if the head has no parameters."""
+    """Return the head of `model`; both share its tensors. Raises: LockstepError if the head has nothing to train."""
     assert recipe.head is not None
     layers = dict(model.named_modules())
-    if not any(True for _ in layers.get(recipe.head, nn.Identity()).parameters()):
-        names = [name for name, layer in layers.items() if name and any(True for _ in layer.parameters())]
-        raise LockstepError(unknown("head, a layer with parameters", recipe.head, names, shown=names[-3:]))
+    names = [name for name, layer in layers.items() if name and any(p.requires_grad for p in layer.parameters())]
+    if recipe.head not in names:
+        raise LockstepError(unknown("head, a layer with parameters to train", recipe.head, names, shown=names[-3:]))
     return Head(recipe.head, layers[recipe.head])
 
 

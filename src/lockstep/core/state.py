@@ -31,7 +31,8 @@ class State:
         step: number of updates so far. Skipped steps count too.
         skipped_steps: number of steps so far without an update, because a value was not finite.
         skipped_in_a_row: how many of them were the latest steps, without those that lowered the loss scale.
-        parameters, buffers: the tensors, by name.
+        parameters, buffers: the tensors, by name. The optimizer gets only the parameters that require a gradient in
+            the model, so no update moves the others.
         frozen: the tensors before the head of a recipe with `head`, by name. No update changes them.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
         decay: the weight-decay coefficient of each parameter that has one, by name.
@@ -57,6 +58,7 @@ class State:
         self._shapes = {name: p.shape for name, p in initial.items()}
         self._flat = torch.cat([p.reshape(-1).float() for p in initial.values()]).to(device)
         self.parameters = named_views(self._flat, self._shapes)
+        self._trained = {name: self.parameters[name] for name, p in parameters.items() if p.requires_grad}
         self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = named_views(self._average, self._shapes) if self._average is not None else None
@@ -64,13 +66,17 @@ class State:
         layer_parameters(recipe.freeze, self.parameters)  # rejects a name that no layer or parameter has
         self._unmoved_by: tuple[tuple[str, ...], Collection[str], Collection[str]] = ((), (), ())  # of the last step
         self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
-        groups = by_weight_decay(self.parameters, self.decay)
+        groups = by_weight_decay(self._trained, self.decay)
         factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
         self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
 
     def fresh(self) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this one."""
-        return State(self._recipe, self.parameters, self.buffers, self._flat.device, self.frozen)
+        return State(self._recipe, self.marked(), self.buffers, self._flat.device, self.frozen)
+
+    def marked(self) -> dict[str, Tensor]:
+        """Return views of the parameters, by name, that require a gradient if those of the model do."""
+        return {name: p.detach().requires_grad_(name in self._trained) for name, p in self.parameters.items()}
 
     @property
     def loss_scale(self) -> float:

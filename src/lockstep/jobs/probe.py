@@ -66,7 +66,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
     if digests[0] != digests[-1] and recipe.exact:
         raise _not_repeatable(recipe)
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
-    part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.parameters).items()}
+    part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.marked()).items()}
     decay = {name: coefficient for name, coefficient in state.decay.items() if name in part}
     small = State(recipe.replace(weight_decay=decay, freeze={}, lr_factors={}), part, state.buffers, gradients.device)
     flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
@@ -76,10 +76,10 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
 
 
 def _some_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the first parameters, and later ones that fit, with at most _UPDATED_VALUES updated values together."""
+    """Return the first trained parameter, and later ones that fit, with at most _UPDATED_VALUES values together."""
     chosen: dict[str, Tensor] = {}
     values = 0
-    for name, parameter in parameters.items():
+    for name, parameter in ((name, p) for name, p in parameters.items() if p.requires_grad):
         size = _first_rows(parameter).numel()
         if not chosen or values + size <= _UPDATED_VALUES:
             chosen[name] = parameter

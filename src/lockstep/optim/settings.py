@@ -154,13 +154,15 @@ def decay_by_name(
 
     DEFAULT in `decay` is for the `parameters` with `optimizer.decays_by_default` dimensions which `decay` does not
     name. They come last, in the model's order. A parameter that the model marks as not trainable is not one of them.
-    Raises: LockstepError if `decay` names a parameter that the model does not have.
+    Raises: LockstepError if `decay` names a parameter that the model does not have, or does not train.
     """
     named = {name: coefficient for name, coefficient in decay.items() if name != DEFAULT}
     for name in named:
         if name not in parameters:
             hint = ". For a model with other names: --set weight_decay={}, and --set weight_decay.default=C for decay"
             raise LockstepError(unknown("parameter in weight_decay", name, parameters) + hint)
+        if not parameters[name].requires_grad:
+            raise LockstepError(f"weight_decay names {name}, which the model marks as not trainable: leave it out")
     if DEFAULT not in decay:
         return named
     others = [
