@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +20,15 @@ from lockstep.kernels.portable.operations import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import neighbours, total
 from lockstep.kernels.portable.units import Float32, Geometry, Int8, unit
 from lockstep.recipes import get_recipe
+from lockstep.runs import checkpoint
 
 UNITS = [Int8(), Float32()]
+COMPLEX = torch.ones(2, dtype=torch.complex64)
 
 
 def seeded(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    with native():  # Portable arithmetic refuses torch.randn.
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def relative(found, expected):
@@ -126,6 +130,28 @@ def test_values_that_are_not_finite_stay_so():
     assert products.matmul(x[:1, 0].flatten(1).T, x[:1, 0].flatten(1)).isnan().all()
     assert total(x).isnan()
     assert total(x, (1, 2, 3)).isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (60, 0), (-60, -20), (-60, -60), (-85, -60)])
+def test_a_power_of_two_is_exact_on_each_unit_and_infinite_beyond_the_range_of_float32(on_each_unit, powers, groups):
+    at = Geometry([1, 1], [1, 1], [1, 1], groups)
+    x, weight = seeded(6, 8, 8, 8).clamp(-1, 1), seeded(64 if groups < 8 else 8, 8 // groups, 3, 3, seed=1).clamp(-1, 1)
+    gradient = seeded(6, len(weight), 8, 8, seed=2).clamp(-1, 1)
+
+    def computed(first, second):
+        a, b = x * 2.0**first, weight * 2.0**second
+        y = on_each_unit(lambda: products.convolution(a, b, at))
+        back = on_each_unit(
+            lambda: products.convolution_backward(gradient * 2.0**second, a, b, at, [True, True, False])
+        )
+        matrices = on_each_unit(
+            lambda: products.matmul(a.view(48, 64).repeat(1, 64), b.flatten()[:64, None].repeat(64, 40))
+        )
+        return y, back[1], matrices
+
+    for found, ordinary in zip(computed(*powers), computed(0, 0), strict=True):
+        assert torch.equal(found, (ordinary.double() * 2.0 ** sum(powers)).float())
 
 
 @pytest.mark.parametrize("dims", [(), (0,), (1,), (0, 2, 3), (2, 3), (1, 3), (-1,)])
@@ -239,6 +265,135 @@ def test_a_network_has_the_gradients_of_native_arithmetic_up_to_its_rounding():
         torch.testing.assert_close(one, right, rtol=2e-2, atol=2e-3, msg=name)
 
 
+def _copied(x):
+    y = torch.empty_like(x)
+    y.copy_(x)
+    return y.clone()
+
+
+def _padded(x):
+    for mode in ("constant", "reflect", "replicate"):
+        x = functional.pad(x, (1, 2, 0, 1), mode)
+    return x
+
+
+def _resized(x):
+    return functional.interpolate(x, size=(4, 9), mode="bilinear", antialias=True)
+
+
+def _rows(x):
+    """Return activations [4, 8, 6, 6] as a matrix [32, 36]."""
+    return x.flatten(0, 1).flatten(1)
+
+
+# What a network does with its activations x [4, 8, 6, 6], which are not 0, by the name in docs/portable.md.
+OPERATIONS = {
+    "copies": _copied,
+    "views": lambda x: x.permute(2, 0, 3, 1).reshape(4, 72, 4).transpose(1, 2)[..., None].expand(-1, -1, -1, 2),
+    "padding": lambda x: functional.pad(
+        functional.pad(functional.pad(x, (1, 2)), [2] * 4, "reflect"), [2] * 4, "replicate"
+    ),
+    "indexing": lambda x: torch.cat((x[:, [0, 3, 3]], x[..., ::2][:, :2].repeat(1, 2, 1, 2)), 1),
+    "comparisons": lambda x: torch.where((x > 0.1) & (x < 0.5), x, -x).masked_fill(x.ge(0.9), 0.5),
+    "minima": lambda x: torch.cat((x.amin((2, 3)), x.min(1)[0].flatten(1), torch.minimum(x, -x).flatten(1)), 1),
+    "maxima": lambda x: torch.cat((x.amax((2, 3)), x.max(1)[0].flatten(1), x.clamp(-0.5, 0.5).flatten(1)), 1),
+    "sorting": lambda x: torch.cat((x.flatten(1).sort(1)[0], x.flatten(1).topk(3)[0]), 1),
+    "integers": lambda x: x * (x.argmax(1, keepdim=True) * 3 // 2 % 5 + 1),
+    "additions": lambda x: (x + 0.3) - (1.0 - x).add(x.flip(3), alpha=0.7),
+    "products": lambda x: x * x.flip(2) * -0.7,
+    "divisions": lambda x: x / (x.abs() + 1.0) + (x.abs() + 0.5).reciprocal(),
+    "`abs`": torch.abs,
+    "ReLU": functional.relu,
+    "leaky ReLU": functional.leaky_relu,
+    "hardtanh": lambda x: functional.hardtanh(x, -0.5, 0.5) + functional.relu6(x),
+    "max pools": lambda x: functional.max_pool2d(x, 3, 2, 1),
+    "adaptive max pools": lambda x: functional.adaptive_max_pool2d(x, (4, 3)),
+    "average pools": lambda x: functional.avg_pool2d(x, 3, 2, 1),
+    "2-D convolutions with any stride": lambda x: functional.conv2d(x, seeded(6, 8, 3, 3), stride=2),
+    "dilation and groups": lambda x: functional.conv2d(x, seeded(8, 2, 2, 2), dilation=2, groups=4),
+    "linear layers": lambda x: functional.linear(x, seeded(9, 6), seeded(9)),
+    "`mm`": lambda x: torch.mm(_rows(x), _rows(x).t()).view(4, -1),
+    "`bmm`": lambda x: torch.bmm(x.flatten(2), x.flatten(2).mT),
+    "`addmm`": lambda x: torch.addmm(_rows(x), _rows(x), seeded(36, 36), beta=0.5, alpha=0.3).view(4, -1),
+    "`baddbmm`": lambda x: torch.baddbmm(x.flatten(2), x.flatten(2), seeded(4, 36, 36), alpha=0.3),
+    "`sum`": lambda x: torch.cat((x.sum((2, 3)), x.sum(1).flatten(1)), 1) * x.sum(),
+    "`mean`": lambda x: torch.cat((x.mean((2, 3)), x.mean(1).flatten(1)), 1) * x.mean(),
+    "`var`": lambda x: x.var((2, 3)) + x.var(1, correction=0).flatten(1)[:, :8],
+    "`std`": lambda x: x.std((2, 3)),
+    "Euclidean norm": lambda x: functional.normalize(x) + torch.linalg.vector_norm(x, dim=1, keepdim=True),
+    "`dot`": lambda x: x * torch.dot(x.flatten(), x.flip(0).flatten()),
+    "batch norm": lambda x: nn.BatchNorm2d(8)(x) + nn.BatchNorm2d(8).eval()(x),
+    "softmax": lambda x: x.softmax(1),
+    "log-softmax": lambda x: x.log_softmax(1),
+    "cross-entropy": lambda x: x * functional.cross_entropy(x.mean((2, 3)), torch.arange(4), label_smoothing=0.1),
+    "`exp`": torch.exp,
+    "`log`": lambda x: torch.log(x.abs() + 0.1),
+    "`pow`": lambda x: x.pow(3) + (x.abs() + 0.1).pow(1.7) + x.square() + (x.abs() + 0.5).pow(-0.5),
+    "`sqrt`": lambda x: torch.sqrt(x.abs() + 0.1) + (x.abs() + 0.2).pow(0.5) + torch.sqrt(x.square().sum()),
+    "`rsqrt`": lambda x: x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "SiLU": functional.silu,
+    "GELU": functional.gelu,
+    "`lerp`": lambda x: torch.lerp(x, x.flip(2), 0.3) + torch.lerp(x, x.flip(3), x.square()),
+    "`addcmul`": lambda x: torch.addcmul(x, x.flip(2), x.flip(3), value=0.5),
+    "`addcdiv`": lambda x: torch.addcdiv(x, x.flip(2), x.abs() + 0.5, value=0.5),
+    "antialiased bilinear resizing": _resized,
+}
+# Native arithmetic draws other numbers.
+DRAWS = {
+    "dropout": lambda x: functional.dropout(x, 0.4),
+    "uniform draws": lambda x: x * torch.empty_like(x).uniform_(0.5, 1.5),
+    "normal draws": lambda x: x + torch.empty_like(x).normal_(),
+    "Bernoulli draws": lambda x: x * torch.empty_like(x).bernoulli_(0.7),
+}
+
+
+def gradients_of_a_network(operation):
+    """Return the loss, and the gradients of a network's images and weight; `operation` computes on its activations."""
+    # Both arithmetics compute the convolution exactly, so that the same elements are maxima or above a limit.
+    images, weight = (seeded(4, 3, 8, 8) * 32).round_() / 128, seeded(8, 3, 3, 3, seed=1).sign()
+    images, weight = images.requires_grad_(), weight.requires_grad_()
+    torch.manual_seed(0)
+    y = operation(functional.conv2d(images, weight)).reshape(4, -1)
+    loss = functional.cross_entropy(functional.linear(y, seeded(5, y.shape[1], seed=2) * 0.1), torch.arange(4))
+    return loss.detach(), *torch.autograd.grad(loss, (images, weight))
+
+
+@pytest.mark.parametrize("name", OPERATIONS | DRAWS)
+def test_a_network_with_the_operation_has_a_backward_pass(name):
+    with Portable():
+        found = gradients_of_a_network((OPERATIONS | DRAWS)[name])
+    if name in DRAWS:
+        assert all(one.isfinite().all() for one in found)
+        assert found[2].any()
+        return
+    for one, right in zip(found, gradients_of_a_network(OPERATIONS[name]), strict=True):
+        assert relative(one, right) < 2e-2
+
+
+def test_the_page_lists_exactly_the_operations_that_are_tested():
+    page = Path(__file__).parents[2] / "docs/portable.md"
+    table = page.read_text().split("| list | operations |")[1].partition("| without a backward pass")[0]
+    rows = [line.strip("| ").rpartition("| ")[2] for line in table.splitlines()[2:]]
+    assert {name for row in rows for name in row.split(", ")} - {""} == (OPERATIONS | DRAWS).keys()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.to(torch.complex64),
+        lambda x: x * 1j,
+        lambda x: torch.zeros(2, dtype=torch.complex64),
+        lambda x: COMPLEX.abs(),
+        lambda x: COMPLEX.split(1),
+    ],
+)
+def test_complex_numbers_are_refused(function):
+    with pytest.raises(NotPortableError, match=r"aten\..* of complex numbers.*--no-portable"), Portable():
+        function(torch.ones(2))
+
+
 def test_what_is_not_covered_is_refused_with_its_name():
     with pytest.raises(NotPortableError, match=r"aten\.erf\.default"), Portable():
         torch.erf(torch.ones(2))
@@ -278,6 +433,22 @@ def test_a_model_that_is_not_covered_leaves_no_run(tmp_path):
     with pytest.raises(LockstepError, match=r"native_layer_norm.*--no-portable"):
         fit_here(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def deep(shape, classes):
+    """A network without norms, in which a loss that diverges soon exceeds the range of float32."""
+    layers = [nn.Conv2d(1 if i == 0 else 8, 8, 3, padding=1) for i in range(4)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 64, classes))
+
+
+def test_a_run_that_diverges_ends_with_its_last_good_state(tmp_path):
+    changes = {"model": f"{__name__}:deep", "weight_decay": {}, "epochs": None, "steps": 9, "towers": 1, "batch": 8}
+    recipe = get_recipe("digits").replace(**changes, lr=1e5, schedule={"kind": "constant"})
+    with pytest.raises(LockstepError, match=r"is not finite at step \d.*The last good state, after \d steps, is saved"):
+        fit_here(recipe, tmp_path / "run")
+    state = checkpoint.latest(tmp_path / "run/checkpoints")
+    assert state.tensors["step"] > 1
+    assert all(tensor.isfinite().all() for name, tensor in state.tensors.items() if name.startswith("parameter/"))
 
 
 def test_settings_that_only_native_arithmetic_has():

@@ -10,6 +10,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.state import State, clipped
 from lockstep.errors import LockstepError
+from lockstep.kernels.portable import arithmetic
 from lockstep.optim import OPTIMIZERS, SGD, AdamW, Muon
 from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
 from lockstep.recipes import get_recipe
@@ -117,6 +118,22 @@ def test_a_gradient_is_shortened_to_the_norm_and_never_lengthened():
     assert torch.equal(clipped(gradient, 5.0), gradient)
     assert torch.equal(clipped(gradient, 7.0), gradient)
     assert torch.equal(clipped(torch.zeros(3), 1.0), torch.zeros(3))
+
+
+@pytest.mark.parametrize("kind", ["native", "portable"])
+def test_a_gradient_whose_norm_is_beyond_the_range_of_float32_keeps_its_direction(kind):
+    largest = torch.finfo(torch.float32).max
+    for gradient, norm, expected in (
+        ([3e30, -4e30, 1e-30], 1.0, [0.6, -0.8, 0.0]),
+        ([largest] * 64, 2.0, [0.25] * 64),
+        ([3e30, -4e30], 6e30, [3e30, -4e30]),
+    ):
+        with arithmetic(kind):
+            found = clipped(torch.tensor(gradient), norm)
+        assert torch.allclose(found, torch.tensor(expected))
+    with arithmetic(kind):
+        found = clipped(torch.tensor([1.0, torch.inf]), 1.0)
+    assert found.isnan().any()
 
 
 @pytest.mark.parametrize("towers", [1, 4])

@@ -108,7 +108,7 @@ class Log:
             "memory_bytes": [int(metrics.memory_mib[first] * 2**20) for first in self._first_towers],
             "gpu_utilisation": self._gpu_utilisation(metrics),
             "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
-            "gradient_norm": None if self._recipe.clip is None else float(torch.linalg.vector_norm(gradients)),
+            "gradient_norm": None if self._recipe.clip is None else float(gradients.double().norm()),
             "skipped": skipped,
             "skipped_steps": state.skipped_steps + skipped if self._skips else None,
         }

@@ -19,6 +19,7 @@ from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
 
 BEST = "best/"  # begins the names of the tensors of `State.best` in a checkpoint
+_SMALL = 2.0**-90  # The largest float32 times this has a square of 2**76, and float32 holds the sum of 2**50 of them.
 
 
 class State:
@@ -285,9 +286,11 @@ class State:
 def clipped(gradients: Tensor, norm: float) -> Tensor:
     """Return `gradients` [n], shortened to the Euclidean norm `norm` if they are longer."""
     # Every process computes the same bits here, because the reduction gave all of them the same gradients.
-    length = torch.linalg.vector_norm(gradients)
-    factor: Tensor = (norm / length).clamp(max=1.0)
-    return gradients * factor
+    # A power of two, which rounds nothing, keeps the squares of large gradients in the range of float32.
+    scale = torch.where(torch.linalg.vector_norm(gradients).isfinite(), 1.0, _SMALL)
+    scaled = gradients * scale
+    factor = torch.minimum(norm / torch.linalg.vector_norm(scaled), 1.0 / scale)
+    return scaled * factor
 
 
 def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:

@@ -10,6 +10,7 @@ stays a plain torch module, and no other bits can enter.
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from lockstep.errors import LockstepError
@@ -35,9 +36,13 @@ class Portable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             function = _implementations[operation] = implementation(operation)
         if function is not None:
             try:
-                return function(*args, **(kwargs or {}))
+                result = function(*args, **(kwargs or {}))
             except NotImplementedError:
                 pass
+            else:
+                if any(isinstance(x, Tensor) and x.is_complex() for x in (*args, result)):
+                    raise NotPortableError(f"{operation} of complex numbers")
+                return result
         raise NotPortableError(str(operation))
 
 

@@ -23,7 +23,7 @@ _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root of `x`, correctly rounded by numpy. Torch's own is not on every CPU."""
     with np.errstate(invalid="ignore"):
-        return torch.from_numpy(np.sqrt(x.numpy())) if x.ndim else sqrt(x[None])[0]
+        return torch.from_numpy(np.sqrt(x.detach().numpy())) if x.ndim else sqrt(x[None])[0]
 
 
 def exp(x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     The largest component of each eigenvector is positive. Source: Golub and Van Loan, section 8.5.
     """
-    a = matrix.double().cpu().numpy().copy()
+    a = matrix.detach().double().cpu().numpy().copy()
     a = (a + a.T) / 2.0
     n = len(a)
     vectors = np.eye(n)

@@ -15,6 +15,7 @@ from torch import Tensor
 SLICED_BITS = 13  # An element is at most 0.98 * 2**13 = 8028 in magnitude, so that both slices fit.
 MOST_TERMS = 1 << 12  # of slices, whose products are at most 2**12, in a float32 sum: it is at most 2**24
 MOST_INT32_TERMS = 1 << 18  # of pairs of such products, in an int32 sum: it is at most 2**31
+_NORMAL = range(-126, 128)  # exponents of the normal float32 numbers
 _FLOAT32_MOST = (2.0 - 2.0**-23) * 2.0**127
 _LARGEST = 0.98  # of a tensor after scaling, as a share of a power of two
 _MOST_EXPONENT = 100  # A tensor whose largest element is below 2**-87 loses bits, as float32 does near its smallest.
@@ -90,6 +91,23 @@ def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
     rounder = torch.tensor(_ROUNDER)
     values = (x * scale).add_(rounder) if isinstance(scale, Tensor) else torch.add(rounder, x, alpha=scale)
     return values.view(torch.int32).sub_(_ROUNDER_BITS)
+
+
+def assembled(high: Tensor, mixed: Tensor, power: int) -> Tensor:
+    """Return (128 * high + mixed) * 2**power: float32, from sums of products of slices, each rounded once.
+
+    A result beyond the range of float32 is infinite.
+    """
+    # Adding 0 makes a sum that is -0 the 0 that integers have.
+    return scaled(torch.add(mixed.float(), high.float(), alpha=128.0).add_(0.0), power)
+
+
+def scaled(x: Tensor, power: int) -> Tensor:
+    """Multiply float32 integers `x` by 2**power, in place: exact in the range of float32, and infinite beyond it."""
+    if power in _NORMAL:
+        return x.mul_(2.0**power) if power else x
+    half = power // 2  # No float32 is 2**power. The first product is a normal number, so only the second one rounds.
+    return x.mul_(2.0**half).mul_(2.0 ** (power - half))
 
 
 def scales_for(largest: Tensor, bits: int) -> tuple[Tensor, Tensor]:

@@ -15,21 +15,22 @@ from lockstep.kernels.portable.sums import total
 from lockstep.kernels.portable.units import Geometry
 
 # Copies and views; comparisons, selections and integers; and functions of which IEEE 754 fixes each bit, because an
-# element is one addition, product, division or conversion.
+# element is one addition, product, division or conversion, or a sum that torch's source adds in one order.
 _EXACT = """
-    _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias as_strided broadcast_to cat
-    chunk clone constant_pad_nd contiguous copy detach diagonal empty empty_like empty_strided expand expand_as eye
-    fill flip full full_like gather im2col index index_copy index_put index_select is_same_size lift_fresh masked_fill
+    _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias as_strided broadcast_to cat chunk
+    clone constant_pad_nd contiguous copy detach diagonal empty empty_like empty_strided expand expand_as eye fill
+    flip full full_like gather im2col index index_copy index_put index_select is_same_size lift_fresh masked_fill
     movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute promote_types
-    reflection_pad2d repeat replication_pad2d reshape resolve_conj resolve_neg roll scalar_tensor scatter select
-    select_backward slice slice_backward split split_with_sizes squeeze stack t take to transpose unbind unfold
-    unsqueeze view zero zeros zeros_like
+    reflection_pad2d reflection_pad2d_backward repeat replication_pad2d replication_pad2d_backward reshape
+    resolve_conj resolve_neg roll scalar_tensor scatter select select_backward slice slice_backward split
+    split_with_sizes squeeze stack t take to transpose unbind unfold unsqueeze view zero zeros zeros_like
 
-    __and__ __lshift__ __or__ __rshift__ __xor__ all amax amin aminmax any argmax argmin argsort bincount bitwise_and
-    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min
-    count_nonzero eq equal floor floor_divide ge gt hardtanh hardtanh_backward isfinite isinf isnan le logical_and
-    logical_not logical_or lt max max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu
-    remainder round sign sort threshold threshold_backward topk tril triu trunc where
+    __and__ __lshift__ __or__ __rshift__ __xor__ adaptive_max_pool2d adaptive_max_pool2d_backward all amax amin
+    aminmax any argmax argmin argsort bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min count_nonzero eq equal floor floor_divide ge gt
+    hardtanh hardtanh_backward isfinite isinf isnan le logical_and logical_not logical_or lt max
+    max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu remainder round sgn sign
+    sort threshold threshold_backward topk tril triu trunc where
 
     _foreach_mul abs avg_pool2d avg_pool2d_backward div leaky_relu leaky_relu_backward mul neg nll_loss_backward
     reciprocal
@@ -194,9 +195,22 @@ def _upsampled(
     if align_corners:
         raise NotImplementedError
     rows, columns = (_resizing(old, new) for old, new in zip(x.shape[2:], size, strict=True))
+    return _between(rows, columns, x)
+
+
+def _upsampled_backward(
+    gradient: Tensor, size: Sequence[int], shape: Sequence[int], align_corners: bool, *scales: float | None
+) -> Tensor:
+    """Return the gradient of the argument of `_upsampled`, which has the `shape` [n, c, H, W]."""
+    rows, columns = (_resizing(old, new) for old, new in zip(shape[2:], size, strict=True))
+    return _between(rows.t(), columns.t(), gradient)
+
+
+def _between(rows: Tensor, columns: Tensor, x: Tensor) -> Tensor:
+    """Return `rows` [h, H] @ x @ `columns`.T, `columns` [w, W], for each channel of `x` [n, c, H, W]."""
     n, c, height, width = x.shape
-    narrow = products.matmul(x.reshape(1, -1, width), columns.t()[None]).view(n * c, height, size[1])
-    return products.matmul(rows.expand(n * c, *rows.shape), narrow).view(n, c, *size)
+    narrow = products.matmul(x.reshape(1, -1, width), columns.t()[None]).view(n * c, height, -1)
+    return products.matmul(rows.expand(n * c, *rows.shape), narrow).view(n, c, len(rows), len(columns))
 
 
 def _resizing(old: int, new: int) -> Tensor:
@@ -232,7 +246,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "gelu": layers.gelu, "gelu_backward": layers.gelu_backward,
     "uniform": draws.uniform_, "normal": draws.normal_, "bernoulli": draws.bernoulli_, "native_dropout": _dropout,
     "_linalg_eigh": lambda x, lower="L", vectors=True: elementary.eigh(x),
-    "_upsample_bilinear2d_aa": _upsampled,
+    "_upsample_bilinear2d_aa": _upsampled, "_upsample_bilinear2d_aa_backward": _upsampled_backward,
     "_fused_sgd": layers.sgd_, "_fused_adam": layers.adam_(decoupled=False),
     "_fused_adamw": layers.adam_(decoupled=True),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lockstep.kernels.portable.integers import MOST_INT32_TERMS, Slices, exponent_of, sliced
+from lockstep.kernels.portable.integers import MOST_INT32_TERMS, Slices, assembled, exponent_of, sliced
 from lockstep.kernels.portable.units import Geometry, unit
 
 _SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
@@ -28,7 +28,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     first, second = sliced(a.float()), sliced(b.float())
     if first is None or second is None:
         return a.new_full((len(a), b.shape[1]), torch.nan)
-    return _assembled(*_product(first.signed().parts, second.signed().parts), _scale(first, second))
+    return assembled(*_product(first.signed().parts, second.signed().parts), _power(first, second))
 
 
 def convolution(x: Tensor, weight: Tensor, at: Geometry) -> Tensor:
@@ -57,8 +57,8 @@ def convolution_backward(
     return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
-def _scale(a: Slices, b: Slices) -> float:
-    return float(2.0 ** (7 - a.exponent - b.exponent))
+def _power(a: Slices, b: Slices) -> int:
+    return 7 - a.exponent - b.exponent
 
 
 def _float64_product(a: Tensor, b: Tensor) -> Tensor:
@@ -80,12 +80,6 @@ def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return high, mixed + unit().product(a[1], b[0])
 
 
-def _assembled(high: Tensor, mixed: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """Return scale * (128 * high + mixed), float32, each rounded once and then their sum; `scale` is a power of two."""
-    out = high.float() if out is None else out.copy_(high)
-    return out.mul_(128.0 * scale).add_(mixed.float(), alpha=scale)
-
-
 def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     """Return the convolution of slices [2, b, C, H, W] by slices [2, K, C / groups, h, w]."""
     outputs, _, *sides = weight.parts.shape[1:]
@@ -98,13 +92,13 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     batch, (positions, seen) = x.parts.shape[1], (size[0] * size[1], weight.parts[0, 0].numel())
     few = batch * positions * max(outputs, seen // 4) <= _FEW_OUTPUTS
     if at.groups > 1 or not (few or outputs >= _MANY_CHANNELS):
-        return unit().convolution(x, weight, at, _scale(x, weight))
+        return unit().convolution(x, weight, at, _power(x, weight))
     matrices = weight.signed().parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
     result = torch.empty((batch, *size, outputs))
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
     for part, out in zip(torch.split(x.signed().parts, count, 1), torch.split(result, count), strict=True):
         high, mixed = _product(_columns(part, sides, size, at), matrices)
-        _assembled(high, mixed, _scale(x, weight), out.view(-1, outputs))
+        out.view(-1, outputs).copy_(assembled(high, mixed, _power(x, weight)))
     return result.permute(0, 3, 1, 2)
 
 
@@ -152,11 +146,11 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
 def _weight_gradient(upstream: Slices, images: Slices, shape: torch.Size, at: Geometry) -> Tensor:
     """Return the gradient of the weight of `shape` [K, C / groups, h, w]."""
     pairs = zip(upstream.parts.chunk(at.groups, 2), images.parts.chunk(at.groups, 2), strict=True)
-    scale = _scale(upstream, images)
-    return torch.cat([_group_gradient(*pair, shape[2:], at, scale) for pair in pairs])
+    power = _power(upstream, images)
+    return torch.cat([_group_gradient(*pair, shape[2:], at, power) for pair in pairs])
 
 
-def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, scale: float) -> Tensor:
+def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: int) -> Tensor:
     """Return the gradient of one group's weight, float32 [K, C, h, w].
 
     The sum over images and positions is a product of two matrices. A column of the first one is an output channel, and
@@ -180,7 +174,7 @@ def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: 
         new = _product(left.mT, right)
         wide = [part.double() for part in new] if upstream.shape[1] * positions > MOST_INT32_TERMS else list(new)
         sums = [a.add_(b) for a, b in zip(sums, wide, strict=True)] if sums else wide
-    result = _assembled(sums[0], sums[1], scale)
+    result = assembled(sums[0], sums[1], power)
     if direct:
         return result.view(outputs, h, w, inputs).permute(0, 3, 1, 2)
     return result.view(h, outputs, w, inputs).permute(1, 3, 0, 2)

@@ -1,6 +1,6 @@
 """Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest one is used.
 
-A convolution is scale * (128 * high + mixed) in float32, where `high` is the product of the high slices and `mixed`
+A convolution is (128 * high + mixed) * 2**power in float32, where `high` is the product of the high slices and `mixed`
 the sum of both products of a high and a low slice. Both are exact integers, each rounded once to float32, and so is
 their sum.
 """
@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices
+from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices, assembled, scaled
 
 _TIMED_CALLS = 3
+_INSIDE = range(-64, 65)  # powers of two by which no sum of an int32 product leaves the range of float32
 _ZERO = torch.zeros((), dtype=torch.float64)
 
 
@@ -53,9 +54,9 @@ class Int8:
         assert a.shape[1] <= MOST_INT32_TERMS
         return torch._int_mm(_dense(a), _dense(b))
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry, scale: float) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times a power of two."""
-        weight = weight.signed()
+    def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
+        weight, inside = weight.signed(), power if power in _INSIDE else 0
         terms = prod(weight.parts.shape[2:])
         # The border is made here: oneDNN's own is wrong for some grouped convolutions with an offset.
         (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
@@ -64,21 +65,22 @@ class Int8:
         if at.groups == 1:
             assert 2 * terms <= MOST_INT32_TERMS
             both = torch.cat((x.high, x.low), 1), torch.cat((weight.low, weight.high), 1)
-            mixed = self._convolved(both[0], x.offset, both[1], at, scale)
+            mixed = self._convolved(both[0], x.offset, both[1], at, inside)
         else:
             if terms > MOST_TERMS:
                 raise NotImplementedError
             # Each product is exact in float32, so their sum is rounded once.
-            mixed = self._convolved(x.high, x.offset, weight.low, at, scale)
-            mixed.add_(self._convolved(x.low, x.offset, weight.high, at, scale))
-        return self._convolved(x.high, x.offset, weight.high, at, 128.0 * scale).add_(mixed)
+            mixed = self._convolved(x.high, x.offset, weight.low, at, inside)
+            mixed.add_(self._convolved(x.low, x.offset, weight.high, at, inside))
+        high = self._convolved(x.high, x.offset, weight.high, at, inside + 7)
+        return scaled(high.add_(mixed), power - inside)
 
-    def _convolved(self, x: Tensor, offset: int, weight: Tensor, at: Geometry, scale: float) -> Tensor:
+    def _convolved(self, x: Tensor, offset: int, weight: Tensor, at: Geometry, power: int) -> Tensor:
         shape = at.stride, at.padding, at.dilation, at.groups
         packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(1), 1.0, offset, *shape, list(x.shape))
-        zero = torch.zeros(1, dtype=torch.int32)
+        zero, scale = torch.zeros(1, dtype=torch.int32), torch.tensor([2.0**power])
         result: Tensor = torch.ops.onednn.qconv2d_pointwise(
-            x, 1.0, offset, packed, torch.tensor([scale]), zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
+            x, 1.0, offset, packed, scale, zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
         )
         return result
 
@@ -102,16 +104,15 @@ class Float32:
         pairs = zip(torch.split(a.float(), MOST_TERMS, 1), torch.split(b.float(), MOST_TERMS), strict=True)
         return sum((torch.mm(*pair).double() for pair in pairs), _ZERO)
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry, scale: float) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times a power of two."""
+    def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
         dtype = torch.float32 if prod(weight.parts.shape[2:]) <= MOST_TERMS else torch.float64
         (x_high, x_low), (w_high, w_low) = (one.signed().parts.to(dtype) for one in (x, weight))
         shape = None, at.stride, at.padding, at.dilation, at.groups
         with torch.backends.nnpack.flags(enabled=False):  # Its convolutions are Winograd's, which are not exact.
             mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
             high = functional.conv2d(x_high, w_high, *shape)
-        # Adding 0 makes a sum that is -0 the 0 that integers have.
-        return high.float().add_(0.0).mul_(128.0 * scale).add_(mixed.float().add_(0.0), alpha=scale)
+        return assembled(high, mixed, power)
 
 
 Unit = Int8 | Float32
@@ -157,7 +158,7 @@ def _is_exact(one: Unit, images: Sequence[int], weight: Sequence[int], at: Geome
     exact = high.float().mul(128.0).add((mixed[0] + mixed[1]).float())
     a, b = x.signed().high.flatten(1), w.signed().high.flatten()
     b = b.repeat(-(-a.shape[1] // len(b)))[: a.shape[1], None]
-    same = torch.equal(one.convolution(x, w, at, 1.0).view(torch.int32), exact.view(torch.int32))
+    same = torch.equal(one.convolution(x, w, at, 0).view(torch.int32), exact.view(torch.int32))
     return same and torch.equal(one.product(a, b).double(), a.double() @ b.double())
 
 
@@ -173,5 +174,5 @@ def _seconds(one: Unit) -> float:
     images, weight, at = _CASES[0]
     x, w = _slices(images), _slices(weight).signed()
     began = time.perf_counter()
-    one.convolution(x, w, at, 1.0)
+    one.convolution(x, w, at, 0)
     return time.perf_counter() - began
