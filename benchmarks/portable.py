@@ -1,15 +1,15 @@
-"""Portable arithmetic: bits, cost and accuracy: `python -m benchmarks.portable [configurations | cost]`.
+"""Portable arithmetic: bits, cost and accuracy: `python -m benchmarks.portable [digits | configurations | cost]`.
 
-`configurations` trains 3 steps of each recipe on invented images in a process for each configuration: threads, limits
-of the instructions, CPUs that qemu-user emulates, and ARM where --arm-root is given. Portable weights must be the same
-in all. `cost` times a step of portable and of native float32 arithmetic, in turns, with one thread.
-`--accuracy RECIPE` trains the recipe over seeds in both arithmetics. The page docs/portable.md shows all records.
+`digits` trains the whole recipe, and keeps the hash of its weights for this kind of CPU (kinds.py). `configurations`
+trains 3 steps of each recipe on invented images in a process for each configuration: threads, limits of the
+instructions, CPUs that qemu-user emulates, and ARM where --arm-root is given. Portable weights must be the same in all.
+`cost` times a step of portable and of native float32 arithmetic, in turns, with one thread. `--accuracy RECIPE` trains
+the recipe over seeds in both arithmetics. The page docs/portable.md shows all records.
 """
 
 import argparse
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import options, parsed, save, spread, train
+from benchmarks.kinds import kind, slug
 from lockstep import hardware, numerics
+from lockstep.kernels.portable import units
 from lockstep.recipes import get_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +122,14 @@ def compare_weights(args: argparse.Namespace) -> None:
         sys.exit(f"portable weights differ between configurations: {', '.join(different)}")
 
 
+def train_whole(args: argparse.Namespace) -> None:
+    """Train whole `digits` on this CPU. Save the SHA-256 of its weights, and the unit that computed them."""
+    record = train("digits", data=None)
+    unit = type(units.unit()).__name__.lower()
+    print(f"{kind():28} {unit:8} {record['weights_sha256']}")
+    save_as("digits", args, sha256=record["weights_sha256"], unit=unit)
+
+
 def compare_times(args: argparse.Namespace) -> None:
     """Time the recipes on this machine, without VNNI and with AVX2 alone. Save the record."""
     rows = []
@@ -163,15 +173,14 @@ def compare_accuracies(args: argparse.Namespace) -> None:
 
 
 def save_as(part: str, args: argparse.Namespace, **record: object) -> None:
-    """Save a record of this kind of CPU, so that those of several machines can be shown together."""
-    cpu = hardware.processor().lower().replace("(r)", "").removesuffix(" processor")
-    name = f"portable-{part}-{re.sub(r'[^a-z0-9]+', '-', cpu)}"
-    save(f"{name}{'-quick' * args.quick}", {"cpu": hardware.cpu(), **record})
+    """Save a record of this kind of CPU. Only a run on the same kind replaces it."""
+    cpu = kind()
+    save(f"portable-{part}-{slug(cpu)}{'-quick' * args.quick}", {"kind": cpu, "cpu": hardware.cpu(), **record})
 
 
 def main() -> None:
     parser = options(__doc__, "the dataset of --accuracy", quick="digits only, 2 rounds")
-    parser.add_argument("part", nargs="?", choices=("configurations", "cost"), help="default: both")
+    parser.add_argument("part", nargs="?", choices=("digits", "configurations", "cost"), help="default: all")
     parser.add_argument("--recipes", nargs="+", default=[*RECIPES], choices=RECIPES, metavar="RECIPE")
     parser.add_argument("--arm-root", type=Path, help="folder of an ARM Linux with Python 3.11, torch and Lockstep")
     parser.add_argument("--accuracy", metavar="RECIPE", help="train this recipe over seeds, and do nothing else")
@@ -183,10 +192,9 @@ def main() -> None:
     if args.accuracy:
         compare_accuracies(args)
         return
-    if args.part != "configurations":
-        compare_times(args)
-    if args.part != "cost":
-        compare_weights(args)
+    for part, measure in (("digits", train_whole), ("cost", compare_times), ("configurations", compare_weights)):
+        if args.part in (None, part):
+            measure(args)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The tables of docs/portable.md, from the records of `benchmarks.portable`: `python -m benchmarks.tables`."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,31 @@ SHARE = Unit(".0f", 100, "%")
 
 def text() -> str:
     """Return the page with its tables made again."""
-    page = PAGE.read_text()
+    page = replaced(PAGE.read_text(), f"<!-- table: digits -->\n\n{digits()}\n\n{END}")
     for title, render in (("configurations", configurations), ("cost", cost), ("accuracy", accuracy)):
-        names = sorted(file.stem for file in RESULTS.glob(f"portable-{title}-*.json"))
-        parts = [render(name) for name in names if not name.endswith("-quick")]
-        body = "\n\n".join(parts) or "Not measured yet."
-        page = replaced(page, f"<!-- table: {title} -->\n\n{body}\n\n{END}")
+        parts = [*map(render, names(title)), *([verdict()] if title == "configurations" else [])]
+        page = replaced(page, "\n\n".join([f"<!-- table: {title} -->", *parts, END]))
     return page
 
 
+def names(title: str) -> list[str]:
+    """Return the names of the records of a table, in order, without those of a first look."""
+    found = sorted(file.stem for file in RESULTS.glob(f"portable-{title}-*.json"))
+    return [name for name in found if not name.endswith("-quick")]
+
+
+def digits() -> str:
+    """Return the table of the kinds of CPU on which whole `digits` was trained."""
+    rows = []
+    for name in names("digits"):
+        found = load(name)
+        measured = link(name) if "command" in found else f"hash only, by {found['source']}"
+        rows.append([found["kind"], f"`{found['sha256'][:DIGITS]}`", found.get("unit", "not stated"), measured])
+    return table(["kind of CPU", "weights of whole `digits`", "unit", "record"], rows)
+
+
 def configurations(record: str) -> str:
-    """Return the table of the weights in each configuration, and what was skipped."""
+    """Return the table of the weights in each configuration."""
     content = load(record)
     found: dict[str, Any] = content["weights"]
     recipes = list(next(iter(found.values()))["weights"])
@@ -35,16 +50,20 @@ def configurations(record: str) -> str:
         [f"{name}{note(one, content)}", *(cell(one["weights"].get(recipe, {})) for recipe in recipes)]
         for name, one in found.items()
     ]
-    every = [{sha for one in found.values() for sha in portable(one["weights"].get(recipe, {}))} for recipe in recipes]
-    same = all(len(hashes) == 1 for hashes in every)
-    verdict = "In each recipe, all portable weights are the same" if same else "Some portable weights differ"
-    skipped = f" Skipped: {'; '.join(content['skipped'])}." if content["skipped"] else ""
-    return f"""{caption(record)}
+    return f"{caption(record)}\n\n{table(['configuration', *(f'`{recipe}`' for recipe in recipes)], rows)}"
 
-{table(["configuration", *(f"`{recipe}`" for recipe in recipes)], rows)}
 
-A cell has the first {DIGITS} digits of the SHA-256 of all weights after 3 steps: portable, then native float32. One
-portable hash stands for both units, 8-bit integers and float32. {verdict}.{skipped}"""
+def verdict() -> str:
+    """Return the text below the tables of configurations: whether portable weights are the same in all of them."""
+    every: dict[str, set[str]] = defaultdict(set)
+    for name in names("configurations"):
+        for one in load(name)["weights"].values():
+            for recipe, weights in one["weights"].items():
+                every[recipe].update(portable(weights))
+    same = all(len(hashes) == 1 for hashes in every.values())
+    equal = "In each recipe, all portable weights are the same" if same else "Some portable weights differ"
+    return f"""A cell has the first {DIGITS} digits of the SHA-256 of all weights after 3 steps: portable, then native
+float32. One portable hash stands for both units, 8-bit integers and float32. {equal}."""
 
 
 def cell(weights: Mapping[str, str]) -> str:
@@ -104,7 +123,9 @@ def accuracy(record: str) -> str:
 
 def caption(record: str) -> str:
     """Return the line above a table."""
-    return f"{command(record)} on {machine(record)} ({link(record)}):"
+    content = load(record)
+    where = f"{content['kind']}, {content['machine']['cores']} cores" if "kind" in content else machine(record)
+    return f"{command(record)} on {where} ({link(record)}):"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
