@@ -88,7 +88,7 @@ def test_another_recipe_trains_on_a_folder(here, tmp_path):
 
 def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     for number in range(20):
-        path = tmp_path / "letters" / ("Train_1", "Test_1")[number % 2] / f"{number}.png"
+        path = tmp_path / "letters" / ("even", "odd")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (28, 30), 10 * number).save(path)
     short = ("--steps", 1, "--tower-batch", 4, "--precision", "float32", "--set", "eval_batch=20", "--processes", 1)
@@ -97,7 +97,6 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     assert "32x32x1, 2 classes" in done.stdout
     assert "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in done.stdout
     assert "because all images are grey and their median shorter side is 28 pixels" in done.stdout
-    assert "Test_1 and Train_1 look like splits but are read as classes" in done.stdout
     assert "test images; 95% interval " in done.stdout
     result = json.loads((tmp_path / "runs/a/result.json").read_text())
     record = json.loads(here("eval", "runs/a", "--split", "train", "--json").stdout)
@@ -171,6 +170,21 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     assert record["unreadable"] == {"a/bad.png": "empty"}
     assert len(record["problems"]) == 1
     assert done.stderr.startswith("lockstep: digits cannot be trained on: 1 image cannot be read")
+
+
+def test_folders_that_are_named_like_splits(here, tmp_path):
+    for split in ("seg_train", "seg_test"):
+        bright_and_dark(tmp_path / "intel" / split / split, 6)
+    note = "seg_test/seg_test is read as test and seg_train/seg_train is read as train"
+    checked, trained = here("data", "check", "intel"), here("train", "intel", *SHORT, "--steps", 1)
+    assert note in checked.stdout
+    assert note in trained.stdout
+    assert "12 training and 12 test images" in trained.stdout
+    (tmp_path / "intel/seg_pred").mkdir()
+    checked, trained = here("data", "check", "intel"), here("train", "intel", *SHORT, "--steps", 1)
+    refused(trained, DATA, "the folder seg_test is beside seg_pred", "move all away but the splits")
+    assert checked.returncode == DATA
+    assert trained.stderr.partition("cannot be trained on")[2] in checked.stderr
 
 
 def test_bench_measures_a_folder(here, tmp_path):

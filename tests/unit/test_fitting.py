@@ -160,6 +160,30 @@ def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_star
     assert "whose weights the run starts from" in " ".join(tuned.notes)
 
 
+def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, moved = grey_folder(tmp_path / "letters"), tmp_path / "moved"
+    run = tmp_path / "runs/one"
+    run.mkdir(parents=True)
+    (run / "recipe.json").write_text(get_recipe("folder").model_dump_json())
+    (run / "environment.json").write_text(json.dumps([{"step": 0, "data": str(folder)}]))
+    options = {"init": None, "runs": tmp_path / "runs", "resume": False, "world": World(), "started": 0.0}
+
+    def data(what, changes=None, data=None):
+        placement = Placement(device="cpu", data=data)
+        return train_spec(what, {"steps": 1, **(changes or {})}, placement, name="again", **options).placement.data
+
+    assert data("runs/one") == folder
+    folder.rename(moved)
+    with pytest.raises(LockstepError, match="letters, which is not on this host"):
+        data("runs/one")
+    assert data("runs/one", data=moved) == moved
+    (run / "recipe.json").write_text(get_recipe("mnist").model_dump_json())
+    (run / "environment.json").write_text(json.dumps([{"step": 0, "data": str(moved)}]))
+    assert data("runs/one", {"dataset": "fashion-mnist"}) is None
+    assert data("runs/one") == moved
+
+
 def test_a_grey_folder_has_one_channel_and_the_pixels_of_prediction(tmp_path):
     folder = grey_folder(tmp_path / "letters")
     Image.new("RGB", (28, 28), (200, 0, 100)).save(folder / "a/colour.png")

@@ -97,12 +97,18 @@ def test_train_alone_is_divided(photos):
     ("folders", "words"),
     [
         (["train/a", "train/b", "val/a", "valid/a"], ["val and valid are the same split"]),
-        (["train/a", "train/b", "val/a", "cars"], ["the folder train is beside cars", "rename it"]),
+        (["train/a", "val/a", "cars"], ["the folder train is beside cars", "move all away", "give it a name without"]),
         (
-            ["train/a", "train/b", "testing/a", "cars"],
-            ["beside cars, testing", "; rename testing test; if"],
+            ["seg_train/a", "seg_train/b", "seg_test/a", "seg_test/b", "seg_pred"],
+            ["the folder seg_test is beside seg_pred"],
         ),
+        (["trainval/a", "dev/a"], ["the folder trainval is beside dev"]),
         (["test/a", "val/a"], ["there is test, val, but no train"]),
+        (["testing/a"], ["there is testing, but no train: name the folder of the training images train"]),
+        (["train_1/a", "train_1/b", "train_2/a", "train_2/b"], ["train_1 and train_2 are the same split"]),
+        (["trainA", "trainB", "testA", "testB"], ["trainA and trainB are the same split", "testA and testB are"]),
+        (["Train_1", "Test_1"], ["train: it holds no folders", "If Train_1 is a class, give it a name without"]),
+        (["train/a", "train/b", "test1"], ["test holds no folder", "move it away"]),
         (["train/a", "train/b", "test/a", "test/c", "test/d"], ["test: 2 classes that train lacks, c, d"]),
         (["cats"], ["only one class, cats", "at least two", "photos/cats"]),
         (["train/cats"], ["train: only one class, cats"]),
@@ -116,20 +122,46 @@ def test_wrong_layouts_are_named(photos, folders, words):
 
 
 @pytest.mark.parametrize(
-    ("folders", "note"),
+    ("train", "other", "split"),
     [
-        (["Train_png/a", "Test_png/a"], "Test_png and Train_png look like splits but are read as classes: rename them "
-                                        "test and train"),
-        (["training/a", "val-data/a", "2testing/a"], "2testing, training and val-data look like splits but are read as "
-                                                     "classes: rename them test, train and val"),
-        (["train", "bus", "contest"], None),
-        (["test_1", "test_2"], None),
+        ("training", "validation", "test"),  # without a test folder, these images are for the test too
+        ("training", "testing", "test"),
+        ("Train_png", "Test_png", "test"),
+        ("training_set", "test_set", "test"),
+        ("seg_train", "seg_test", "test"),
+        ("seg_train/seg_train", "seg_test/seg_test", "test"),
+        ("trainset", "testset", "test"),
+        ("TrainImages", "2Valid", "validation"),
+        ("TRAIN/train", "val", "validation"),
     ],
-)  # fmt: skip
-def test_folders_that_look_like_splits_get_a_hint(photos, folders, note):
+)
+def test_folders_with_other_names_of_splits_are_read_as_splits(photos, train, other, split):
+    write(photos / train, {"a": [1, 2], "b": [3, 4]})
+    write(photos / other, {"a": [5], "b": [6]})
+    found = sound(photos)
+    assert found.classes == ("a", "b")
+    assert paths(found)["train"] == [f"{train}/{name}.png" for name in ("a/1", "a/2", "b/3", "b/4")]
+    assert paths(found)[split] == [f"{other}/a/5.png", f"{other}/b/6.png"]
+    assert f"{train} is read as train" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ["train", "bus", "contest"],
+        ["train", "test", "plane"],
+        ["test_1", "test_2"],
+        ["steam_train/1920", "steam_train/1930", "freight_train/2020"],
+        ["freight train/side", "car/front", "bus/front"],
+    ],
+    ids=" ".join,
+)
+def test_classes_that_are_named_like_splits(photos, folders):
     for number, folder in enumerate(folders):
         write(photos, {folder: range(10 * number, 10 * number + 9)})
-    assert sound(photos).notes == ([note] if note else [])
+    found = sound(photos)
+    assert set(found.classes) == {folder.partition("/")[0] for folder in folders}
+    assert not found.notes
 
 
 def test_a_class_may_be_called_train_and_one_that_a_split_lacks_keeps_its_label(photos):
@@ -226,7 +258,7 @@ def test_a_name_that_is_not_utf_8_is_refused(photos):
         (lambda p: write(p, {"a": [1, 2], "b": [3, 4], "c": [], "d/e": []}), ["2 classes without an image, c, d"]),
         (lambda p: write(p, {"a": [1, 2], "b": [3]}), ["1 class with fewer than two different images, b"]),
         (lambda p: write(p, {"a": [1, 2], "b": [2, 3], "c": [1, 3]}), ["too few images that are in one class only"]),
-        (lambda p: write(p, {"train/a": [1], "train/b": [2], "test": []}), ["test holds no image"]),
+        (lambda p: write(p, {"train/a": [1], "train/b": [2], "test": []}), ["test holds no folder"]),
     ],
 )
 def test_folders_that_cannot_be_trained_on(photos, make, words):

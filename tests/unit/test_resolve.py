@@ -49,6 +49,13 @@ def test_a_recipe_whose_dataset_is_not_in_a_folder_of_images_is_trained_on_these
     assert not notes
 
 
+def test_without_a_recipe_a_folder_of_images_is_trained_as_its_path_says(photos, tmp_path):
+    assert subject_of(None, {"towers": 2}, photos) == subject_of(str(photos), {"towers": 2})
+    assert subject_of(None, {"dataset": "cifar10"}, photos).recipe.dataset == "cifar10"
+    assert subject_of(None, {}, tmp_path / "nowhere") == subject_of("digits", {}, tmp_path / "nowhere")
+    assert subject_of(None, {}) == subject_of("digits", {})
+
+
 def test_a_folder_with_files_of_the_dataset_keeps_it(photos):
     (photos / "data_batch_1.bin").write_bytes(b"")
     assert subject_of("cifar10", {}, photos).recipe.dataset == "cifar10"

@@ -74,15 +74,20 @@ class Subject(NamedTuple):
 
 
 def subject_of(
-    what: str | Recipe, changes: dict[str, Any], data: Path | None = None, *, imports: bool = True
+    what: str | Recipe | None, changes: dict[str, Any], data: Path | None = None, *, imports: bool = True
 ) -> Subject:
     """Return what the word `what` of a command names: a recipe, a recipe file, a run or a folder of images.
 
-    If the folder `data` has no files of the recipe's dataset, but folders of images, the recipe is trained on these.
-    `imports` says that the command imports the recipe's model and dataset. If a file or a run names code of the user's
-    own, the `changes` must then name it too (`check_code`). Raises: LockstepError.
+    Without a word, it is the folder of images `data`, or else the recipe "digits". If the folder `data` has no files of
+    a recipe's dataset, but folders of images, the recipe is trained on these. `imports` says that the command imports
+    the recipe's model and dataset. If a file or a run names code of the user's own, the `changes` must then name it too
+    (`check_code`). Raises: LockstepError.
     """
     changes = stated(changes)
+    if what is None and data is not None and "dataset" not in changes and is_image_folder(data):
+        return _folder_of_images(data, changes, data)
+    if what is None:
+        what = "digits"
     if isinstance(what, Recipe):
         return _switch_to_images(what.model_dump(mode="json"), [changes], data)
     path = Path(what).expanduser()
@@ -241,6 +246,16 @@ def data_of(path: Path, data: Path | None) -> Path | None:
     return known or data
 
 
+def data_for(subject: Subject) -> Path | None:
+    """Return the data folder of the command: the one it names, or else that of the run it names; see `data_of`.
+
+    A run of another dataset has no data for it. Raises: LockstepError.
+    """
+    if subject.run is None or subject.recipe.dataset != Run(subject.run).recipe().dataset:
+        return subject.data
+    return data_of(subject.run, subject.data)
+
+
 def folder_for(subject: Subject, name: str | None, runs: Path, resume: bool, world: World) -> RunFolder:
     """Return the folder to train in: the named run, runs/`name`, the newest run to resume, or a new numbered one.
 
@@ -328,7 +343,7 @@ def train_spec(
     parent = weights.run if weights and what is None else None  # the run whose recipe and data a new run takes over
     data = data_of(parent, placement.data) if parent else placement.data
     with handled(lambda text: None), collected() as notes:  # The run prints them, and has them in its log.
-        subject = subject_of(what or str(parent.absolute() if parent else "digits"), changes, data)
+        subject = subject_of(what or (str(parent.absolute()) if parent else None), changes, data)
         if not subject.named and weights and weights.run and Run(weights.run).recipe().dataset == IMAGE_FOLDER:
             # A recipe that fits other images may have other parameters than the run's weights.
             parent = weights.run
@@ -336,7 +351,6 @@ def train_spec(
             logger.warning(f"the recipe is that of {parent}, whose weights the run starts from")
     if parent:
         subject = subject._replace(run=None)
-    placement = placement.replace(data=subject.data)
     folder = folder_for(subject, name, runs, resume, world)
     with muted(world.process != 0):
         recipe, fit_note = fitted(subject, folder.stated)
@@ -351,8 +365,10 @@ def train_spec(
             require_same(folder, recipe)
         if folder.result is not None:
             return folder
-        placement = placement.replace(data=data_of(folder.path, placement.data))
-    placement = placed(recipe, placement, folder.path)
+        data = data_of(folder.path, subject.data)
+    else:
+        data = data_for(subject)
+    placement = placed(recipe, placement.replace(data=data), folder.path)
     return TrainSpec(
         recipe=recipe, placement=placement, path=folder.path, resume=folder.stated is not None,
         numbered=folder.numbered, notes=tuple(notes), **others,
@@ -367,7 +383,7 @@ def folds_spec(
     `others` are further fields of the spec. Only the program lockstep calls this. Raises: LockstepError.
     """
     weights = find_weights(init) if init else None
-    subject = subject_of(what or "digits", changes, placement.data)
+    subject = subject_of(what, changes, placement.data)
     recipe, fit_note = fitted(subject)
     recipe = with_initial_weights(recipe, weights, RunFolder(Path()))
     if recipe.dataset != IMAGE_FOLDER:
@@ -384,8 +400,7 @@ def folds_spec(
     recipe, precision_note = fixed_precision(recipe.replace(held_out=0, patience=None), placement.device)
     for note in filter(None, (fit_note, precision_note)):
         logger.warning(note)
-    data = data_of(subject.run, subject.data) if subject.run else subject.data
-    placement = placement.replace(data=data, init=weights.path if weights else None)
+    placement = placement.replace(data=data_for(subject), init=weights.path if weights else None)
     return FoldsSpec(recipe=recipe, placement=placed(recipe, placement, subject.run), **others)
 
 

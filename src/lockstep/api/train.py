@@ -57,7 +57,8 @@ def train(
 
     Args:
         what: name of a recipe, a Recipe, a recipe file, a folder that holds a folder of images for each class, or with
-            `resume` a run or its folder. None: "digits", or the recipe of the run given as `init`.
+            `resume` a run or its folder. None: the recipe of the run given as `init`, or the folder of images given as
+            `data`, or "digits".
         data: folder of the dataset; None searches LOCKSTEP_DATA and the user's cache, and then downloads. Or the
             dataset itself, which is written once to a cache: {"train": (images, labels), "test": (images, labels),
             "classes": names}, with arrays uint8 [N, H, W, C] and integers [N], or sequences of (image, label).
@@ -88,7 +89,7 @@ def train(
     where: dict[str, Any] = {"device": device, "processes": processes}
     weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
     if isinstance(data, Mapping):
-        where["data"], changes = _stored(data, _named(what) or _parent(weights) or "digits", changes)
+        where["data"], changes = _stored(data, _named(what) or _parent(weights), changes)
     elif data is not None:
         where["data"] = Path(data).expanduser().absolute()
     placement = validated(Placement, where | placing)
@@ -119,7 +120,7 @@ def _parent(weights: Path | None) -> str | None:
     return str(parent.absolute()) if parent is not None else None
 
 
-def _stored(data: Mapping[str, Any], what: str | Recipe, changes: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Write a dataset in memory to a cache. Return its folder, and `changes` with those that name it.
 
     Raises: LockstepError if the dataset or the recipe is not valid.

@@ -80,7 +80,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --forward-only --json
     """
     from lockstep import numerics
-    from lockstep.api.specs import fitted, fixed_precision, placed, subject_of
+    from lockstep.api.specs import data_for, fitted, fixed_precision, placed, subject_of
     from lockstep.bench.analysis import Link, summarise
     from lockstep.config import overrides
     from lockstep.errors import LockstepError
@@ -101,7 +101,7 @@ def bench(
     recipe, _ = fitted(subject)
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, _ = fixed_precision(recipe, placement.device)
-    placement = placed(recipe, placement.replace(data=subject.data))
+    placement = placed(recipe, placement.replace(data=data_for(subject)))
     most = placement.processes or capacity(recipe, placement)
 
     def measure(count: int, modes: "tuple[BenchMode, ...]", recipe: "Recipe" = recipe) -> "Record":

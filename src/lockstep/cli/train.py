@@ -22,7 +22,7 @@ def train(
         typer.Argument(
             metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
             help="A recipe's name, a recipe file, a run's folder, or a folder with a folder of images for each class. "
-            "Default: digits, or the recipe of --init RUN.",
+            "Default: the recipe of --init RUN, or the PHOTOS in --data, or digits.",
         ),
     ] = None,
     settings: Annotated[

@@ -1,6 +1,7 @@
 """The files of an image folder, by split and class. Nothing is read but names, sizes and times.
 
-Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**, where val may be called valid or validation.
+Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may have other usual names,
+such as training_set or seg_test, and may hold a folder of the same name that holds the classes.
 """
 
 import heapq
@@ -8,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError
 
-# Folder of a split, in lower case -> the split's name.
-SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
-# Words in a folder's name that suggest a split -> the split's folder.
-_WORDS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-          "testing": "test"}  # fmt: skip
+# Word in the name of a split's folder -> the split.
+_SPLITS = {"train": "train", "training": "train", "trainval": "train", "val": "validation", "valid": "validation",
+           "validation": "validation", "test": "test", "testing": "test"}  # fmt: skip
+_WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # in a name such as seg_train, TrainImages or 2testing
+_OF_DATA = re.compile("(set|data|images|imgs)$")  # the end of a word such as trainset
 SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff"}
 # Suffixes of images that cannot be read. They are counted by name, because a user expects them to be trained on.
 UNSUPPORTED = {
@@ -53,7 +54,8 @@ class Scan:
 
     Attributes:
         root: the folder.
-        splits: "train", "validation" and "test", as far as they exist; or only "" if the folder has no splits.
+        splits: split -> its folder relative to the root, with "/", for those of "train", "validation" and "test" that
+            exist; or {"": ""} if the folder has no splits.
         groups: the images by split and class, also classes without images.
         loose: paths of images that are in no class.
         unsupported: suffix -> number of images of a format that cannot be read.
@@ -63,7 +65,7 @@ class Scan:
     """
 
     root: Path
-    splits: list[str] = field(default_factory=list)
+    splits: dict[str, str] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
@@ -88,7 +90,8 @@ def scan(root: Path) -> Scan:
         problem = "is a file" if root.exists() else "does not exist"
         raise LockstepError(f"{root} {problem}: give a folder that holds a folder of images for each class", DATA)
     result = Scan(root)
-    for split, folder in _split_folders(result):
+    result.splits = _split_folders(result)
+    for split, folder in result.splits.items():
         _scan_classes(result, split, folder)
     return result
 
@@ -98,15 +101,7 @@ def is_divided(root: Path) -> bool:
 
     Raises: LockstepError if `root` cannot be read.
     """
-    return not {"test", "validation"} & {split for split, _ in _split_folders(Scan(root))}
-
-
-def like_splits(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> split of the names with a split's word in them, as Train_png, if several splits are there."""
-    words = {name: re.findall("[a-z]+", name.lower()) for name in names}
-    found = {name: next((_WORDS[word] for word in own if word in _WORDS), "") for name, own in words.items()}
-    found = {name: split for name, split in found.items() if split}
-    return found if "train" in found.values() and len({*found.values()}) > 1 else {}
+    return not {"test", "validation"} & _split_folders(Scan(root)).keys()
 
 
 def is_image_folder(root: Path) -> bool:
@@ -127,45 +122,73 @@ def is_image_folder(root: Path) -> bool:
     return False
 
 
-def _split_folders(result: Scan) -> list[tuple[str, Path]]:
-    """Return (split, folder) for each split, or ("", root) if the folders in `root` are classes."""
+def _split_folders(result: Scan) -> dict[str, str]:
+    """Return the splits as in `Scan`; none, and add to `result.problems`, if the names leave a doubt.
+
+    The folders are splits if the names of all say so. Several folders of one split, such as steam_train and
+    freight_train, are classes, unless they hold folders with mostly the same names. Beside other folders, one that is
+    named like a split is a class too, if it is not like another in this way, or called "train" and holds folders.
+    """
+    root, by_split = result.root, dict[str, list[str]]()
     try:
-        folders = sorted(entry.name for entry in _visible(result.root) if _is_dir(entry))
+        names = _folders(root)
     except OSError as error:
-        raise LockstepError(f"{result.root} cannot be read: {error.strerror}", DATA) from None
-    by_split: dict[str, list[str]] = {}
-    for name in folders:
-        by_split.setdefault(SPLITS.get(name.lower(), ""), []).append(name)
-    classes = by_split.pop("", [])
-    train = by_split.get("train", [])
-    if not by_split or (classes and not any(_has_folders(result.root / name) for name in train)):
-        return [("", result.root)]
-    if classes:
-        alike = "".join(f"; rename {name} {split}" for name, split in like_splits(folders).items() if name in classes)
+        raise LockstepError(f"{root} cannot be read: {error.strerror}", DATA) from None
+    for name in names:
+        by_split.setdefault(_split_of(name), []).append(name)
+    others, named = by_split.pop("", []), [name for name in names if _split_of(name)]
+    paths = {name: _nested(root, name) for name in named}
+    inner = {name: _inner(root / paths.get(name, name)) for name in names} if named else {}
+    alike = [name for name in named if any(_same(inner[name], inner[one]) for one in names if one != name)]
+    if others:
+        alike += [name for name in by_split.get("train", []) if name.lower() == "train" and inner[name]]
+    if not named or (not alike and (others or (len(named) > 1 and len(by_split) == 1))):
+        return {"": ""}
+    if others:
         result.problems.append(
-            f"the folder {train[0]} is beside {_listed(classes)}. If {train[0]} is a split, move all away but train, "
-            f"val and test{alike}; if it is a class, rename it, or put its images directly into it"
+            f"the folder {alike[0]} is beside {_listed(others)}. If {alike[0]} is a split, move all away but the "
+            "splits; if it is a class, give it a name without the word of a split, or put its images directly into it"
         )
-    for names in by_split.values():
-        if len(names) > 1:
-            result.problems.append(f"{' and '.join(names)} are the same split: keep one of them")
-    if not train:
-        result.problems.append(f"there is {_listed([n for names in by_split.values() for n in names])}, but no train")
+    for same in by_split.values():
+        if len(same) > 1:
+            result.problems.append(f"{' and '.join(same)} are the same split: keep one of them")
+    if "train" not in by_split:
+        result.problems.append(f"there is {_listed(named)}, but no train: name the folder of the training images train")
     if result.problems:
-        return []
-    _note_loose(result, result.root, "")
-    return [(split, result.root / names[0]) for split, names in by_split.items()]
+        return {}
+    for folder in ["", *(name for name in named if paths[name] != name)]:
+        _note_loose(result, root / folder, folder and f"{folder}/")
+    return {split: paths[same[0]] for split, same in by_split.items()}
 
 
-def _scan_classes(result: Scan, split: str, folder: Path) -> None:
-    """Add the images of all classes in `folder`."""
-    prefix = f"{folder.name}/" if split else ""
-    result.splits.append(split)
+def _split_of(name: str) -> str:
+    """Return the split that a folder's name suggests, or ""."""
+    words = (_OF_DATA.sub("", word.lower()) for word in _WORD.findall(name))
+    return next((_SPLITS[word] for word in words if word in _SPLITS), "")
+
+
+def _nested(root: Path, name: str) -> str:
+    """Return the path of the split's folder `name` below `root`, or of the one in it that is named like the same split.
+
+    Archives such as seg_train/seg_train/<class> have it, as their only folder.
+    """
+    inner = list(_inner(root / name))
+    return f"{name}/{inner[0]}" if len(inner) == 1 and _split_of(inner[0]) == _split_of(name) else name
+
+
+def _same(some: set[str], others: set[str]) -> bool:
+    """Return whether more than half of all names are in both."""
+    return 2 * len(some & others) > len(some | others)
+
+
+def _scan_classes(result: Scan, split: str, path: str) -> None:
+    """Add the images of all classes in the folder `path` of the root."""
+    folder, prefix = result.root / path, path and f"{path}/"
     names: dict[str, str] = {}  # class -> its folder
     try:
         _note_loose(result, folder, prefix)
         above = {_identity(result.root), _identity(folder)}
-        folders = sorted(entry.name for entry in _visible(folder) if _is_dir(entry))
+        folders = _folders(folder)
     except OSError as error:
         result.problems.append(f"{prefix or result.root} cannot be read: {error.strerror}")
         return
@@ -263,11 +286,16 @@ def _visible(folder: Path | str) -> Iterator["os.DirEntry[str]"]:
                 yield entry
 
 
-def _has_folders(folder: Path) -> bool:
+def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in _visible(folder) if _is_dir(entry))
+
+
+def _inner(folder: Path) -> set[str]:
+    """Return the names of the folders in `folder`; none if it cannot be read."""
     try:
-        return any(_is_dir(entry) for entry in _visible(folder))
+        return set(_folders(folder))
     except OSError:
-        return False
+        return set()
 
 
 def _suffix(name: str) -> str:

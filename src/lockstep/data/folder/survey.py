@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.folder.index import Index, index_of
-from lockstep.data.folder.scan import Group, Scan, like_splits, scan
+from lockstep.data.folder.scan import Group, Scan, scan
 from lockstep.errors import DATA, LockstepError
 from lockstep.words import listed, plural
 
 ORDER = ("train", "validation", "test")
+_USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
 _LISTED = 20  # files that an error lists
 
 
@@ -91,7 +92,9 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
         raise LockstepError("dataset folder: give the folder of images as --data DIR, or lockstep train DIR", DATA)
     scanned = scan(root)
     index = index_of(scanned)
-    problems, notes = list(scanned.problems), list[str]()
+    problems = list(scanned.problems)
+    unusual = [f"{path} is read as {split}" for split, path in scanned.splits.items() if path.lower() not in _USUAL]
+    notes = [listed(unusual)] if unusual else []
     training = "train" if "train" in scanned.splits else ""
     classes = tuple(scanned.classes(training))
     positions = {name: label for label, name in enumerate(classes)}
@@ -115,7 +118,11 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
         else:
             problems += _divide(splits, index, classes, labels, contents, test_share)
     if not problems:
-        problems += [f"{split} holds no image that can be read" for split, rows in splits.items() if not len(rows)]
+        problems += [
+            f"{split} holds no folder with an image that can be read: fill it, or move it away"
+            for split, rows in splits.items()
+            if not len(rows)
+        ]
     problems += _unreadable(index, skip_unreadable, notes)
     result = Survey(scanned, index, groups, classes, labels, splits, contents, problems, notes)
     notes += _notes(result)
@@ -148,7 +155,9 @@ def _class_problems(scanned: Scan, training: str, classes: Sequence[str], readab
     prefix = f"{training}: " if training else ""
     if not classes:
         loose = f", but {plural(len(scanned.loose), 'image')} in no class" if scanned.loose else ""
-        return [f"{prefix}it holds no folders{loose}: give each class a folder with its images"]
+        folder = scanned.splits[training]
+        split = f". If {folder} is a class, give it a name without the word of a split" if training else ""
+        return [f"{prefix}it holds no folders{loose}: give each class a folder with its images{split}"]
     problems = []
     pairs = list(zip(scanned.groups, readable.tolist(), strict=True))
     own = [(group, count) for group, count in pairs if group.split == training]
@@ -244,9 +253,6 @@ def _notes(found: Survey) -> list[str]:
         *_noted(conflicts, "image", "in several classes: the labels contradict each other"),
         *_noted(leaks, "image", "in several splits: the accuracy will be too high"),
     ]
-    if splits := like_splits(scanned.classes("")):
-        names, others = listed([*splits]), listed([*splits.values()])
-        notes.append(f"{names} look like splits but are read as classes: rename them {others}")
     for split, rows in found.splits.items():
         present = set(found.labels[rows].tolist())
         missing = [name for label, name in enumerate(found.classes) if label not in present]
