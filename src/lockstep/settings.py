@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from lockstep.errors import LockstepError, unknown
+from lockstep.words import extra
 
 S = TypeVar("S", bound="Settings")
 _SHOWN = 300  # characters of a wrong value in a message
 _imported: dict[str, tuple[ModuleSpec | None, str]] = {}  # by module: as `imported_sha256` found it
-_OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that `pip install 'lockstep[timm]'` adds
+_OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that the extra timm adds
 
 
 class Settings(BaseModel):
@@ -134,10 +135,8 @@ def load_object(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and not (module_name + ".").startswith(error.name + "."):
             raise  # The module exists, but one of its own imports fails: its author needs the traceback.
-        extra = " (pip install 'lockstep[timm]')" if module_name.partition(".")[0] in _OF_EXTRA_TIMM else ""
-        raise LockstepError(
-            f"no module {module_name!r} for {path!r}: run from its folder or install it{extra}"
-        ) from None
+        how = f": {extra('timm')}" if module_name.partition(".")[0] in _OF_EXTRA_TIMM else ""
+        raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it{how}") from None
     imported_sha256(module)
     if not hasattr(module, name):
         raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))

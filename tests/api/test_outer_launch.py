@@ -86,7 +86,7 @@ def test_what_an_outer_launch_does_not_allow_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_ray_train(tmp_path, alone):
     """The example, on a real Ray of this host, with two workers."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'lockstep[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     command = [EXAMPLE, "digits", "--steps", STEPS, "--workers", 2, "--name", "x", "--runs", tmp_path / "runs"]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "default"}
     for _ in range(2):  # The second time the run is complete.

@@ -153,4 +153,4 @@ def test_a_missing_package_is_named_with_its_remedy(written, here, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     done = here("predict", written[1], "x.png")
     assert done.returncode == ENVIRONMENT
-    assert "pip install 'lockstep[export]'" in done.stderr
+    assert "pip install '.[export]'" in done.stderr

@@ -47,7 +47,7 @@ def refused(done, code, *words):
         (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
         (["train", "--model", "mnist", "--set", "weight_decay={}"], USAGE, ["16x16 pixels or more, got 8x8"]),
         (["train", "--model", "tutorial", "--set", "weight_decay.conv3.weight=1"], USAGE, ["'conv3.weight'"]),
-        (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "pip install 'lockstep[timm]'"]),
+        (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "pip install '.[timm]'"]),
         (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
         (["train", "runs/none", "--resume"], USAGE, ["there is no folder runs/none", "the folder of a run"]),

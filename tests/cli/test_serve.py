@@ -114,7 +114,7 @@ def test_a_missing_extra_is_one_error(here, trained_once, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = here("serve", trained_once(*RUN)[0])
     assert (done.returncode, done.stdout) == (ENVIRONMENT, "")
-    assert done.stderr == "lockstep: serve needs uvicorn: pip install 'lockstep[serve]'\n"
+    assert done.stderr == "lockstep: serve needs uvicorn: pip install '.[serve]' in the folder of Lockstep's source\n"
 
 
 def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_is_warned_of(

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from benchmarks.browser import chromium, executable
 
-pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'lockstep[docs]'")
+pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
 
 import lockstep
 

@@ -85,7 +85,7 @@ def test_metrics_and_tensorboard_have_the_gpu_use_of_each_process(tmp_path, monk
     rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert [row["gpu_utilisation"] for row in rows] == [used] * 3
     assert len(recorder.notes) == notes
-    assert all("nvidia-ml-py" in note and "lockstep[gpu]" in note for note in recorder.notes)
+    assert all("nvidia-ml-py" in note and ".[gpu]" in note for note in recorder.notes)
     if used:
         events = EventAccumulator(str(tmp_path / "tb")).Reload()
         assert [events.Scalars(f"processes/gpu_utilisation/{i}")[0].value for i in range(2)] == used

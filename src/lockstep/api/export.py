@@ -81,7 +81,7 @@ def export(
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
         file: the file to write; an existing one is replaced. Its name ends in .onnx or .pt2, as its format.
-        format: "onnx" (needs the extra lockstep[export]) or "pt2".
+        format: "onnx" (needs the extra "export") or "pt2".
         checkpoint: "best", or a number of steps; None for the newest.
         data: folder of the dataset; None for that of training.
         model: the run's own package.module:function, to allow that its code is executed.

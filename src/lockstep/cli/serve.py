@@ -9,7 +9,7 @@ from lockstep.cli.options import Code, options_from
 from lockstep.cli.predict import Checkpoint, Source, load_alone
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.messages import logger
-from lockstep.words import plural
+from lockstep.words import extra, plural
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _EXTRA = ("starlette", "uvicorn", "python_multipart")
@@ -39,7 +39,7 @@ def serve(
       curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
     """
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
-        raise LockstepError(f"serve needs {', '.join(missing)}: pip install 'lockstep[serve]'", ENVIRONMENT)
+        raise LockstepError(f"serve needs {', '.join(missing)}: {extra('serve')}", ENVIRONMENT)
     from lockstep.serve import server
 
     with server.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.

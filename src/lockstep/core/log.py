@@ -16,12 +16,13 @@ from lockstep.core.reduction import first_towers
 from lockstep.core.state import State
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, Metrics
+from lockstep.words import extra
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 _FRAME_S = 0.2  # seconds between two drawings of a live display
 _NO_UTILISATION = (
     "GPU utilisation is not known: torch.cuda.utilization needs NVIDIA's driver and the package nvidia-ml-py "
-    "(pip install 'lockstep[gpu]')"
+    f"({extra('gpu')})"
 )
 
 

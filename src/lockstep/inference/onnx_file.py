@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import read_bytes
+from lockstep.words import extra
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -23,8 +24,7 @@ def missing() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise LockstepError(
-            f"ONNX files need the package {error.name}, which is not installed: pip install 'lockstep[export]'",
-            ENVIRONMENT,
+            f"ONNX files need the package {error.name}, which is not installed: {extra('export')}", ENVIRONMENT
         ) from None
 
 
