@@ -180,6 +180,7 @@ def test_folders_that_are_named_like_splits(here, tmp_path):
     assert note in checked.stdout
     assert note in trained.stdout
     assert "12 training and 12 test images" in trained.stdout
+    assert "  length     1 steps = 1.3 epochs\n" in trained.stdout  # no time, as none was measured
     (tmp_path / "intel/seg_pred").mkdir()
     checked, trained = here("data", "check", "intel"), here("train", "intel", *SHORT, "--steps", 1)
     refused(trained, DATA, "the folder seg_test is beside seg_pred", "move all away but the splits")

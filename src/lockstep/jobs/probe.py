@@ -1,7 +1,6 @@
 """The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first step of a session."""
 
 import inspect
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,20 +21,15 @@ from lockstep.messages import logger
 _IMAGES, _IMAGES_OF_LARGE, _LARGE_PARAMETERS = 16, 4, 4_000_000
 _IMAGES_OF_CHECK = 2
 _UPDATED_VALUES, _MATRIX_ROWS = 2**20, 64  # parameters in the probe's update, and rows of each matrix among them
-_TIMED_CALLS = 3
-_TIMED_S = 0.2  # for the images whose computation is timed at the start of a run
 
 
 class Probe(NamedTuple):
     """The arithmetic probe of a session.
 
     sha256: of one small update, in hex. It is equal where, as far as the probe can tell, the run's bits are.
-    tower_s: about how many seconds a tower computes in a step, by the time of some of its images; None if the network
-        is compiled, which would take longer than the estimate is worth.
     """
 
     sha256: str
-    tower_s: float | None
 
 
 def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> Probe:
@@ -53,16 +47,9 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
         _check_output(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
         tower, digests = Tower(course, network), []
         for _ in range(1 if _is_large(network) else 2):
-            began = time.perf_counter()
             vector = tower(state, shard, 0)
             gradients, buffer_deltas, metrics = tower.layout.unpack(vector)
             digests.append(digest([gradients, buffer_deltas, metrics.cross_entropy, metrics.correct]))
-            image_s = (time.perf_counter() - began) / len(shard.labels)  # `digest` waits for a GPU
-        tower_s = None
-        if not recipe.compile:
-            count = min(recipe.tower_batch, max(1, int(_TIMED_S / image_s)))
-            timed = dataset.shard(course.plan(0).first(count), 0)
-            tower_s = _seconds(tower, state, timed, calls=2) * recipe.tower_batch / len(timed.labels)
     if digests[0] != digests[-1] and recipe.exact:
         raise _not_repeatable(recipe)
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
@@ -72,7 +59,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> P
     flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
     small.apply(flat, buffer_deltas, course.learning_rate(0))
     sha256 = digest([torch.frombuffer(bytearray(digests[0]), dtype=torch.uint8), *small.named().values()]).hex()
-    return Probe(sha256, tower_s)
+    return Probe(sha256)
 
 
 def _some_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -90,16 +77,6 @@ def _some_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _first_rows(tensor: Tensor) -> Tensor:
     """Return the first rows of a matrix, which every optimizer updates value by value; other tensors whole."""
     return tensor[:_MATRIX_ROWS] if tensor.ndim == 2 else tensor
-
-
-def _seconds(tower: Tower, state: State, shard: Shard, calls: int = _TIMED_CALLS) -> float:
-    """Return the shortest time of `calls` calls of `tower`, without the first one, which prepares."""
-    times = []
-    for _ in range(calls):
-        began = time.perf_counter()
-        tower(state, shard, 0).sum().item()  # item() waits for a GPU
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
 
 
 def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:

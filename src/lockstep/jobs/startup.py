@@ -15,7 +15,7 @@ from lockstep.core.reduction import owned, owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session, exchange
-from lockstep.words import duration, plural
+from lockstep.words import plural
 
 Line = tuple[str, str]  # (label, text)
 
@@ -27,12 +27,10 @@ def startup_lines(
     test_set: Dataset,
     run: Path,
     local_processes: int,
-    tower_s: float | None = None,
 ) -> list[Line]:
     """Return the start-up block.
 
-    `local_processes` is how many of the run's processes are on this host; `tower_s` the seconds of a tower's
-    computation in a step, if they were measured.
+    `local_processes` is how many of the run's processes are on this host.
     """
     recipe, placement, device = session.recipe, session.placement, session.device
     processes = session.group.processes
@@ -48,8 +46,7 @@ def startup_lines(
                   + (", the same bits on every CPU" if recipe.arithmetic == "portable" else "")),
         ("batch", f"{recipe.batch} images a step (global) = {plural(recipe.towers, 'tower')} "
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
-        ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"
-                   f"{_expected(session, course, tower_s)}"),
+        ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"),
         ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"
                  + (f"; gradients clipped to norm {recipe.clip:g}" if recipe.clip else "")),
         ("average", f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "no average of the weights"),
@@ -82,17 +79,6 @@ def _parameters(session: Session) -> str:
     if session.recipe.head is None:
         return own
     return f"{own} of the head {session.recipe.head} are trained, {session.frozen_count:,} before it are frozen"
-
-
-def _expected(session: Session, course: Course, tower_s: float | None) -> str:
-    """Return roughly how long the rest of the run takes, in words; "" if that was not measured."""
-    if tower_s is None:
-        return ""
-    recipe = session.recipe
-    # All processes wait for the one with the most towers.
-    processes = session.group.processes
-    towers = max(len(owned(recipe.towers, processes, process)) for process in range(processes))
-    return f"; about {duration((course.steps - session.state.step) * towers * tower_s)}"
 
 
 def _augmentation_extras(recipe: Recipe) -> list[str]:
