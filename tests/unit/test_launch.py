@@ -12,7 +12,8 @@ from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.specs import BenchSpec
 from lockstep.launch import submit as launch
-from lockstep.launch.signals import SignalForwarder
+from lockstep.launch import worker
+from lockstep.launch.signals import SignalForwarder, StopRequests
 from lockstep.launch.workers import Workers
 from lockstep.recipes import get_recipe
 from lockstep.settings import validated
@@ -117,6 +118,53 @@ def test_signals_reach_the_workers_and_no_other_child(tmp_path):
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+@pytest.mark.parametrize(("begun", "silent"), [(False, False), (True, False), (False, True)])
+def test_a_signal_ends_the_preparation_of_the_data_and_says_so(capsys, begun, silent):
+    requests = StopRequests()
+    if begun:
+        requests.handle(signal.SIGTERM, None)
+    prepared = []
+
+    def prepare():
+        with worker._loading(requests, silent=silent):
+            prepared.append("a part")
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as end:
+        prepare()
+    assert bool(prepared) == (not begun)
+    assert end.value.code == 128 + signal.SIGTERM
+    assert ("start again with the same command\n" in capsys.readouterr().err) == (not silent)
+
+
+INTERRUPTED = """
+import signal, sys
+from lockstep.__main__ import main
+
+class Interrupted:
+    def find_spec(self, name, *others):
+        if name == "lockstep.cli":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+main()
+"""
+
+
+def test_ctrl_c_while_the_program_starts_shows_no_traceback():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_in_a_command_says_how_to_go_on(here, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lockstep.api.specs.train_spec", interrupted)
+    done = here("train", "digits")
+    assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C: start again with the same command\n")
 
 
 def test_a_second_ctrl_c_kills_the_workers_and_other_signals_do_not(tmp_path, monkeypatch):

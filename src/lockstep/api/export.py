@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from lockstep.api.specs import chosen_checkpoint, data_of
 from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement
+from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError
 from lockstep.files import deliver
 from lockstep.inference.origin import is_onnx, recipe_of, run_of
@@ -109,7 +110,7 @@ def export(
     with import_path_restored():
         from lockstep.inference.classifier import load
         from lockstep.inference.export import exported, loaded
-        from lockstep.inference.graph import batch_of, in_batches
+        from lockstep.inference.graph import batch_of
         from lockstep.jobs.session import read_splits, with_held_out
 
         classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
@@ -124,10 +125,12 @@ def export(
         }  # fmt: skip
         content = exported(classifier, format, facts)
         compute = loaded(content, format)
-        found, rate = _timed(partial(in_batches, compute), images)
-        own, own_rate = _timed(classifier.probabilities, images)
         size = min(len(images), batch_of(images.shape[1:]))  # a batch is padded to this size
-        difference = abs(found - classifier.as_graph().probabilities(images, size)).max()
+        with progress(f"comparing the file with Lockstep on {len(images):,} images", 3 * len(images)) as advance:
+            found, rate = _in_batches(compute, images, size, advance)
+            own, own_rate = _in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
+            graph = partial(classifier.as_graph().probabilities, batch=size)
+            difference = abs(found - _in_batches(graph, images, size, advance)[0]).max()
     if not difference <= TOLERANCE:
         raise LockstepError(
             f"the {format} file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "
@@ -159,8 +162,14 @@ def _require_same_kind(images: "Dataset", classifier: "Classifier") -> None:
         )
 
 
-def _timed(compute: Callable[[Any], Any], images: "NDArray[np.uint8]") -> "tuple[NDArray[Any], float]":
-    """Return what `compute` returns for `images`, and images/s."""
-    begun = time.perf_counter()
-    found = compute(images)
-    return found, len(images) / (time.perf_counter() - begun)
+def _in_batches(
+    compute: Callable[[Any], Any], images: "NDArray[np.uint8]", size: int, advance: Callable[[int], None]
+) -> "tuple[NDArray[Any], float]":
+    """Return what `compute` returns for `images`, `size` at a time, and images/s. Tell `advance` of each batch."""
+    import numpy as np  # here, because most commands need no numpy
+
+    begun, parts = time.perf_counter(), []
+    for start in range(0, len(images), size):
+        parts.append(compute(batch := images[start : start + size]))
+        advance(len(batch))
+    return np.concatenate(parts), len(images) / (time.perf_counter() - begun)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lockstep.cli.options import Code, Json, options_from, require_new_file
+from lockstep.errors import printable
 from lockstep.words import size
 
 
@@ -54,6 +55,11 @@ def export(
     recipe = recipe_of(source)
     numerics.prepare(recipe.threads_per_tower)  # before torch is imported
     numerics.configure(recipe.threads_per_tower, recipe.exact)
+    if not json_output:
+        print(
+            printable(f"exporting {source}: torch traces the network, and then its file is compared with Lockstep"),
+            flush=True,
+        )
     record = lockstep.export(source, output, format, checkpoint, data=options["data"], model=model, dataset=dataset)
     if json_output:
         print(json.dumps(asdict(record)))

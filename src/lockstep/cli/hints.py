@@ -8,6 +8,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from lockstep.errors import LockstepError
+from lockstep.messages import on_stderr
 
 # Options of TensorFlow's CIFAR-10 tutorial and MNIST multi-GPU example -> the equivalent of Lockstep.
 # A switch has two equivalents: one for on, one for off.
@@ -99,6 +100,14 @@ class _Hinting:
 
 class HintingCommand(_Hinting, TyperCommand):
     """A command whose error for an unknown option names the right one, if that is known."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Execute the command. Say that Ctrl-C has stopped it, where it does not say so itself."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            on_stderr("stopped by Ctrl-C: start again with the same command")
+            raise
 
 
 class HintingGroup(_Hinting, TyperGroup):

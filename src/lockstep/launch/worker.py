@@ -105,7 +105,7 @@ def _do(
     display = Display() if output.quiet else Display(lines, output.columns, progress=sys.stderr)
     ctx = Context(
         group, device, monitor, requests, display, mail.emit, on_run_created,
-        loading_guard=lambda: _loading(silent=output.quiet or world.process != 0),
+        loading_guard=lambda: _loading(requests, silent=output.quiet or world.process != 0),
         local=world.local, local_processes=world.local_processes,
     )  # fmt: skip
     record, code = None, 0
@@ -125,17 +125,23 @@ def _do(
 
 
 @contextlib.contextmanager
-def _loading(silent: bool) -> Iterator[None]:
+def _loading(requests: StopRequests, silent: bool) -> Iterator[None]:
     """Let a signal end the program at once, after it has removed unfinished files. If `silent`, show no progress.
 
-    Nothing is trained yet when the dataset is read, so there is nothing to save.
+    No step is made while a dataset is read or its features are computed, so there is nothing to save.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(handled_by(leave))
         if silent:
             devnull = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stderr(devnull))
-        yield
+        try:
+            if (received := requests()) is not None:  # before the handler above
+                leave(received, None)
+            yield
+        except SystemExit:
+            on_stderr("stopped while the data were prepared: start again with the same command")
+            raise
 
 
 def _device(placement: Placement, world: World) -> "torch.device":
