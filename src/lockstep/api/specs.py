@@ -4,10 +4,7 @@ The words of a command say which recipe, which run folder, which data folder, wh
 """
 
 import contextlib
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +20,12 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.catalog import SOURCES
 from lockstep.data.folder.scan import is_image_folder
 from lockstep.data.locate import incomplete, present
-from lockstep.errors import CRASH, DATA, LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.specs import EvaluateSpec, FoldsSpec, TrainSpec, VerifySpec
 from lockstep.launch.world import World
 from lockstep.messages import collected, handled, logger, muted
 from lockstep.recipes import RECIPES, get_recipe
-from lockstep.recipes.fitting import FOLDER, PHOTOS, Fit, fitting
+from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
 from lockstep.runs.weights_file import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.settings import dotted, validated
@@ -144,43 +141,12 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> tuple[R
     if stated:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
         return (make(stated, changes) if same else recipe), None
-    from lockstep.data.decode import PillowSwitchError
-
-    stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
-    arguments = (
-        str(subject.data), recipe.test_share, recipe.skip_unreadable, stated_settings,
-        recipe.name if subject.named else None,
-    )  # fmt: skip
-    try:
-        fit = fit_of(*arguments)
-    except PillowSwitchError:  # A Python program may have set it for images of its own, so another process reads.
-        fit = _fit_elsewhere(arguments)
-    return make(_fields(fit.recipe), fit.settings, changes), fit.note()
-
-
-def fit_of(data: str, test_share: float, skip_unreadable: bool, stated: Mapping[str, Any], recipe: str | None) -> Fit:
-    """Return what fits the images in the folder `data`; see `fitting`. Raises: LockstepError."""
     from lockstep.data.folder.survey import survey
 
-    return fitting(survey(Path(data), test_share, skip_unreadable).require_sound(), stated, recipe)
-
-
-def _fit_elsewhere(arguments: tuple[Any, ...]) -> Fit:
-    """Return `fit_of(*arguments)`, computed by a new process. Raises: LockstepError."""
-    code = (
-        "import json, sys\nfrom lockstep.api.specs import fit_of\nfrom lockstep.errors import LockstepError\n"
-        "try: answer = fit_of(*json.loads(sys.argv[1]))\n"
-        "except LockstepError as error: answer = [str(error), error.code]\n"
-        "print(json.dumps(answer))"
-    )
-    command = [sys.executable, "-P", "-c", code, json.dumps(arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise LockstepError(f"a process that reads the images in {arguments[0]} ended with {done.returncode}", CRASH)
-    answer = json.loads(done.stdout)
-    if len(answer) == 2:
-        raise LockstepError(*answer)
-    return Fit(*answer)
+    stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
+    found = survey(subject.data, recipe.test_share, recipe.skip_unreadable).require_sound()
+    fit = fitting(found, stated_settings, recipe.name if subject.named else None)
+    return make(_fields(fit.recipe), fit.settings, changes), fit.note()
 
 
 def _switch_to_images(fields: dict[str, Any], sources: list[dict[str, Any]], data: Path | None) -> Subject:

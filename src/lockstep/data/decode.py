@@ -71,10 +71,6 @@ class UnreadableImageError(LockstepError):
         self.momentary = momentary
 
 
-class PillowSwitchError(LockstepError):
-    """The program has set a global switch of Pillow that changes what is read from images."""
-
-
 class ImageFacts(NamedTuple):
     """What `inspect_image` finds: the format in Pillow's words, and the size in pixels as the image is stored.
 
@@ -209,7 +205,7 @@ def _require_default_switches() -> None:
 
 
 def _switch(name: str, value: object) -> LockstepError:
-    return PillowSwitchError(
+    return LockstepError(
         f"Pillow's {name} is {value} in this program, which changes what is read from images: set it back to its "
         f"default",
         ENVIRONMENT,
