@@ -99,7 +99,7 @@ def portable() -> Finding:
 
 def _probe(recipe: Recipe, device: torch.device) -> str:
     session = Session(recipe, Placement(device=device.type), Context(device=device), synthetic.load(recipe.dataset, 64))
-    return session.probe(session.split("train")).sha256
+    return session.probe(session.split("train"))
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
-from lockstep.jobs.probe import Probe
 from lockstep.jobs.profile import Profile
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
@@ -42,7 +41,7 @@ class OpenRun:
             decoder.
     """
 
-    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, probe: Probe) -> None:
+    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, probe: str) -> None:
         """Make the run's folder, or lock the existing one. `probe` is the session's arithmetic probe.
 
         Raises: LockstepError if the folder may not be used, or was trained on other data; with `spec.strict` also if
@@ -52,7 +51,7 @@ class OpenRun:
         self.checkpoint: Checkpoint | None = None
         self.listeners: list[Listener] = []
         self._provenance = {
-            "probe": probe.sha256,
+            "probe": probe,
             "model_source": session.model_source,
             "decoder": session.decoder,
             **session.fingerprint,
@@ -234,7 +233,7 @@ class OpenRun:
 
 
 @contextmanager
-def opened(spec: TrainSpec, ctx: Context, session: Session, probe: Probe) -> Iterator[OpenRun | None]:
+def opened(spec: TrainSpec, ctx: Context, session: Session, probe: str) -> Iterator[OpenRun | None]:
     """Open the run in process 0 within the context; None in all other processes. Raises: as `OpenRun`."""
     if not ctx.first:
         yield None

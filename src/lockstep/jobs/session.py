@@ -27,7 +27,7 @@ from lockstep.data.download.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
-from lockstep.jobs.probe import Probe, probe
+from lockstep.jobs.probe import probe
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.provenance import compare, fingerprint, sources
 from lockstep.runs.weights_file import sha256_of_state
@@ -203,7 +203,7 @@ class Session:
                 f"run as --init, or start from random ones with --set init_sha256=none"
             )
 
-    def probe(self, train_set: Dataset) -> Probe:
+    def probe(self, train_set: Dataset) -> str:
         """Return the arithmetic probe; see `arithmetic.probe`.
 
         Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
@@ -212,7 +212,7 @@ class Session:
         result = probe(self.recipe, self.network, self._seeded_state or self.state, train_set)
         self._seeded_state = None  # frees the memory
         if self.recipe.exact:
-            require_equal("arithmetic", result.sha256, self.group, self.fingerprint)
+            require_equal("arithmetic", result, self.group, self.fingerprint)
         return result
 
     def require_agreement(self) -> None:

@@ -14,7 +14,6 @@ from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
-from lockstep.jobs.probe import Probe
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
 from lockstep.listeners import console
@@ -97,14 +96,14 @@ class Comparison:
         self._tensors: dict[str, Any] | None = None
         self._machine: list[dict[str, Any]] = []
 
-    def begin(self, session: Session, probe: Probe) -> Checkpoint | None:
+    def begin(self, session: Session, probe: str) -> Checkpoint | None:
         """Return the checkpoint that the replay starts from, after comparing machine and data with the run's."""
         recorded, end = self._recorded, self.points[-1]
         self._processes = session.group.processes
         for entry in recorded.sessions_of(self._start, end):
             differing = compare(entry, {"model_source": session.model_source, **session.fingerprint})
             found = [f"source of {one}" if one.kind == "source" else str(one) for one in differing]
-            equal = entry["probe"] == probe.sha256 if "probe" in entry else None
+            equal = entry["probe"] == probe if "probe" in entry else None
             self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found,
                                   "portable": session.recipe.arithmetic == "portable"})  # fmt: skip
             if equal is False:
