@@ -76,8 +76,8 @@ def main() -> None:
     configure(args)
     if args.seed is not None:
         tf.keras.utils.set_random_seed(args.seed)
-    source, initial = batches(args.data), tf.keras.initializers.GlorotUniform()
-    weights = {name: tf.Variable(initial(shape)) for name, shape in LAYERS.items()}
+    source, glorot = batches(args.data), tf.keras.initializers.GlorotUniform
+    weights = {name: tf.Variable(glorot()(shape)) for name, shape in LAYERS.items()}  # one object repeats its numbers
     weights |= {f"{name} bias": tf.Variable(tf.zeros(shape[-1:])) for name, shape in LAYERS.items()}
     parameters = list(weights.values())
     slots = [(tf.Variable(tf.zeros_like(w)), tf.Variable(tf.zeros_like(w))) for w in parameters]
