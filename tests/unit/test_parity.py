@@ -1,6 +1,7 @@
 """Claims of docs/tutorial-parity.md that no other test checks, and the consistency of the page itself."""
 
 import ast
+import io
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.runs import fit_here
 from tests.unit.test_tower import cifar_like, parts
@@ -27,6 +29,7 @@ from lockstep.core.reduction import Reduction
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.jobs.startup import startup_lines
+from lockstep.listeners.event_file import histogram
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.listeners.tensorboard import TensorBoard
 from lockstep.optim import SGD, Adam
@@ -195,14 +198,38 @@ def test_a_parameter_without_a_part_in_the_loss_does_not_move():
     assert moved == {"1.weight"}
 
 
-def test_tensorboard_has_the_tutorials_summaries(tmp_path, caplog):
-    recipe = make(TUTORIAL, {"batch": 4, "steps": 1})
-    tower, state, _ = parts(recipe)
-    board = TensorBoard(tmp_path, 100, tower._network.module, (3, 24, 24))
-    trained(recipe, cifar_like(96, 32), tower, state, [board])
+@pytest.fixture(scope="module")
+def summarised(tmp_path_factory):
+    """The summaries of one step of the tutorial on two towers, and (initial model, state after, shards) of the step."""
+    recipe, dataset = make(TUTORIAL, {"towers": 2, "batch": 8, "steps": 1}), cifar_like(96, 32)
+    tower, state, model = parts(recipe)
+    folder = tmp_path_factory.mktemp("tb")
+    board = TensorBoard(folder, 100, tower._network.module, (3, 24, 24))
+    trained(recipe, dataset, tower, state, [board])
     board.close()
-    assert caplog.messages == []
-    tags = EventAccumulator(str(tmp_path), {"scalars": 0, "histograms": 0, "images": 0}).Reload().Tags()
+    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0}).Reload()
+    plan = recipe.bind(96).plan(0)
+    return events, model, state, [dataset.shard(plan, t) for t in range(2)]
+
+
+def shown(events, tag):
+    """Return the values of the one histogram `tag`."""
+    (event,) = events.Histograms(tag)
+    return event.histogram_value
+
+
+def assert_shows(found, values):
+    """Assert that the histogram `found` is of `values`, up to the rounding of another order of additions."""
+    values = values.detach().double()
+    assert found.num == values.numel()
+    scale = values.abs().max().item()
+    assert (found.min, found.max) == pytest.approx((values.min().item(), values.max().item()), abs=1e-4 * scale)
+    assert found.sum_squares == pytest.approx(values.square().sum().item(), rel=1e-3)
+    assert found.sum == pytest.approx(values.sum().item(), abs=1e-3 * values.abs().sum().item())
+
+
+def test_tensorboard_has_the_tutorials_summaries(summarised, caplog):
+    tags = summarised[0].Tags()
     layers = ("conv1", "conv2", "local3", "local4", "softmax_linear")
     variables = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
     activations = ("conv1", "conv2", "local3", "local4", "logits")
@@ -218,6 +245,44 @@ def test_tensorboard_has_the_tutorials_summaries(tmp_path, caplog):
     assert len(decay) == 2  # no term that is always 0
     assert set(tags["images"]) == {"images/0", "images/1", "images/2"}
     assert tags["graph"]
+    assert caplog.messages == []
+
+
+def test_gradients_in_summaries_are_of_the_mean_total_loss_of_all_towers(summarised):
+    events, model, _, shards = summarised
+    losses = [functional.cross_entropy(model(shard.images), shard.labels) for shard in shards]
+    decay = 0.004 / 2 * (model.local3.weight.square().sum() + model.local4.weight.square().sum())
+    gradients = torch.autograd.grad(sum(losses) / 2 + decay, list(model.parameters()))
+    for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
+        assert_shows(shown(events, f"gradients/{name}"), gradient)
+
+
+def test_weights_in_summaries_are_those_after_the_update(summarised):
+    events, model, state, _ = summarised
+    for name, before in model.named_parameters():
+        after = histogram("any", state.parameters[name]).value[0].histo
+        assert not torch.equal(state.parameters[name], before)
+        found = shown(events, f"weights/{name}")
+        assert (found.num, found.min, found.max, found.sum) == (after.num, after.min, after.max, after.sum)
+        assert found.bucket == list(after.bucket)
+
+
+def test_activations_and_images_in_summaries_are_the_first_towers(summarised):
+    events, model, _, (shard, _) = summarised
+    outputs = {}
+    for name, layer in [*model.activations.items(), ("logits", model)]:
+        layer.register_forward_hook(lambda _, inputs, output, name=name: outputs.update({name: output}))
+    model(shard.images)
+    assert list(outputs) == ["conv1", "conv2", "local3", "local4", "logits"]
+    for name, output in outputs.items():
+        assert_shows(shown(events, f"activations/{name}"), output)
+        (sparsity,) = events.Scalars(f"sparsity/{name}")
+        assert sparsity.value == pytest.approx((output == 0).double().mean().item(), abs=1e-3), name
+    for number in range(3):
+        (event,) = events.Images(f"images/{number}")
+        drawn = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)), np.float64)
+        pixels = shard.images[number].permute(1, 2, 0).double().numpy()
+        assert np.abs(drawn - (pixels * 127 / np.abs(pixels).max() + 128)).max() <= 1  # as tf.summary.image scales
 
 
 def test_a_constant_network_is_correct_on_a_tenth_of_exactly_10000():

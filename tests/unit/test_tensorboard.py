@@ -102,6 +102,7 @@ def test_summaries_are_of_their_own_step(trained):
     total = Reduction(Alone(), 4)(tower(state, shard, 0) for shard in shards)
     gradients = state.by_name(tower.layout.unpack(total)[0] / RECIPE.batch)
     for name, gradient in gradients.items():
+        gradient = gradient + RECIPE.weight_decay.get(name, 0.0) * state.parameters[name]
         first = events.Histograms(f"gradients/{name}")[0].histogram_value
         assert (first.min, first.max) == (gradient.min().item(), gradient.max().item())
         assert first.num == gradient.numel()

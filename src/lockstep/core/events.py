@@ -69,10 +69,11 @@ class EvaluatingEvent:
 
 
 class Tensors(NamedTuple):
-    """Tensors of a step, float32 and keyed by name. They are valid only during the callback."""
+    """Parameters of a step, keyed by name. Tensors are float32, and valid only during the callback."""
 
     weights: Mapping[str, Tensor]  # the parameters before the update
-    gradients: Mapping[str, Tensor]  # their mean over the batch, of all towers
+    gradients: Mapping[str, Tensor]  # of the cross-entropy: the mean over the batch
+    decay: Mapping[str, float]  # the weight-decay coefficients that are in the loss
 
 
 class Listener:
@@ -90,7 +91,10 @@ class Listener:
         """Prepare for `step`: it is about to be computed, and its event will follow."""
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Receive a computed step."""
+        """Receive a computed step, before its update."""
+
+    def updated(self, step: int, weights: Mapping[str, Tensor]) -> None:
+        """Receive the parameters after `step`, float32 and keyed by name. They are valid only during the callback."""
 
     def digest(self, step: int, text: str) -> None:
         """Receive the digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""

@@ -114,9 +114,15 @@ class Log:
             "skipped_steps": state.skipped_steps + skipped if self._skips else None,
         }
         cpu_s = [float(metrics.cpu_s[first]) for first in self._first_towers]
-        tensors = Tensors(state.parameters, state.by_name(gradients))
+        tensors = Tensors(state.parameters, state.by_name(gradients), state.decay_in_loss)
         for i in due:
             self.listeners[i].step(StepEvent(**common, **self._rates(i, now, cpu_s)), tensors)
+
+    def updated(self, step: int, state: State) -> None:
+        """Report the weights after `step`."""
+        for listener in self.listeners:
+            if listener.every is not None and self._is_due(listener.every, step):
+                listener.updated(step, state.parameters)
 
     def _why_skipped(self, metrics: Metrics, state: State) -> str:
         towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]

@@ -69,6 +69,8 @@ def train(
                 state.skip()
             else:
                 state.apply(gradients, buffer_deltas.div_(recipe.towers), learning_rate, course.frozen(step))
+            with monitor.doing(Stage.REPORT):
+                log.updated(step, state)
             yield requested
             if requested.stop is not None:
                 return

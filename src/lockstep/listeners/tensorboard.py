@@ -132,7 +132,7 @@ class TensorBoard(Listener):
             self._recorder.start()
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Write all summaries of a step."""
+        """Write all summaries of a step but the weights."""
         if not self._events:
             return
         scalars = {
@@ -155,10 +155,17 @@ class TensorBoard(Listener):
             "skipped_steps": event.skipped_steps,
         }
         summaries = [scalar(tag, value) for tag, value in scalars.items() if value is not None]
-        summaries += [histogram(f"weights/{name}", weight) for name, weight in tensors.weights.items()]
-        summaries += [histogram(f"gradients/{name}", gradient) for name, gradient in tensors.gradients.items()]
+        for name, gradient in tensors.gradients.items():
+            of_loss = gradient.add(tensors.weights[name], alpha=tensors.decay.get(name, 0.0))
+            summaries.append(histogram(f"gradients/{name}", of_loss))
         with self._errors_logged():
             self._events.add(event.step, summaries + self._recorder.take())
+
+    def updated(self, step: int, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights after a step, which the tutorial's summaries show too."""
+        if self._events:
+            with self._errors_logged():
+                self._events.add(step, [histogram(f"weights/{name}", weight) for name, weight in weights.items()])
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Write accuracy and loss on a split for each kind of weights, at the number of updates they have had."""
