@@ -193,6 +193,32 @@ def test_winograd_is_as_exact_as_documented(filters, side, tile, dtype, toleranc
         assert (a.double() - b).norm() < tolerance * b.norm()
 
 
+def test_winograd_rounds_outputs_that_are_exactly_zero():
+    """MNIST's images have blank areas. The ReLU passes the gradient where rounding makes such an output positive."""
+    torch.manual_seed(0)
+    x = torch.zeros(2, 64, 12, 12).to(memory_format=torch.channels_last)
+    x[..., :5, :5] = torch.randn(2, 64, 5, 5).relu()
+    weight, bias = (0.05 * torch.randn(64, 64, 3, 3)).requires_grad_(), torch.zeros(64, requires_grad=True)
+    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    expected = reference.conv_relu(*exact, (0,) * 4)
+    out = conv_relu(x, weight, bias, (0,) * 4)
+    blank = torch.ones(2, 64, 10, 10, dtype=torch.bool)
+    blank[..., :5, :5] = False
+    assert not expected[blank].any()
+    assert out[blank].max() < 1e-6 * expected.abs().max()
+    assert not out[..., 8:, :].any()  # a tile of zeros is exact
+    upstream = torch.randn_like(expected).float()
+    found = torch.autograd.grad(out, (weight, bias), upstream)
+    passed = upstream.double() * ((expected > 0) | (blank & (out > 0)))
+    for gradient, plain in zip(found, (weight_gradient(exact[0], passed), passed.sum((0, 2, 3))), strict=True):
+        assert (gradient.double() - plain).norm() < 5e-6 * plain.norm()
+
+
+def weight_gradient(x, gradient):
+    """The gradient of the weight of a 3x3 convolution of `x`, from that of its output."""
+    return torch.nn.grad.conv2d_weight(x.detach(), (gradient.shape[1], x.shape[1], 3, 3), gradient)
+
+
 def test_winograd_is_used_where_it_is_faster(monkeypatch):
     x, weight = torch.empty(1, 64, 9, 10), torch.empty(64, 64, 3, 3)
     assert winograd.applies(x, weight)

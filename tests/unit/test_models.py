@@ -79,19 +79,36 @@ def test_local_response_norm_and_its_gradient_follow_the_formula():
     assert torch.autograd.gradcheck(norm, x)
 
 
-def test_mnist_has_the_originals_parameters_and_linear_dense_layers():
-    torch.manual_seed(0)
-    network = mnist.build((1, 28, 28), 10)
+@pytest.fixture(scope="module")
+def mnist_network():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return mnist.build((1, 28, 28), 10)
+
+
+def test_mnist_has_the_originals_parameters_and_linear_dense_layers(mnist_network):
+    network = mnist_network
     assert sum(p.numel() for p in network.parameters()) == 20_217_226
     assert network.dropout.p == 0.75
-    limit = (6 / (8192 + 2048)) ** 0.5
-    assert network.dense1.weight.abs().max() <= limit
-    assert network.dense1.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.02)
-    assert all((p == 0).all() for name, p in network.named_parameters() if name.endswith("bias"))
     network.eval()
     features = torch.randn(2, 8192)
     once, negated = (network.logits(network.dense2(network.dense1(x))) for x in (features, -features))
     assert torch.allclose(once, -negated, atol=1e-4)  # linear from features to logits: no activation between
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "outputs"),
+    [("conv1", 25, 25 * 64), ("conv2", 9 * 64, 9 * 256), ("conv3", 9 * 256, 9 * 512), ("dense1", 8192, 2048),
+     ("dense2", 2048, 1024), ("logits", 1024, 10)],
+)  # fmt: skip
+def test_mnist_has_the_originals_initialisers(mnist_network, layer, inputs, outputs):
+    """Glorot's uniform distribution: TensorFlow counts a convolution's inputs and outputs with its kernel's area."""
+    weight, bias = mnist_network.get_submodule(layer).parameters()
+    limit = (6 / (inputs + outputs)) ** 0.5
+    assert 0.99 * limit < weight.abs().max() <= limit
+    assert weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.03)
+    assert abs(weight.mean().item()) < 0.05 * limit
+    assert not bias.any()
 
 
 def test_mnist_options_give_the_network_of_the_originals_comments():

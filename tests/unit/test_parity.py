@@ -181,6 +181,26 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
         assert torch.allclose(state.parameters[name].double(), w, atol=1e-7), name
 
 
+@pytest.mark.parametrize("towers", [1, 2, 4])
+def test_steps_of_the_tutorials_update_are_gradient_descent_on_the_mean_total_loss(towers):
+    """Through the training loop, in which a sum over towers in place of their mean is a larger step."""
+    recipe = small(TUTORIAL, towers=towers, batch=64, steps=3, weight_decay={"1.weight": 0.004})
+    tower, state, model = parts(recipe, (1, 4, 4))
+    dataset = images(100, 4)
+    trained(recipe, dataset, tower, state)
+    model = model.double()
+    for step in range(3):
+        shards = [dataset.shard(recipe.bind(100).plan(step), t) for t in range(towers)]
+        logits = model(torch.cat([shard.images for shard in shards]).double())
+        loss = functional.cross_entropy(logits, torch.cat([shard.labels for shard in shards]))
+        (loss + 0.004 / 2 * model[1].weight.square().sum()).backward()
+        for weight in model.parameters():
+            weight.data.sub_(0.1 * weight.grad)
+            weight.grad = None
+    for name, weight in model.named_parameters():
+        assert torch.allclose(state.parameters[name].double(), weight, atol=1e-6), name
+
+
 def idle(shape, classes):
     """Return a network with a parameter without a part in the loss, and a frozen one."""
     network = linear(shape, classes)
