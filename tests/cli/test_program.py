@@ -52,6 +52,9 @@ def test_train_then_eval(program, here, tmp_path):
         "images_per_s", "peak_memory_bytes", "processes", "device", "versions",
     }  # fmt: skip
     assert result["accuracy"]["ema"] >= 0.985
+    assert re.search(r"^  accuracy  9[89]\.\d\d% \(35\d of 355 test images", done.stdout, re.M)
+    assert f"{result['images_per_s']:,.0f} images/s; " in done.stdout
+    assert f"sha256    {result['weights_sha256']} " in done.stdout
     assert 0 < result["total_s"] < time.time() - started
     assert (run / "log.txt").read_text() == done.stdout
     next_command = re.search(r"next +lockstep (eval \S+)", done.stdout).group(1)

@@ -38,6 +38,8 @@ app = typer.Typer(
 
 The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides only the speed.
 
+The code for GPUs has not yet run on a GPU.
+
 \b
 Examples:
   lockstep train                        train on handwritten digits, in seconds
