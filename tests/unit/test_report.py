@@ -27,8 +27,9 @@ from lockstep.recipes import get_recipe
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
 STATE = SimpleNamespace(
-    step=0, decay_losses=lambda: {"w": torch.tensor(0.5)}, loss_scale=1.0, parameters={}, by_name=lambda flat: {}
-)
+    step=0, decay={}, decay_losses=lambda: {"w": torch.tensor(0.5)}, loss_scale=1.0, parameters={},
+    by_name=lambda flat: {},
+)  # fmt: skip
 TOWERS = 4
 
 
@@ -64,6 +65,7 @@ def run(listeners, steps=25):
     for step in range(steps):
         log.begin(step)
         log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+        log.updated(step, STATE)
     log.evaluation(steps, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)})
     log.note("a note")
     log.end([("accuracy", "90%")])

@@ -114,7 +114,7 @@ class Log:
             "skipped_steps": state.skipped_steps + skipped if self._skips else None,
         }
         cpu_s = [float(metrics.cpu_s[first]) for first in self._first_towers]
-        tensors = Tensors(state.parameters, state.by_name(gradients), state.decay_in_loss)
+        tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
         for i in due:
             self.listeners[i].step(StepEvent(**common, **self._rates(i, now, cpu_s)), tensors)
 

@@ -158,18 +158,13 @@ class State:
         """Return whether every parameter is finite. Waits for the device."""
         return bool(is_finite(self._flat))
 
-    @property
-    def decay_in_loss(self) -> Mapping[str, float]:
-        """Return `decay`, or nothing if the optimizer decouples it from the loss."""
-        return self.decay if self._recipe.optimizer.decays_in_loss else {}
-
     def decay_losses(self) -> dict[str, Tensor]:
         """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device.
 
         The parameters that `weight_decay.default` is for share one term, "default". Decay that the optimizer decouples
         from the loss has no terms.
         """
-        if not self.decay_in_loss:
+        if not self._recipe.optimizer.decays_in_loss:
             return {}
         with arithmetic(self._recipe.arithmetic):
             return self._decay_losses()
