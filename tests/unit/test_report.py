@@ -196,6 +196,19 @@ def test_loss_may_be_the_last_towers_as_the_original_printed_it():
     assert "loss = 3.00 (" in lines.step_line(last.events[0])
 
 
+@pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])
+def test_listeners_get_the_coefficients_of_decay_that_is_in_the_loss(terms, passed):
+    """AdamW's is not: its state has coefficients, but no terms of the loss."""
+    seen = []
+    recorder = Recorder(1)
+    recorder.step = lambda event, tensors: seen.append(tensors.decay)
+    log = a_log([recorder])
+    log.begin(0)
+    state = SimpleNamespace(**{**vars(STATE), "decay": {"w": 0.1}, "decay_losses": lambda: terms})
+    log.step(0, sums(), state, 0.1, torch.zeros(0))
+    assert seen == [passed]
+
+
 def test_running_averages_cover_every_step_and_each_term():
     recorder = Recorder(10)
     log = a_log([recorder], steps=41)
