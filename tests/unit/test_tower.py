@@ -176,10 +176,13 @@ def test_a_tower_that_is_not_finite_is_named():
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (ControlFlags(), [2], [])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
-    tower._network.gradients = lambda loss, found: [torch.full_like(p, math.nan) for p in state.parameters.values()]
-    _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
-    assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
-    assert metrics.non_finite.tolist() == [1, 1, 1, 1]
+    for bad in (math.nan, math.inf, -math.inf):
+        tower._network.gradients = lambda loss, found, bad=bad: [
+            torch.full_like(p, bad) for p in state.parameters.values()
+        ]
+        _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
+        assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
+        assert metrics.non_finite.tolist() == [1, 1, 1, 1]
 
 
 def test_the_last_towers_loss_is_recorded_separately():
