@@ -307,8 +307,8 @@ def test_the_losses_of_both_programs_fall_faster_than_the_log_of_the_notebook():
     runs, log = figures.load("loss-mnist")["runs"], figures.load("stated")["notebook"]["loss"]
     lockstep, tensorflow = (runs[f"{name} float32"] for name in ("lockstep", "tensorflow"))
     for program in (lockstep, tensorflow):
-        assert sorted(run["seed"] for run in program) == list(range(8))
-        assert len({tuple(run["losses"]) for run in program}) == 8
+        assert sorted(run["seed"] for run in program) == list(range(len(lockstep)))
+        assert len({tuple(run["losses"]) for run in program}) == len(lockstep) >= 8
     for step in (10, 30):
         ours, theirs = ([run["losses"][step - 1] for run in program] for program in (lockstep, tensorflow))
         assert max(ours + theirs) < log[str(step)]
