@@ -7,8 +7,9 @@ with themselves. The scheme pays off with many channels, because the transforms 
 
 Source: Lavin and Gray (2016), Fast Algorithms for Convolutional Neural Networks. The interpolation points come from a
 search for the smallest rounding error, in bfloat16 for t <= 6: 0.4, 1.1 and 1.3 % of the result's norm for t = 4, 5 and
-6. The larger tiles are for float32 only: they lose 2e-6 and 3e-6 for t = 7 and 8, a direct convolution 7e-7. The
-gradients are those of the formula.
+6. The larger tiles are for float32 only: they lose 2e-6 and 3e-6 for t = 7 and 8, a direct convolution 7e-7. An
+output that is exactly 0 is rounded too, so a ReLU after it may pass its gradient. The gradients are those of the
+formula.
 """
 
 from collections.abc import Iterator
