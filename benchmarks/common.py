@@ -57,8 +57,8 @@ def train(*args: object, data: Path | None) -> dict[str, Any]:
 
 
 def bench(*args: object, data: Path | None) -> dict[str, Any]:
-    """Run `lockstep bench --only --table`, which runs only the training loop. Return its one record."""
-    record: dict[str, Any] = lockstep("bench", *args, "--only", "--table", data=data)["records"][0]
+    """Run `lockstep bench --only`. Return its one record."""
+    record: dict[str, Any] = lockstep("bench", *args, "--only", data=data)["records"][0]
     return record
 
 

@@ -4,7 +4,7 @@ The hosts are network namespaces of this machine, which share its cores. Each ho
 link (tc tbf); no latency is added. It needs root, ip and tc. In each round every program runs in turn: Lockstep,
 Lockstep with the vector in one part, so that nothing is hidden, and DDP. Bytes are those that host 0 sends, by its
 interface's counter: of a long run less those of a short one, once. The hidden share of the exchange is 1 - wait / wait
-in one part. The prediction is that of `lockstep bench`, for as many hosts, from the step without its wait.
+in one part.
 """
 
 import json
@@ -18,8 +18,7 @@ from typing import Any
 
 from tests.namespaces import INTERFACE, Hosts, reason
 
-from benchmarks.common import RESULTS, bench, options, parsed, save, spread
-from lockstep.bench.analysis import Link, exchange_s, wait_s
+from benchmarks.common import RESULTS, options, parsed, save, spread
 
 ROOT = Path(__file__).parents[1]
 LINKS = {"1 Gbit/s": 1000, "100 Mbit/s": 100}  # Mbit/s
@@ -116,7 +115,6 @@ def main() -> None:
     file = RESULTS / f"{name}.json"
     cases: dict[str, Any] = json.loads(file.read_text())["cases"] if args.only and file.exists() else {}
     for model in MODELS:
-        alone = bench(model, "--no-portable", "--processes", 1, "--steps", 5, data=args.data)
         for shape, (count, per_host) in SHAPES.items():
             for link, rate in LINKS.items():
                 case = f"{model}, {shape} processes, {link}"
@@ -128,25 +126,20 @@ def main() -> None:
                     with Hosts(count) as hosts:
                         shape_links(hosts, rate)
                         rounds.append(measured(hosts, per_host, model, args.data.absolute(), number == 0))
-                cases[case] = summary(rounds, count, rate, alone["parts_bytes"])
-                print(*(f"    {key} {cases[case][key]}" for key in ("hidden", "predicted")), sep="\n", flush=True)
+                cases[case] = summary(rounds)
+                print(f"    hidden {cases[case]['hidden']}", flush=True)
                 save(name, {"cases": cases})
 
 
-def summary(rounds: list[dict[str, dict[str, float]]], hosts: int, rate: int, parts: list[int]) -> dict[str, Any]:
-    """Return the spreads of all figures, of the hidden share, and of predicted / measured seconds of a step."""
+def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Return the spreads of all figures, and of the hidden share."""
     figures = {
         name: {key: spread([each[name][key] for each in rounds if key in each[name]]) for key in rounds[0][name]}
         for name in rounds[0]
     }
     hidden = [1 - each["lockstep"]["wait_s"] / each["in one part"]["wait_s"] for each in rounds]
     ratio = [each["lockstep"]["images_per_s"] / each["ddp"]["images_per_s"] for each in rounds]
-    exchange, predicted = exchange_s("tree", hosts, sum(parts), Link(0.0, rate * 1e6 / 8)), []
-    for own in (each["lockstep"] for each in rounds):
-        step_s = own["s_per_step"] - own["wait_s"]
-        predicted.append((step_s + wait_s(exchange, step_s, parts)) / own["s_per_step"])
-    ratios = {"hidden": hidden, "times_ddp": ratio, "predicted": predicted}
-    return {"programs": figures, **{name: spread(values) for name, values in ratios.items()}}
+    return {"programs": figures, "hidden": spread(hidden), "times_ddp": spread(ratio)}
 
 
 if __name__ == "__main__":

@@ -47,20 +47,14 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
     (("api", "the Python functions, and how words become a job"),),
-    (
-        ("doctor", "checks this machine, names remedies"),
-        ("serve", "a page and POST /predict for pictures"),
-    ),
+    (("serve", "a page and POST /predict for pictures"),),
     (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
     (
         ("jobs", "train, evaluate, verify, bench: what processes compute"),
         ("inference", "a classifier, in the caller's process"),
     ),
-    (("pages", "reports as HTML: a run, several runs, a measurement, doubtful labels"),),
-    (
-        ("runs", "the folder of a run on the disk"),
-        ("bench", "what limits a step, in words"),
-    ),
+    (("pages", "reports as HTML: a run, several runs, doubtful labels"),),
+    (("runs", "the folder of a run on the disk"),),
     (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
     (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),
     (("recipes", "functions that return a recipe"),),

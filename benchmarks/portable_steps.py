@@ -17,13 +17,13 @@ from unittest import mock
 
 import torch
 
+from benchmarks import invented
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.data import synthetic
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
@@ -51,7 +51,7 @@ KINDS = {  # what the time of a step is spent on -> the operations
 def session_of(name: str, changes: Mapping[str, Any]) -> Session:
     """Return a session of the recipe `name` with `changes`, on invented images."""
     recipe = make(get_recipe(name).model_dump(mode="json"), {"towers": 1, "precision": "float32", **changes})
-    splits = synthetic.load(recipe.dataset, max(IMAGES, recipe.batch), recipe.image_px)
+    splits = invented.load(recipe.dataset, max(IMAGES, recipe.batch), recipe.image_px)
     return Session(recipe, Placement(device="cpu"), Context(), splits)
 
 

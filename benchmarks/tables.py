@@ -307,7 +307,7 @@ def links() -> str:
             TIMES.of(found["times_ddp"]["median"]),
             *(f"{each['bytes_per_step']['median'] / 1e6:.1f}" for each in (own, ddp)),
             *(f"{wait:,.0f}" for wait in waits),
-            *(f"{found[name]['median']:.0%}" for name in ("hidden", "predicted")),
+            f"{found['hidden']['median']:.0%}",
             str(found["times_ddp"]["n"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -316,13 +316,12 @@ def links() -> str:
 Hosts are network namespaces of one machine, whose cores all processes share, and each host sends and receives at the
 rate of its link. PyTorch DDP over Gloo trains the same network on the same links, in float32 as Lockstep does. "wait"
 is the time in which a process of Lockstep has nothing to compute, and "one part" the same when the vector goes in one
-part after the backward pass; the share that is hidden is the difference. "predicted" is the seconds of a step that
-`lockstep bench` predicts, as a share of the measured ones.
+part after the backward pass; the share that is hidden is the difference.
 
 `python -m benchmarks.links --rounds N [--only CASE]` on {machine("links")} ({link("links")}), medians of n rounds:
 
-| hosts x processes, link | images/s | DDP | ratio | MB a step | DDP | wait ms | one part | hidden | predicted | n |
-|---|---|---|---|---|---|---|---|---|---|---|
+| hosts x processes, link | images/s | DDP | ratio | MB a step | DDP | wait ms | one part | hidden | n |
+|---|---|---|---|---|---|---|---|---|---|
 {chr(10).join(lines)}
 """
 

@@ -45,7 +45,7 @@ _SHORT = {
     "train": ["--steps", "4", "--inline"],
     "eval": ["--inline"],
     "verify": ["--inline"],
-    "bench": ["--steps", "2", "--warmup", "0", "--processes", "1", "--synthetic"],
+    "bench": ["--steps", "2", "--warmup", "0", "--processes", "1"],
 }
 _WITH_VALUE_LEFT_OUT = {
     "train": ("--epochs", "--steps", "--processes", "--device", "--data", "--lr"),

@@ -16,11 +16,11 @@ ROOT = Path(lockstep.__file__).parent
 LAYERS = [
     {"cli"},
     {"api"},
-    {"doctor", "serve"},
+    {"serve"},
     {"launch"},
     {"jobs", "inference"},
     {"pages"},
-    {"bench", "runs"},
+    {"runs"},
     {"listeners"},
     {"core"},
     {"recipes"},

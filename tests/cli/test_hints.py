@@ -85,7 +85,7 @@ def test_the_table_has_no_option_of_lockstep_and_names_only_options_that_exist()
     for command in commands:
         commands += getattr(command, "commands", {}).values()
         own |= {name for parameter in command.params for name in parameter.opts}
-    assert {"--towers", "--checkpoint", "--synthetic", "--version"} <= own
+    assert {"--towers", "--checkpoint", "--only", "--version"} <= own
     assert own.isdisjoint(f"--{name.replace('_', '-')}" for name in _EQUIVALENTS)
     answers = [
         text for answer in _EQUIVALENTS.values() for text in (answer if isinstance(answer, tuple) else (answer,))

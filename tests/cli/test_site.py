@@ -130,7 +130,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, link):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path / name)
-    with (tmp_path / "docs/bench.md").open("a") as page:
+    with (tmp_path / "docs/serve.md").open("a") as page:
         page.write(f"\n[x]({link})\n")
     done = build(tmp_path / "site", tmp_path)
     assert done.returncode != 0

@@ -17,7 +17,6 @@ import pytest
 import torch
 from tests.replicas import on_replicas
 
-from lockstep.bench.analysis import Link, exchange_s
 from lockstep.config.placement import REDUCTIONS
 from lockstep.core import group
 from lockstep.core.group import Alone
@@ -179,8 +178,8 @@ def messages(processes, kind, length, hosts=()):
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_the_messages_and_bytes_are_as_documented_and_as_predicted(processes):
-    length, a_message, a_byte = 1000, Link(1.0, float("inf")), Link(0.0, 1.0)
+def test_the_messages_and_values_are_as_documented(processes):
+    length = 1000
     # tree: each process sends and receives a slice for every other, and then the sums of the slices
     for process, found in enumerate(messages(processes, "tree", length)):
         others = [p for p in range(processes) if p != process]
@@ -188,15 +187,13 @@ def test_the_messages_and_bytes_are_as_documented_and_as_predicted(processes):
             slices = [[name, length // processes, peer] for peer in others for _ in range(2)]
             assert sorted(message for message in found if message[0] == name) == slices
         sent = [values for name, values, _ in found if name == "send"]
-        assert len(sent) == exchange_s("tree", processes, 4 * length, a_message)
-        assert 4 * sum(sent) == exchange_s("tree", processes, 4 * length, a_byte)
+        assert len(sent) == 2 * (processes - 1)
+        assert sum(sent) == 2 * (processes - 1) * length // processes
     # central: whole vectors go to process 0, which broadcasts their sum
     first, *others = messages(processes, "central", length)
     broadcast = ["broadcast", length, 0]
     assert first == [["receive", length, peer] for peer in range(1, processes)] + [broadcast]
     assert others == [[["send", length, 0], broadcast]] * (processes - 1)
-    down = {2: 1, 4: 2}[processes]  # levels of the backend's broadcast tree
-    assert processes - 1 + down == exchange_s("central", processes, 4 * length, a_message)
     assert messages(processes, "allreduce", length) == [[["all_reduce", length, None]]] * processes
 
 

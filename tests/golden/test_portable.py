@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import invented
 from tests.runs import fit_here
 
 from lockstep.config.overrides import make
@@ -20,7 +21,6 @@ from lockstep.core.group import Alone
 from lockstep.core.network import Network, build_model, initial_model, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.data import synthetic
 from lockstep.recipes import get_recipe
 from lockstep.runs.weights_file import known_weights
 
@@ -43,7 +43,7 @@ CASES = {
 def weights_sha256(case: str) -> str:
     """Return the SHA-256 of all weights after some steps on random images, and of the loss of an evaluation."""
     recipe = make(get_recipe(case.partition(",")[0]).model_dump(mode="json"), SMALL | CASES[case] | {"steps": STEPS})
-    dataset = synthetic.load(recipe.dataset, 40, recipe.image_px)["train"]
+    dataset = invented.load(recipe.dataset, 40, recipe.image_px)["train"]
     shape = recipe.augmentation.shape(*dataset.images.shape[1:])
     model = initial_model(recipe, shape, dataset)
     state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
@@ -62,7 +62,7 @@ def features_sha256() -> str:
     recipe = get_recipe("photos").replace(arithmetic="portable", precision="float32", image_px=64)
     model = build_model(recipe, (3, 64, 64), 1000)
     model.load_state_dict(torch.load(known_weights(recipe), weights_only=True))
-    images = synthetic.load(recipe.dataset, 2, 64)["train"].images
+    images = invented.load(recipe.dataset, 2, 64)["train"].images
     return hashlib.sha256(Prefix(recipe, model, (3, 64, 64), CPU)(images).numpy().tobytes()).hexdigest()
 
 

@@ -23,6 +23,7 @@ if __name__ == "__main__":  # before torch is imported: it asks once whether the
     ctypes.CDLL(sys.argv[1])
 
 import torch
+from benchmarks import invented
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -31,7 +32,6 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.network import build_model
-from lockstep.data import synthetic
 from lockstep.jobs import session
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
@@ -65,7 +65,7 @@ def simulating() -> Iterator[None]:
         for module in (fused, whitened):
             stack.enter_context(mock.patch.object(module, "conv", reference.conv))
         stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
-        read = lambda recipe, placement: synthetic.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
+        read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
         stack.enter_context(mock.patch.object(session, "read_splits", read))
         yield
 

@@ -1,147 +1,119 @@
-"""The analysis of `lockstep bench`: parts of a step, verdict, prediction and lines."""
+"""The numbers of `lockstep bench`, compared with those computed by hand from known step times."""
 
-from dataclasses import astuple
+import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.unit.test_times import Clock
 
-from lockstep.bench import peak
-from lockstep.bench.analysis import (
-    Link,
-    StepParts,
-    assumptions,
-    exchange_s,
-    predict,
-    split_step,
-    summarise,
-    verdict,
-    wait_s,
-)
-from lockstep.bench.table import closing, head, row
-from lockstep.config.placement import REDUCTIONS
-from lockstep.models.layers import LocalResponseNorm
-
-CPU = torch.device("cpu")
-GIGA = 10**9
+from lockstep.cli.bench import _COLUMNS, _ratios, _row, verdict
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.core.monitor import PARTS
+from lockstep.core.tower import Tower
+from lockstep.jobs.bench import StepTimes, TimedSteps, _speed, bench
+from lockstep.jobs.context import Context
+from lockstep.jobs.specs import BenchSpec
+from lockstep.recipes import get_recipe
 
 
-def record(processes: int, step_s: float, **changes) -> dict:
+class OfTwo:
+    """Stand-in for a reduction: another process is half as fast as this one."""
+
+    def gather(self, table):
+        return torch.stack([table, 2 * table])
+
+
+def timed(*seconds, counts=None):
+    """Events of steps that took `seconds`, a fifth of it in each part. `counts`: the steps of each, by default 1."""
+    events = [SimpleNamespace(s_per_step=s, split=dict.fromkeys(PARTS, s / len(PARTS))) for s in seconds]
+    return [TimedSteps(*pair) for pair in zip(events, counts or [1] * len(events), strict=True)]
+
+
+def measured(processes: int, step_s: float) -> dict:
+    """The record of a measurement: 100 images a process."""
     return {
-        "kind": "bench", "recipe": "digits", "modes": [], "processes": processes, "towers": processes,
-        "batch": 100 * processes, "precision": "float32", "threads": 1, "steps": 5,
-        "images_per_s": 100 * processes / step_s, "images_per_s_error": 3.0, "images_per_s_jitter": 4.0,
-        "s_per_step": step_s, "s_per_step_median": step_s,
+        "processes": processes, "images_per_s": 100 * processes / step_s, "images_per_s_error": 3.0,
+        "s_per_step": step_s, "peak_memory_bytes": [300 * 2**20] * processes,
         "split": {"data": 0.01, "compute": 0.06, "communication": 0.02, "report": 0.005, "update": 0.005},
-        "peak_memory_bytes": [300 * 2**20] * processes, "vector_bytes": 4 * 2**20, "parts_bytes": [4 * 2**20],
-        "flops_per_step": 5 * GIGA,
-        "peak_flops_per_s": 100.0 * GIGA, "peak_precision": "float32", "device": "a processor",
-        "versions": {"torch": "2"}, **changes,
     }  # fmt: skip
 
 
-def test_a_part_of_a_step_is_the_time_that_its_ablation_saves():
-    parts = split_step(whole=0.100, without_data=0.090, without_exchange=0.070)
-    assert astuple(parts) == pytest.approx((0.010, 0.020, 0.070))
-    assert parts.total == pytest.approx(0.100)
+def test_rate_and_error_of_known_steps():
+    """100 images in 0.1, 0.2, 0.1 and 0.4 s: 1 000, 500, 1 000 and 250 images/s, of mean 687.5."""
+    speed = _speed(100, timed(0.1, 0.2, 0.1, 0.4), OfTwo())
+    assert speed == {
+        "images_per_s": pytest.approx(100 / 0.4),  # the slower process: twice 0.2 s
+        "images_per_s_error": pytest.approx(375 / 4**0.5),  # squares of 312.5, 187.5, 312.5, 437.5: 3 x 375^2
+        "s_per_step": pytest.approx(0.4),
+        "split": dict.fromkeys(PARTS, pytest.approx(0.04)),
+    }
 
 
-def test_noise_makes_no_part_negative_or_longer_than_the_step():
-    assert split_step(0.100, 0.105, 0.110) == StepParts(0.0, 0.0, 0.100)
-    assert astuple(split_step(0.100, 0.120, 0.010)) == pytest.approx((0.0, 0.100, 0.0))
+def test_an_event_of_ten_steps_counts_ten_times():
+    speed = _speed(100, timed(0.1, 0.4, counts=[10, 2]), OfTwo())
+    assert speed["s_per_step"] == pytest.approx(2 * (10 * 0.1 + 2 * 0.4) / 12)
+
+
+def test_one_event_has_no_error():
+    speed = _speed(100, timed(0.1), OfTwo())
+    assert speed["images_per_s_error"] == 0.0
+
+
+def test_speed_up_and_efficiency_are_against_one_process():
+    """Each process has a tower of its own, so twice the images in 1.25 times the time are 1.6 times the speed."""
+    one, two = measured(1, 0.1), measured(2, 0.125)
+    ratios = _ratios(two, one)
+    assert (ratios["speed_up"], ratios["efficiency"]) == pytest.approx((1.6, 0.8))
+    row = _row(two | ratios)
+    assert row.split() == ["2", "1,600", "3", "1.60", "80.0%", "300", "125.0:", "10.0", "60.0", "20.0", "5.0", "5.0"]
+    assert len(row) == len(_COLUMNS)
+    ratios = _ratios(two, two)  # one process was not measured
+    assert (ratios["speed_up"], ratios["efficiency"]) == (None, None)
+    assert _row(two | ratios).split()[3:5] == ["-", "-"]
 
 
 @pytest.mark.parametrize(
-    ("parts", "name", "numbers"),
+    ("data", "exchange", "words"),
     [
-        (StepParts(0.030, 0.010, 0.060), "loader-bound", ("30.0 ms", "30%", "70.0 ms")),
-        (StepParts(0.010, 0.030, 0.060), "communication-bound", ("30.0 ms", "30%")),
-        (StepParts(0.005, 0.015, 0.080), "compute-bound", ("80%", "62 of 100 GFLOP/s", "62%")),
-        (StepParts(0.000, 0.000, 0.500), "memory-bound, or bound by overhead", ("10 of 100 GFLOP/s", "10%")),
-        (StepParts(0.100, 0.000, 0.000), "loader-bound", ("100%",)),
+        (0.030, 0.010, "input limits a step: it takes 30.0 of 100.0 ms (30%)"),
+        (0.021, 0.021, "input limits a step: it takes 21.0 of 100.0 ms (21%)"),
+        (0.020, 0.021, "exchange limits a step: with waiting for other processes it takes 21.0 of 100.0 ms (21%)"),
+        (0.019, 0.019, "computing limits a step: input and exchange take 38.0 of 100.0 ms (38%)"),
     ],
 )
-def test_the_verdict_names_the_limit_and_its_numbers(parts, name, numbers):
-    text = verdict(parts, flops=5 * GIGA, peak=100.0 * GIGA)
-    assert text.split(":")[0] == name
-    assert all(number in text for number in numbers)
-    assert "\n" not in text
+def test_the_verdict_names_the_large_share_of_a_step(data, exchange, words):
+    split = {"data": data, "communication": exchange, "update": 0.01, "report": 0.0}
+    assert verdict(split | {"compute": 0.1 - sum(split.values())}).startswith(words)
 
 
-def test_an_exchange_takes_the_time_of_its_messages_and_bytes():
-    slow, narrow = Link(1e-3, 1e18), Link(0.0, 1e6)
-    assert exchange_s("tree", 1, 1000, Link(1.0, 1.0)) == 0
-    assert exchange_s("tree", 8, 10**6, slow) == pytest.approx(14e-3)
-    assert exchange_s("tree", 8, 10**6, narrow) == pytest.approx(2 * 7 / 8)
-    assert exchange_s("allreduce", 8, 10**6, narrow) == pytest.approx(2 * 7 / 8)
-    assert exchange_s("central", 8, 10**6, narrow) == pytest.approx(7 + 3)
-    assert exchange_s("central", 8, 10**6, slow) == pytest.approx(10e-3)
+@pytest.mark.parametrize(
+    ("device", "warmup", "counts"),
+    [("cpu", 3, [1] * 20), ("cpu", 0, [1] * 23), ("cuda", 3, [8, 10, 2]), ("cuda", 0, [1, 10, 10, 2])],
+)
+def test_no_step_of_the_warm_up_is_timed(device, warmup, counts):
+    times = StepTimes(torch.device(device), warmup)
+    for step in range(23):
+        if step % times.every == 0 or step == 22:
+            times.step(SimpleNamespace(step=step), None)
+    timed = times.timed()
+    assert [steps.count for steps in timed] == counts
+    assert timed[-1].event.step == 22
+    assert sum(counts) == 23 - warmup
 
 
-def test_a_predicted_step_is_a_measured_step_plus_what_it_does_not_hide_of_its_exchange():
-    link = Link(1e-5, 1e9)
-    assert wait_s(0.3, 0.1, [10**6]) == 0.3  # one part: nothing is hidden
-    assert wait_s(0.05, 0.1, [900, 100]) == pytest.approx(0.005)  # the last part is never hidden
-    assert wait_s(0.3, 0.15, [900, 100]) == pytest.approx(0.2)  # the backward pass ends before the exchange
-    assert exchange_s("tree", 8, 10**6, Link(1e-3, 1e18), parts=3) == pytest.approx(42e-3)
-    hidden = predict(0.1, 128, [9 * 10**5, 10**5], "tree", link)
-    assert [line["wait_s"] for line in hidden] == [
-        pytest.approx(wait_s(line["exchange_s"], 0.1, [9, 1])) for line in hidden
-    ]
-    rows = predict(0.1, 128, [10**6], "tree", link)
-    assert [line["devices"] for line in rows] == [8, 64, 512]
-    for line in rows:
-        assert line["s_per_step"] == pytest.approx(0.1 + exchange_s("tree", line["devices"], 10**6, link))
-        assert line["images_per_s"] == pytest.approx(line["batch"] / line["s_per_step"])
-        assert line["efficiency"] == pytest.approx(0.1 / line["s_per_step"])
-        assert line["batch"] == 128 * line["devices"]
-    for kind in REDUCTIONS:
-        assert f"reduction {kind}: " in " ".join(assumptions(0.1, [2**20], kind, link))
-    text = " ".join(assumptions(0.1, [2**20], "tree", link))
-    assert all(part in text for part in ("100.0 ms", "10 us", "1 GB/s", "1.0 MiB", "do not overlap"))
-    assert "all but 25%" in " ".join(assumptions(0.1, [3, 1], "tree", link))
-
-
-def test_the_summary_has_ratios_and_with_ablations_an_analysis():
-    records = [record(1, 0.1), record(2, 0.125)]
-    summary = summarise(records, [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
-    assert [line["speed_up"] for line in summary["records"]] == pytest.approx([1, 1.6])
-    assert [line["efficiency"] for line in summary["records"]] == pytest.approx([1, 0.8])
-    assert [line["fraction_of_peak"] for line in summary["records"]] == pytest.approx([0.5, 0.4])
-    assert summary["analysis"]["parts_s"] == pytest.approx({"data": 0.01, "communication": 0.01, "compute": 0.105})
-    assert summary["analysis"]["verdict"].startswith("compute-bound: ")
-    assert summary["prediction"] == predict(0.1, 100, [4 * 2**20], "tree", Link(1e-5, 1e9))  # from one process's step
-    without_one = summarise(records[1:], [record(2, 0.115), record(2, 0.105)], "tree", Link(1e-5, 1e9))
-    assert without_one["records"][0]["speed_up"] is None
-    first = without_one["prediction"][0]
-    assert first["s_per_step"] - first["wait_s"] == pytest.approx(0.115)
-    assert summarise(records, [], "tree", Link(1e-5, 1e9))["analysis"] is None
-
-
-def test_lines_are_aligned_and_contain_verdict_and_assumptions():
-    summary = summarise([record(1, 0.1), record(2, 0.125)], [record(2, 0.115)] * 2, "tree", Link(1e-5, 1e9))
-    title, columns = head(summary["records"][0])
-    assert title == "digits, float32, 100 images a process; a processor"
-    rows = [row(line) for line in summary["records"]]
-    assert {len(line) for line in rows} == {len(columns)}
-    assert rows[1].split() == (
-        ["2", "1,600", "3", "4", "1.60", "80.0%", "40.0%", "300", "125.0:", "10.0", "60.0", "20.0", "5.0", "5.0"]
-    )
-    assert row(summarise([record(2, 0.125)], [], "tree", Link(0, 1))["records"][0]).split()[4:6] == ["-", "-"]
-    text = "\n".join(closing(summary))
-    assert summary["analysis"]["verdict"] in text
-    assert all(assumption in text for assumption in summary["assumptions"])
-    assert max(len(line) for line in [columns, *text.splitlines()]) < 140
-
-
-def test_flops_of_forward_and_backward_passes_are_counted_also_in_own_functions():
-    left, right = (torch.ones(8, 8, requires_grad=True) for _ in range(2))
-    assert peak.flops(lambda: left @ right) == 2 * 8**3
-    assert peak.flops(lambda: (left @ right).sum().backward()) == 3 * 2 * 8**3
-    norm, x = LocalResponseNorm(4, radius=1, alpha=1.0), torch.ones(1, 4, 2, 2, requires_grad=True)
-    assert peak.flops(lambda: norm(x)) in (0, 2 * 4 * 4 * 4)  # 0 if the window is not computed as a convolution
-
-
-def test_the_peak_is_measured_in_a_dtype_that_the_device_multiplies():
-    assert peak.peak(CPU, torch.float32, seconds=0.0) > 1e6
-    assert peak.product_dtype("float16", CPU) == torch.float32
-    assert peak.product_dtype("bfloat16", CPU) == torch.bfloat16
+def test_a_bench_times_exactly_the_steps_after_the_warm_up(monkeypatch):
+    """The real loop: three warm-up steps of a minute, then six timed steps."""
+    clock = Clock(monkeypatch)
+    seconds = [60.0] * 3 + [0.1, 0.2, 0.1, 0.4, 0.2, 0.5]
+    clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: seconds[step] if step < 9 else 0.0)
+    recipe = make(get_recipe("digits").model_dump(mode="json"), {"towers": 1})
+    job = BenchSpec(recipe=recipe, placement=Placement(), steps=6, warmup=3)
+    record = bench(job, Context())
+    rates = [32 / s for s in seconds[3:]]
+    assert (record["batch"], record["steps"]) == (32, 6)
+    assert record["s_per_step"] == pytest.approx(1.5 / 6)
+    assert record["images_per_s"] == pytest.approx(32 * 6 / 1.5)
+    assert record["images_per_s_error"] == pytest.approx(statistics.stdev(rates) / 6**0.5)
+    assert record["split"] == pytest.approx(dict.fromkeys(PARTS, 0.0) | {"compute": 1.5 / 6})

@@ -120,7 +120,7 @@ def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path
 
 
 def test_recipes_from_elsewhere_are_not_fitted(tmp_path):
-    assert made("folder") == get_recipe("folder")  # as bench --synthetic takes it
+    assert made("folder") == get_recipe("folder")
     folder = grey_folder(tmp_path / "letters")
     (tmp_path / "mine.toml").write_text('recipe = "folder"\nseed = 3\n')
     assert made(get_recipe("folder"), data=folder) == get_recipe("folder")

@@ -1,20 +1,17 @@
-"""Pages: what a report states of a run, of several runs and of a measurement, and that they are safe to open."""
+"""Pages: what a report states of a run and of several runs, and that they are safe to open."""
 
-import json
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
-from tests.unit.test_bench import record as measurement
 
-from lockstep.bench.analysis import Link, summarise
 from lockstep.config.placement import Placement
 from lockstep.jobs.context import Context
 from lockstep.jobs.report import calibration, report
 from lockstep.jobs.specs import ReportSpec
-from lockstep.pages import bench, figures, runs
+from lockstep.pages import figures, runs
 from lockstep.pages.figures import Line, Panel
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, address, render
 from lockstep.runs.folder import Run
@@ -155,13 +152,3 @@ def test_a_line_leaves_out_what_is_not_known():
     with_gap = figures.lines(Panel("loss", "steps", [Line("a", [(0, 1.0), (1, None), (2, 3.0)])], log=True))
     assert with_gap == figures.lines(Panel("loss", "steps", [Line("a", [(0, 1.0), (2, 3.0)])], log=True))
     assert "<svg" in figures.lines(Panel("loss", "steps", [Line("a", [(0, None)])], log=True))
-
-
-def test_the_page_of_a_measurement_has_the_figures_of_its_record():
-    summary = summarise([measurement(1, 0.1), measurement(2, 0.125)], [measurement(2, 0.12)], "tree", Link(1e-5, 1e9))
-    page = Page(bench.page(json.loads(json.dumps(summary))))
-    assert page.headings == ["Speed", "Where the time goes", "What limits it", "Prediction for more devices"]
-    assert "80.0%" in page.text
-    assert summary["analysis"]["verdict"] in page.text
-    only = Page(bench.page(summarise([measurement(2, 0.125)], [], "tree", Link(1e-5, 1e9))))
-    assert only.headings == ["Speed", "Where the time goes"]

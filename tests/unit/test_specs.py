@@ -36,7 +36,7 @@ SPECS = [
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, watch=True, interval=0.5, examples=7),
     ReportSpec(**SHARED, path=Path("runs/a"), shown=5),
     VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7),
-    BenchSpec(**SHARED, steps=3, modes=("synthetic", "independent")),
+    BenchSpec(**SHARED, steps=3),
     FoldsSpec(**SHARED, folds=5, labels=True, started=1.25),
 ]
 NAMES = [spec.job for spec in SPECS]

@@ -51,7 +51,7 @@ Examples:
   lockstep train runs/mine --resume     continue after Ctrl-C
   lockstep verify runs/mine             compute its last steps again, and compare every bit
   lockstep diff runs/mine runs/other    show how two runs differ, and from which step on
-  lockstep doctor                       check this machine: devices, exactness, disk, network
+  lockstep doctor                       check that this machine computes the right bits
   lockstep recipes                      list recipes with measured results
   lockstep data list                    list datasets
   lockstep --install-completion         complete commands with the Tab key
@@ -76,7 +76,7 @@ app.command(cls=HintingCommand, short_help="Write a page about a run, or one tha
 app.command(cls=HintingCommand, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(export)
 app.command(cls=HintingCommand, short_help="Replay steps of a run, and compare every bit with its record.")(verify)
 app.command(cls=HintingCommand, short_help="Show how two runs differ, and from which step on.")(diff)
-app.command(cls=HintingCommand, short_help="Check this machine, with a remedy for each problem.")(doctor)
+app.command(cls=HintingCommand, short_help="Check that this machine computes the right bits, and how fast.")(doctor)
 app.command(cls=HintingCommand, short_help="Measure training speed on 1 to N processes, and what limits it.")(bench)
 app.command(cls=HintingCommand, short_help="List the recipes with their measured results.")(recipes)
 app.command(cls=HintingCommand, short_help="Print a recipe as a TOML file that `train` reads.")(show)

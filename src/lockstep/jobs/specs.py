@@ -10,7 +10,6 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.settings import Settings
 
-BenchMode = Literal["synthetic", "forward-only", "independent"]
 _PATH = "path in a spec"  # the only key of a JSON object that stands for a path
 
 
@@ -85,7 +84,6 @@ class BenchSpec(Settings):
 
     Attributes:
         steps, warmup: number of timed steps, and of untimed steps before them.
-        modes: parts of a step that are left out or replaced.
     """
 
     job: Literal["bench"] = "bench"
@@ -93,7 +91,6 @@ class BenchSpec(Settings):
     placement: Placement
     steps: int = Field(ge=1)
     warmup: int = Field(0, ge=0)
-    modes: tuple[BenchMode, ...] = ()
 
 
 class VerifySpec(Settings):

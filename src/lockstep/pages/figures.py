@@ -44,7 +44,6 @@ class Panel(NamedTuple):
     lines: Sequence[Line]
     log: bool = False
     share: bool = False
-    from_zero: bool = False
 
 
 def lines(*panels: Panel) -> str:
@@ -66,8 +65,6 @@ def lines(*panels: Panel) -> str:
             _log(axes)
         if panel.share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        if panel.from_zero:
-            axes.set_ylim(bottom=0)
         if 1 < len(panel.lines) <= _MOST_IN_LEGEND:
             axes.legend()
 

@@ -1,4 +1,4 @@
-"""Random images in the shapes of the real datasets, for measurements of speed."""
+"""Random images in the shapes of the real datasets, for benchmarks and tests that read no files."""
 
 import numpy as np
 

@@ -1,1 +1,0 @@
-"""The measurements of `lockstep bench`: `analysis` computes with their records, `peak` measures, `table` shows."""
