@@ -18,6 +18,7 @@ NOT_RUN = {
     ".ci/run": "runs the tests",
     "tensorboard ": "a server without an end",
     "python examples/use_exported.py": "needs a file of lockstep export; tests/cli/test_export.py runs it",
+    "lockstep doctor": "tests/cli/test_doctor.py runs it",
     "lockstep serve ": "a server without an end; tests/cli/test_serve.py starts it",
     "curl ": "needs that server; tests/serve/test_application.py sends the same",
     "torchrun ": "tests/hosts/test_several_hosts.py runs it",
