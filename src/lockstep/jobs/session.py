@@ -29,7 +29,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.probe import probe
 from lockstep.runs.checkpoint import Checkpoint
-from lockstep.runs.provenance import compare, fingerprint, sources
+from lockstep.runs.provenance import compare, fingerprint, releases, sources
 from lockstep.runs.weights_file import sha256_of_state
 from lockstep.settings import load_object
 
@@ -218,11 +218,13 @@ class Session:
     def require_agreement(self) -> None:
         """Raise a LockstepError, in every process, unless all processes agree.
 
-        They must have the same recipe, data, names of classes, model source and weights.
+        They must have the same versions, recipe, data, names of classes, model source and weights.
         """
         if self.group.processes == 1:
             return
         texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
+        # The model's code is imported by now, and with it timm or torchvision.
+        texts["versions"] = json.dumps(releases())
         for name, digest in self.data_sha256.items():
             texts["training data" if name == "train" else f"{name} data"] = digest
         # The sha256 of a split covers labels, not their names. Other names would give checkpoints that differ.

@@ -3,6 +3,7 @@
 An outer launcher such as torchrun may start the processes of a run again, with the same command: another start.
 """
 
+import json
 import os
 import socket
 import time
@@ -19,6 +20,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.specs import Spec, TrainSpec
 from lockstep.launch.world import World
 from lockstep.runs.folder import Run
+from lockstep.runs.provenance import compare, releases
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for all processes to start
 _POLL_S = 0.02
@@ -105,18 +107,27 @@ def of_this_start(store: Store, process: int, processes: int, *, complete: bool 
     return dist.PrefixStore(own, store)  # type: ignore[attr-defined]
 
 
-def require_one_device_type(store: Store, process: int, processes: int, device: torch.device) -> None:
-    """Raise a LockstepError unless all processes compute on one type of device.
+def require_alike(store: Store, process: int, processes: int, device: torch.device) -> None:
+    """Raise a LockstepError unless all processes run the same code and compute on one type of device.
 
-    This comes before they connect: NCCL and Gloo processes would wait for each other until both time out.
+    This comes before they connect: processes with NCCL and Gloo, or with other code, could wait for each other.
     """
-    store.set(f"device/{process}", f"{device.type} on host {socket.gethostname()}")
-    devices = [store.get(f"device/{other}").decode() for other in range(processes)]
-    for other, text in enumerate(devices):
-        if text.split()[0] != devices[0].split()[0]:
+    own = {"host": socket.gethostname(), "device": device.type, "versions": releases()}
+    store.set(f"facts/{process}", json.dumps(own))
+    first, *others = [json.loads(store.get(f"facts/{other}")) for other in range(processes)]
+    for number, other in enumerate(others, start=1):
+        if differing := compare({"versions": first["versions"]}, {"versions": other["versions"]}):
             raise LockstepError(
-                f"process 0 computes on {devices[0]} and process {other} on {text}: all need the same type of device. "
-                f"Give --device cpu or --device cuda to all",
+                f"process 0 (host {first['host']}) and process {number} (host {other['host']}) do not run the same "
+                f"code ({'; '.join(map(str, differing))}), so they would not train one network. Install the same "
+                f"versions on every host",
+                ENVIRONMENT,
+            )
+        if first["device"] != other["device"]:
+            raise LockstepError(
+                f"process 0 computes on {first['device']} on host {first['host']} and process {number} on "
+                f"{other['device']} on host {other['host']}: all need the same type of device. Give --device cpu or "
+                f"--device cuda to all",
                 ENVIRONMENT,
             )
 

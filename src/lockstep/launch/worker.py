@@ -195,7 +195,7 @@ def _join(
     if host_watch is not None:  # before the processes connect, which hangs if one of them dies
         store = rendezvous.of_this_start(store, world.process, world.processes)
         host_watch.join(rendezvous.Board(store, world.process, world.processes, spec.placement.timeout))
-    rendezvous.require_one_device_type(store, world.process, world.processes, device)
+    rendezvous.require_alike(store, world.process, world.processes, device)
     return spec, connect(world.process, world.processes, device, store, monitor), begun
 
 

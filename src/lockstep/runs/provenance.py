@@ -3,6 +3,7 @@
 environment.json has an entry for each session, and the manifest of each checkpoint has the digests of data and source.
 """
 
+import hashlib
 import os
 import platform
 import re
@@ -10,11 +11,11 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from lockstep import hardware, numerics
@@ -27,6 +28,8 @@ _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Versi
 _VARIABLES = re.compile(r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE")
 
 _KINDS = {"data_sha256": "data", "classes": "classes", "probe": "probe", "decoder": "decoder"}  # else "environment"
+_PACKAGES = ("lockstep", "torch", "numpy", "safetensors", "pillow")
+_OF_MODELS = ("timm", "torchvision")  # They count if the model's code has imported them.
 _NOT_COMPARED = {"step", "data", "init"}  # when a session began, and where its files were
 _SHA256_DIGITS = 8  # that a message shows
 
@@ -47,7 +50,7 @@ class Difference:
 
     def __str__(self) -> str:
         before, after = self.before, self.after
-        if self.kind in ("source", "data"):
+        if self.kind in ("source", "data") or self.name.endswith("sha256"):
             before, after = (str(value or "none")[:_SHA256_DIGITS] for value in (before, after))
         return printable(f"{self.name}: {before} -> {after}")
 
@@ -101,14 +104,37 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
         **({"gpu": _gpu(device)} if device.type == "cuda" else {}),
         "environment": {key: os.environ.get(key) for key in sorted({*numerics.environment(1), *deciding(os.environ)})},
         "versions": {
-            "lockstep": version("lockstep"),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
+            **versions(),
             **{name: _library_version(pattern) for name, pattern in _LIBRARIES.items()},
             **(decoder or {}),
         },
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the code that trains, and the SHA-256 of Lockstep's own."""
+    imported = {name: str(sys.modules[name].__version__) for name in _OF_MODELS if name in sys.modules}
+    installed = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **installed, **imported, "lockstep_sha256": code_sha256(_PACKAGE)}
+
+
+def releases() -> dict[str, str]:
+    """Return `versions` without the parts that name a build, as +cpu. All processes of a run must have the same."""
+    return {name: text.partition("+")[0] for name, text in versions().items()}
+
+
+@cache
+def code_sha256(package: Path) -> str:
+    """Return the SHA-256, in hex, of the relative paths and contents of all Python files below `package`.
+
+    An editable install and a wheel of one commit have the same.
+    """
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    code = hashlib.sha256()
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        code.update(f"{name}\0{len(content)}\0".encode() + content)
+    return code.hexdigest()
 
 
 def deciding(variables: Iterable[str]) -> list[str]:
