@@ -59,6 +59,17 @@ def test_runs_of_two_seeds_differ_from_the_start(runs, trained_once):
     assert record["results"][0]["weights_sha256"] != record["results"][1]["weights_sha256"]
 
 
+def test_probes_of_other_images_are_not_compared(runs):
+    """The probe is a fact of the machine and the training images."""
+    file = runs[1] / "environment.json"
+    (entry,) = json.loads(file.read_text())
+    file.write_text(json.dumps([entry | {"probe": "0" * 64}]))
+    assert any(text.startswith("probe: ") for text in compared(*runs)["environment"])
+    other = entry["data_sha256"] | {"train": "0" * 64}
+    file.write_text(json.dumps([entry | {"probe": "0" * 64, "data_sha256": other}]))
+    assert compared(*runs)["environment"] == ["processes: 1 -> 2"]
+
+
 @pytest.mark.slow
 def test_a_later_difference_is_found_at_the_next_common_checkpoint(runs, trained_once):
     other, _ = trained_once(*OPTIONS, "--processes", 1, "--set", "clip=0.5")

@@ -178,12 +178,19 @@ def test_another_machine_is_described(run):
     assert [session["from_step"] for session in record["machine"]] == [0]
 
 
-def test_other_data_is_refused(run):
-    for folder in run.glob("checkpoints/*"):
-        change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
-    with pytest.raises(LockstepError, match="the training data is not what") as raised:
+@pytest.mark.parametrize("stated_by", ["checkpoints", "environment.json"])
+def test_other_data_is_refused_without_a_word_about_the_machine(run, stated_by):
+    (entry,) = json.loads((run / "environment.json").read_text())
+    entry["probe"] = "0" * 64  # which is of the images, too
+    if stated_by == "environment.json":
+        entry["data_sha256"]["train"] = "0" * 64
+    else:
+        for folder in run.glob("checkpoints/*"):
+            change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
+    (run / "environment.json").write_text(json.dumps([entry]))
+    with collected() as notes, pytest.raises(LockstepError, match="the training data is not what") as raised:
         record_of(run)
-    assert raised.value.code == DATA
+    assert (raised.value.code, notes) == (DATA, [])
 
 
 def test_a_checkpoint_that_vanishes_is_not_compared(run, monkeypatch):

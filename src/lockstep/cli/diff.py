@@ -13,6 +13,7 @@ from lockstep.errors import printable
 
 _VERDICTS = {True: "the same bits, as far as both have recorded", False: "not the same bits", None: "nothing in common"}
 
+_OTHER_DATA = "differs, so the arithmetic probes, which depend on it, are not compared"
 _EXPLAINED = "(this decides no bit: both runs are in portable arithmetic)"
 
 
@@ -42,7 +43,7 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         ("runs", [f"{' -> '.join(record['runs'])}: {_VERDICTS[record['same']]}"]),
         ("recipe", record["recipe"]["differences"] or ["the same"]),
-        ("data", [{True: "the same", False: "differs", None: "not recorded in both"}[record["data"]["same"]]]),
+        ("data", [{True: "the same", False: _OTHER_DATA, None: "not recorded in both"}[record["data"]["same"]]]),
         ("code", _listed(record["code"])),
         ("environment", _listed(record["environment"]) + [_EXPLAINED] * _decides_nothing(record)),
         ("digests", [_digests(record["digests"])]),

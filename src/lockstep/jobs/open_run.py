@@ -52,6 +52,7 @@ class OpenRun:
         self.listeners: list[Listener] = []
         self._provenance = {
             "probe": probe,
+            "data_sha256": session.data_sha256,
             "model_source": session.model_source,
             "decoder": session.decoder,
             **session.fingerprint,

@@ -20,7 +20,7 @@ from lockstep.listeners import console
 from lockstep.messages import collected, logger
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.compare import differences
-from lockstep.runs.provenance import compare
+from lockstep.runs.provenance import compare, texts
 from lockstep.runs.recorded import Recorded
 
 
@@ -100,10 +100,14 @@ class Comparison:
         """Return the checkpoint that the replay starts from, after comparing machine and data with the run's."""
         recorded, end = self._recorded, self.points[-1]
         self._processes = session.group.processes
+        self._require_same_data(session)  # first, because probes of other images say nothing about the machine
+        now = {"probe": probe, "data_sha256": session.data_sha256, "model_source": session.model_source}
+        now |= session.fingerprint
         for entry in recorded.sessions_of(self._start, end):
-            differing = compare(entry, {"model_source": session.model_source, **session.fingerprint})
-            found = [f"source of {one}" if one.kind == "source" else str(one) for one in differing]
-            equal = entry["probe"] == probe if "probe" in entry else None
+            differing = compare(entry, now)
+            named = [f"{one.kind} of {one}" if one.kind in ("source", "data") else str(one) for one in differing]
+            found = [text for text, one in zip(named, differing, strict=True) if one.kind != "probe"]
+            equal = not texts(differing, "probe") if {"probe", "data_sha256"} <= entry.keys() else None
             self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found,
                                   "portable": session.recipe.arithmetic == "portable"})  # fmt: skip
             if equal is False:
@@ -115,18 +119,17 @@ class Comparison:
         computable = self._start == 0 and (session.initial_weights or session.recipe.init_sha256 is None)
         start = recorded.read(self._start) if not computable and self._start in recorded.steps else None
         self._loaded = None if start is None else self._start
-        self._require_same_data(session)
         return start
 
     def _require_same_data(self, session: Session) -> None:
-        stated = self._recorded.facts.get("data_sha256")
-        stated = stated if isinstance(stated, dict) else {"train": stated}
-        if stated.get("train") not in (None, session.data_sha256["train"]):
-            raise LockstepError(
-                f"the training data is not what {self._spec.path} was trained on (its sha256 differs): give the same "
-                f"files as --data to verify it",
-                DATA,
-            )
+        own = session.data_sha256["train"]
+        for entry in (self._recorded.facts, *self._recorded.sessions):
+            if (entry.get("data_sha256") or {}).get("train", own) != own:
+                raise LockstepError(
+                    f"the training data is not what {self._spec.path} was trained on (its sha256 differs): images were "
+                    f"added, removed or changed since. Give the same files as --data to verify it",
+                    DATA,
+                )
 
     def compare(self, state: State) -> bool:
         """Compare digest, tensors and SHA-256 of `state` as far as they are recorded."""

@@ -45,6 +45,7 @@ _MAX_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 time
 class _Session(Entries):
     step: int
     data: str | None = None
+    data_sha256: dict[str, str] = Field({})
     model_source: dict[str, str] = Field({})
 
 

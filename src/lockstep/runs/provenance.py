@@ -59,9 +59,12 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
     """Return how `now` differs from what was `recorded`: entries of environment.json, manifests, or parts of them.
 
     What only one of them states is ignored; but an environment variable that only one has counts, and so does a source
-    file. Changed source files come first.
+    file. Changed source files come first. The probe depends on the training images, so with other images it is ignored.
     """
     common = [name for name in {**now, **recorded} if name in now and name in recorded and name not in _NOT_COMPARED]
+    trained_on = [(entry.get("data_sha256") or {}).get("train") for entry in (recorded, now)]
+    if "probe" in common and trained_on[0] != trained_on[1]:
+        common.remove("probe")
     found = []
     if "model_source" in common:
         common.remove("model_source")
