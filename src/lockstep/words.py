@@ -36,6 +36,11 @@ def counted(correct: int, examples: int, what: str = "") -> str:
     return f"{text}; 95% interval {100 * low:.1f} to {high:.1%}"
 
 
+def loss_text(loss: float | None) -> str:
+    """Return a mean loss as `0.1234`; as `not finite` if it is not, or is None, as records state it."""
+    return "not finite" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
+
+
 def listed(words: Sequence[str], last: str = "and") -> str:
     """Return `a`, `a and b`, or `a, b and c`; `last` is the word before the last one."""
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

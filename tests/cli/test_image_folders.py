@@ -74,7 +74,9 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(h
     done = here("train", "runs/a", "--resume")
     refused(done, DATA, "photos is not what runs/a was trained on", "added, removed or changed")
     assert here("train", photos, *SHORT, "--steps", 2, "--name", "b").returncode == 0
-    assert "differs, so the arithmetic probes, which depend on it, are not" in (out := here("diff", "runs/a", "runs/b").stdout)
+    assert "differs, so the arithmetic probes, which depend on it, are not" in (
+        out := here("diff", "runs/a", "runs/b").stdout
+    )
     assert "probe: " not in out
     done = here("verify", "runs/a")
     refused(done, DATA, "is not what runs/a was trained on", "added, removed or changed")

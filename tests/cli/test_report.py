@@ -1,5 +1,6 @@
 """`lockstep report`: the real program, a real browser, and what it refuses."""
 
+import contextlib
 import shutil
 
 import pytest
@@ -13,7 +14,10 @@ from lockstep.errors import DATA, ENVIRONMENT, USAGE
 from lockstep.jobs.context import Context
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import ReportSpec
+from lockstep.pages import runs
 from lockstep.runs.folder import Run
+from lockstep.runs.recorded import Recorded
+from lockstep.settings import import_path_restored
 
 SHORT = ("digits", "--steps", 30, "--processes", 1)
 
@@ -54,6 +58,45 @@ def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, wid
         assert page.get_by_role("columnheader", name="learning rate").is_visible()
     assert [url for url in requests if not url.startswith("data:")] == [written.as_uri()]
     assert errors == []
+
+
+INFINITE = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.layer = torch.nn.Linear(inputs, classes)
+    def forward(self, images):
+        logits = self.layer(images.flatten(1))
+        bright = images.mean((1, 2, 3))[:, None] > 0.32
+        return logits if self.training else torch.where(bright, logits * float("inf"), logits)
+def build(shape, classes):
+    return Net(shape[0] * shape[1] * shape[2], classes)
+"""
+
+
+def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_path, here):
+    (tmp_path / "infinite.py").write_text(INFINITE)
+    code = ("--model", "infinite:build")
+    done = here("train", "digits", "--no-portable", *code, "--steps", 20, "--processes", 1, "--name", "a")
+    assert done.returncode == 0, done.stderr
+    done = here("eval", "runs/a", *code)
+    assert "loss not finite" in done.stdout, done.stderr
+    done = here("report", "runs/a", *code, "-o", "r.html")
+    assert done.returncode == 0, done.stderr
+    assert "not finite, so they have no class" in (tmp_path / "r.html").read_text()
+    with contextlib.chdir(tmp_path), import_path_restored():
+        run = Run(tmp_path / "runs/a")
+        spec = ReportSpec(recipe=run.recipe(), placement=Placement(), path=run.path, split="test", shown=1000)
+        record = report(spec, Context())
+    assert 0 < sum(map(sum, record["confusion"])) < record["examples"]
+    # A softmax of such logits is NaN, which is neither class 0 nor two classes that are equally probable.
+    assert sum(accuracy * count for _, accuracy, count in record["calibration"]["bins"]) == pytest.approx(
+        record["correct"]
+    )
+    assert any(one["top"] == [] for one in record["mistakes"])
+    assert all(one["top"] for one in record["doubts"])
+    assert "classified as no class" in runs.page([Recorded(run.path)], record)
 
 
 def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):

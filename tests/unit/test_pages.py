@@ -67,8 +67,8 @@ def test_the_job_counts_as_an_evaluation_does_and_finds_the_worst_mistakes(judge
 
 
 def test_the_calibration_error_is_the_mean_distance_of_probability_and_accuracy():
-    probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.0, 1.0]], dtype=torch.float64)
-    found = calibration(probabilities, torch.tensor([0, 1, 1, 1]))
+    confidence = torch.tensor([0.9, 0.9, 0.6, 1.0], dtype=torch.float64)
+    found = calibration(confidence, torch.tensor([True, False, True, True]))
     assert found["bins"] == [(pytest.approx(0.6), 1.0, 1), (pytest.approx(0.9), 0.5, 2), (1.0, 1.0, 1)]
     assert found["error"] == pytest.approx((0.4 * 1 + 0.4 * 2 + 0.0) / 4)
 

@@ -25,7 +25,7 @@ class EvaluationRecord:
         examples, correct: how many examples there are, and how many are classified correctly.
         accuracy: correct / examples.
         accuracy_interval: its 95 % interval [low, high], by Wilson's score.
-        loss: mean cross-entropy.
+        loss: mean cross-entropy; None if it is not finite.
         classes: for each class its "name", "examples", "correct" and "accuracy", in order of label.
         confusion: a list of lists of counts; the row is the label, the column the prediction.
         accuracy_one_view: accuracy by the image alone, if the recipe's `test_views` are several; else None.
@@ -39,7 +39,7 @@ class EvaluationRecord:
     correct: int
     accuracy: float
     accuracy_interval: list[float]
-    loss: float
+    loss: float | None
     classes: list[dict[str, Any]]
     confusion: list[list[int]]
     accuracy_one_view: float | None = None

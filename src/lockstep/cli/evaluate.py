@@ -15,7 +15,7 @@ from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, p
 from lockstep.errors import LockstepError, printable
 from lockstep.files import discard
 from lockstep.messages import logger
-from lockstep.words import counted
+from lockstep.words import counted, loss_text
 
 if TYPE_CHECKING:
     from lockstep.runs.folder import Run
@@ -163,7 +163,7 @@ def summary_line(record: Mapping[str, Any]) -> str:
     return (
         f"{record['run']} after {record['step']} steps, {record['weights']} weights, {record['split']}: "
         f"accuracy {record['accuracy']:.2%} ({counted(record['correct'], record['examples'])}), "
-        f"loss {record['loss']:.4f}"
+        f"loss {loss_text(record['loss'])}"
     )
 
 

@@ -103,8 +103,8 @@ def evaluate(
         with arithmetic(recipe.arithmetic):
             loss = functional.cross_entropy(logits, labels, reduction="none").double()
             losses[row] = (loss * counted).sum()
-        counts[classes, 0].add_(((_predicted(one_view, classes) == labels) & counted).sum())
-        cells = labels * (classes + 1) + _predicted(logits, classes)
+        counts[classes, 0].add_(((predicted(one_view, classes) == labels) & counted).sum())
+        cells = labels * (classes + 1) + predicted(logits, classes)
         counts.view(-1).scatter_add_(0, cells, counted.long())
     every_loss, every_count = group.gather(losses).cpu(), group.gather(counts).cpu()
     tell(1.0)
@@ -153,7 +153,7 @@ def _classified(recipe: Recipe, network: Forward, images: Tensor, counted: Tenso
     return logits if chosen is None else unmoved.index_copy(0, chosen, logits), one_view
 
 
-def _predicted(logits: Tensor, classes: int) -> Tensor:
+def predicted(logits: Tensor, classes: int) -> Tensor:
     """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite or predicts none."""
     return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 

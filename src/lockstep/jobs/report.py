@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.core.evaluate import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.folder.survey import survey
@@ -34,35 +35,36 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     every = ctx.group.gather(logits.to(ctx.device)).sum(0).cpu()  # In each process, the rows of the others are 0.
     if not ctx.first:
         return None
-    probabilities = every.double().softmax(1).nan_to_num(0.0)
+    classes = predicted(every, every.shape[1])
+    unclassified = classes == every.shape[1]  # The logits are not finite: no class has a probability.
+    probabilities = every.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
     images, names = session.splits[spec.split], _names(spec)
     first, second = probabilities.topk(min(2, probabilities.shape[1]), 1).values.T
-    wrong = probabilities.argmax(1) != labels
-    mistakes = first.masked_fill(~wrong, -1.0).argsort(descending=True, stable=True)[
-        : min(spec.shown, int(wrong.sum()))
-    ]
-    doubts = (first - second).argsort(stable=True)[: spec.shown]
+    correct = classes == labels
+    mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)
+    doubts = (first - second).masked_fill(unclassified, torch.inf).argsort(stable=True)
+    mistakes, doubts = mistakes[: int((~correct).sum())], doubts[: int((~unclassified).sum())]
     return {
         **record,
-        "calibration": calibration(probabilities, labels),
-        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes.tolist()],
-        "doubts": [_shown(images, probabilities, row, names) for row in doubts.tolist()],
+        "calibration": calibration(first, correct),
+        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes[: spec.shown].tolist()],
+        "doubts": [_shown(images, probabilities, row, names) for row in doubts[: spec.shown].tolist()],
     }
 
 
-def calibration(probabilities: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return the expected calibration error of `probabilities` [n, classes], and its bins.
+def calibration(confidence: Tensor, correct: Tensor) -> dict[str, Any]:
+    """Return the expected calibration error, and its bins.
 
-    A bin is (mean probability of the predicted class, accuracy, images); empty ones are left out. The error is the
-    mean distance of the two, weighted by images. Source: Guo et al. 2017 (arXiv:1706.04599).
+    `confidence`, float64 [n], is the probability of the predicted class, which is `correct`, bool [n], or not. A bin is
+    (mean probability, accuracy, images); empty ones are left out. The error is the mean distance of the two, weighted
+    by images. Source: Guo et al. 2017 (arXiv:1706.04599).
     """
-    confidence, predicted = probabilities.max(1)
     places = (confidence * _BINS).ceil().clamp_(1, _BINS).long() - 1
     counts = places.bincount(minlength=_BINS).double()
     means = places.bincount(confidence, minlength=_BINS) / counts
-    accuracies = places.bincount((predicted == labels).double(), minlength=_BINS) / counts
+    accuracies = places.bincount(correct.double(), minlength=_BINS) / counts
     kept = counts > 0
-    error = ((means - accuracies).abs() * counts)[kept].sum() / len(labels)
+    error = ((means - accuracies).abs() * counts)[kept].sum() / len(correct)
     bins = zip(means[kept].tolist(), accuracies[kept].tolist(), counts[kept].long().tolist(), strict=True)
     return {"error": float(error), "bins": list(bins)}
 
@@ -76,12 +78,12 @@ def _names(spec: ReportSpec) -> list[str]:
 
 
 def _shown(images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:
-    """Return an image as the page shows it: its name, its label, its two most probable classes, its picture."""
+    """Return an image as the page shows it: its name, its label, its two most probable classes, if any, its picture."""
     top = probabilities[row].topk(min(2, probabilities.shape[1]))
     likely = zip(top.values.tolist(), top.indices.tolist(), strict=True)
     return {
         "name": names[row] if names else f"image {row:,}",
         "label": images.classes[int(images.labels[row])],
-        "top": [(images.classes[index], value) for value, index in likely],
+        "top": [(images.classes[index], value) for value, index in likely if top.values[0]],
         "picture": address(images.images[torch.tensor([row])][0].cpu().numpy()),
     }

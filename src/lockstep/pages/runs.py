@@ -11,7 +11,7 @@ from lockstep.pages.figures import Line, Panel
 from lockstep.pages.page import NUMBERS, Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.recorded import Recorded
 from lockstep.settings import dotted
-from lockstep.words import duration, listed, plural, size, wilson_interval
+from lockstep.words import duration, listed, loss_text, plural, size, wilson_interval
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _PAIRS_IN_TABLE = 100
@@ -67,7 +67,7 @@ def headline(run: Recorded, record: Mapping[str, Any] | None) -> Headline:
             f"(95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
             + ("" if views is None else f"; {views:.2%} by the image alone, without further views")
             + ")",
-            [("Loss", f"{record['loss']:.4f}"), *facts],
+            [("Loss", loss_text(record["loss"])), *facts],
         )
     accuracy = run.run.accuracy if result else None
     if accuracy is None:
@@ -170,6 +170,8 @@ def confusion(record: Mapping[str, Any]) -> Section:
         f"{names[y]} is taken for {names[x]}: {plural(count, 'image')}, {count / sum(counts[y]):.1%} of its class."
         for count, y, x in pairs[:_PAIRS]
     ]
+    if lost := record["examples"] - sum(map(sum, counts)):
+        texts.append(f"The logits of {plural(lost, 'image')} are not finite, so they have no class and count as wrong.")
     if len(names) <= figures.MOST_NAMED:
         table = Table(["label", *names], [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)])
     else:
@@ -228,7 +230,8 @@ def pictures(record: Mapping[str, Any]) -> Iterator[Section]:
         shown = [
             Picture(
                 one["picture"],
-                f"{one['name']}, labelled {one['label']}, classified as {one['top'][0][0]}",
+                f"{one['name']}, labelled {one['label']}, classified as "
+                f"{one['top'][0][0] if one['top'] else 'no class'}",
                 [f"labelled {one['label']}", *(f"{name} {share:.1%}" for name, share in one["top"]), one["name"]],
             )
             for one in record[key]
