@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,21 +30,40 @@ def no_room(error: OSError) -> bool:
     return error.errno in _NO_ROOM
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a file of at most `most` bytes. A pipe is not waited for: it counts as empty.
+def _open(path: Path, flags: int) -> int:
+    """Return a descriptor of the regular file `path`. Only reading follows a link.
 
-    Raises: OSError; ValueError if the file is larger.
+    Folders of runs come from strangers: opening a pipe may wait for ever, and a device may have no end.
+    Raises: OSError, also for anything but a regular file.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
-    if content is None or len(content) > most:  # A device has more than its size says.
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (_NO_LINK if flags & (os.O_WRONLY | os.O_RDWR) else 0)
+    descriptor = os.open(path, flags, 0o666)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def open_to_read(path: Path) -> io.BufferedReader:
+    """Open a regular file. Raises: OSError, also for a pipe or a device."""
+    return open(_open(path, os.O_RDONLY), "rb")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if it is larger."""
+    with open_to_read(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
         raise ValueError(f"it is larger than {most:,} bytes")
     return content
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of the content of a file, in hex. A pipe counts as empty. Raises: OSError."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    """Return the SHA-256 of the content of a regular file, in hex. Raises: OSError."""
+    with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -80,12 +100,12 @@ def first_link(paths: Iterable[Path]) -> Path | None:
 
 def append(path: Path) -> IO[str]:
     """Open the text file `path` for appending; create it if it is missing. Raises: OSError, also for a link."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o666), "a", encoding="utf-8")
+    return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
 
 
 def open_lock(path: Path) -> int:
     """Return a descriptor of the file `path`, created if missing, never truncated. Raises: OSError, also for a link."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_LINK, 0o666)
+    return _open(path, os.O_RDWR | os.O_CREAT)
 
 
 @contextlib.contextmanager

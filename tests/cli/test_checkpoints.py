@@ -130,13 +130,13 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, refused_here
 
 @pytest.mark.slow
 def test_a_copied_run_without_its_lock_can_be_watched(started, run):
-    for name in (".lock", "result.json"):
-        (run / name).unlink()
+    (run / ".lock").unlink()
+    (run / "result.json").rename(run / "later")
     watcher = started("eval", run, "--watch", "--interval", 0.05, "--json")
     words = "waiting. Use --once to stop here"
     while words not in watcher.stderr.readline():
         assert watcher.poll() is None
-    (run / "result.json").write_text("{}")
+    (run / "later").rename(run / "result.json")
     out, err = watcher.communicate(timeout=60)
     assert watcher.returncode == 0, err
     assert [json.loads(line)["step"] for line in out.splitlines()] == [0, 2, 4, 6, 8, 10]

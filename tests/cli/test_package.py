@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import _outside
 
+from lockstep.runs.provenance import code_sha256
+
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     str(path.relative_to(ROOT / "src"))
@@ -40,6 +42,13 @@ def test_the_wheel_and_the_sdist_have_every_file(built):
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert inside >= {f"src/{name}" for name in SOURCES} | {"pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_the_wheel_and_an_editable_install_have_one_sha256_of_their_code(built, tmp_path):
+    """Hosts with either of them train together."""
+    with zipfile.ZipFile(built[0]) as archive:
+        archive.extractall(tmp_path)
+    assert code_sha256(tmp_path / "lockstep") == code_sha256(ROOT / "src/lockstep")
 
 
 def test_the_metadata_name_every_extra(built):

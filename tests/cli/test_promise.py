@@ -18,9 +18,11 @@ from tests.contract.test_reductions import free_port as port
 from tests.disturbed import until_step
 from tests.runs import change_manifest
 
+import lockstep
 from lockstep import hardware
 from lockstep.runs import checkpoint
 from lockstep.runs.manifest import read_manifest
+from lockstep.runs.provenance import code_sha256
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 STOPPED = ("--steps", 12, "--save-every", 4, "--processes", 1)
@@ -104,6 +106,20 @@ def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
     assert "environment.ONEDNN_MAX_CPU_ISA: None -> AVX2" in first.stderr
     assert "cpu_capability: AVX512 -> AVX2" in first.stderr
     assert "Traceback" not in first.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_processes_with_other_code_end_before_the_first_update(tmp_path):
+    """A comment makes the difference here. It may be an update that changes a bit in a later epoch only."""
+    package = Path(lockstep.__file__).parent
+    shutil.copytree(package, tmp_path / "other/lockstep", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other/lockstep/data/plan.py").open("a") as file:
+        file.write("# a comment\n")
+    hashes = [code_sha256(folder)[:8] for folder in (package, tmp_path / "other/lockstep")]
+    for done in launched(tmp_path, PLAIN, *LAUNCHED, PYTHONPATH=str(tmp_path / "other")):
+        assert done.returncode == ENVIRONMENT
+        assert f"do not run the same code (versions.lockstep_sha256: {hashes[0]} -> {hashes[1]})" in done.stderr
+        assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import struct
 import tarfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,12 +36,14 @@ from lockstep.inference.classifier import load as load_classifier
 from lockstep.inference.origin import recipe_of
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.listeners.evaluation_log import EvaluationLog
+from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run
 from lockstep.runs.listing import runs_in
 from lockstep.runs.manifest import MANIFEST, encoded
+from lockstep.runs.recorded import Recorded
 from lockstep.runs.weights_file import find_weights
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1})
@@ -88,11 +91,13 @@ def edited(data, edits):
     return data
 
 
+NESTED = json.loads("[" * 400 + "]" * 400)
 STRANGE = st.one_of(
     st.sampled_from(
         [
             None, True, -1, 0, 10**30, -(10**400), 1e308, float("inf"), float("nan"), "", "\ud800", "a\x1b[2J\0b",
             "../x", "os:system", [], {}, [None], {"kind": []}, {"kind": "sgd", "x": 1}, "x" * 10_000, [[]] * 100,
+            NESTED,
         ]
     ),
     st.integers(), st.floats(), st.text(max_size=5),
@@ -145,6 +150,13 @@ def copy(run, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _figures_are_not_drawn():
+    """A report draws its figures in seconds, of values that it has read by then."""
+    with mock.patch("lockstep.pages.figures._drawn", return_value=""):
+        yield
+
+
 def look_at(path):
     """Read all that a run tells, as the commands do."""
     run = Run(path)
@@ -154,6 +166,7 @@ def look_at(path):
         lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: checkpoint.latest(run.checkpoints), lambda: checkpoint.read_chosen(run, "best"),
         lambda: checkpoint.read_result(run), lambda: difference(path, path), lambda: find_weights(path),
+        lambda: page([Recorded(path)]), lambda: page([Recorded(path), Recorded(path)]),
     ):  # fmt: skip
         only_lockstep_errors(read)
 
@@ -176,6 +189,19 @@ def test_bytes_of_a_run(run, copy, name, edits):
             only_lockstep_errors(load_classifier, copy / name)
     finally:
         shutil.copy(run / name, copy / name)
+
+
+@bounded
+@given(changes=CHANGES)
+def test_values_in_the_rows_of_metrics(run, copy, changes):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    changed = with_strange_parts(rows, changes)
+    lines = changed if isinstance(changed, list) else [changed]
+    (copy / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    try:
+        look_at(copy)
+    finally:
+        shutil.copy(run / "metrics.jsonl", copy / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])

@@ -22,6 +22,23 @@ def test_a_link_is_not_written_through(tmp_path):
     assert (tmp_path / "link").read_text() == "new"
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_only_a_regular_file_is_opened(tmp_path, make):
+    """Opening the other files could wait for ever, or reading them not end."""
+    make(tmp_path / "a")
+    for call in (
+        files.open_to_read, files.sha256, files.read_json, lambda path: files.read_bytes(path, 9), files.append,
+        files.open_lock,
+    ):  # fmt: skip
+        with pytest.raises(OSError, match=r"not a regular file|No such device|symbolic link"):
+            call(tmp_path / "a")
+    (tmp_path / "b").write_bytes(b"12")
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    assert files.read_bytes(tmp_path / "link", 2) == b"12"
+    with pytest.raises(ValueError, match="larger than 1 bytes"):
+        files.read_bytes(tmp_path / "link", 1)
+
+
 def test_an_existing_temporary_file_is_not_written_through(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")

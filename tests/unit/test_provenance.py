@@ -3,11 +3,12 @@
 import importlib
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lockstep.runs.provenance import compare, fingerprint, sources, texts
+from lockstep.runs.provenance import code_sha256, compare, fingerprint, releases, sources, texts, versions
 
 
 @pytest.fixture
@@ -75,6 +76,40 @@ def test_differences_of_a_fingerprint_are_named_and_entries_of_one_side_are_igno
         f"device: another -> {current['device']}",
         "environment.ONEDNN_MAX_CPU_ISA: AVX2 -> None",
     ]
+
+
+def test_the_sha256_of_code_is_of_names_and_contents_of_python_files(tmp_path):
+    def written(name, **files):
+        for path, text in files.items():
+            (tmp_path / name / "inner").mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / f"{path.replace('__', '/')}.py").write_text(text)
+        return code_sha256(tmp_path / name)
+
+    one = written("one", a="x = 1\n", inner__b="y = 2\n")
+    assert one == written("two", inner__b="y = 2\n", a="x = 1\n")
+    (tmp_path / "one/page.html").write_text("which computes nothing")
+    assert one == code_sha256.__wrapped__(tmp_path / "one")
+    others = [
+        written("comment", a="x = 1  # one\n", inner__b="y = 2\n"),
+        written("renamed", a="x = 1\n", inner__c="y = 2\n"),
+        written("moved", a="x = 1\ny = 2\n", inner__b=""),
+        written("more", a="x = 1\n", inner__b="y = 2\n", c=""),
+    ]
+    assert len({one, *others}) == 5
+
+
+def test_the_versions_of_a_models_libraries_count_once_they_are_imported(monkeypatch):
+    assert {"python", "torch", "numpy", "lockstep", "safetensors", "pillow", "lockstep_sha256"} == versions().keys()
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(__version__="1.0.9"))
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0+cpu"))
+    found = fingerprint(torch.device("cpu"))["versions"]
+    assert (found["timm"], found["torchvision"], releases()["torchvision"]) == ("1.0.9", "0.28.0+cpu", "0.28.0")
+
+
+def test_probes_of_other_training_images_are_not_compared():
+    one, other = {"probe": "1", "data_sha256": {"train": "5"}}, {"probe": "2", "data_sha256": {"train": "6"}}
+    assert texts(compare(one, other), "probe") == []
+    assert texts(compare(one, {**other, "data_sha256": {"train": "5", "test": "7"}}), "probe") == ["probe: 1 -> 2"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Recipes: their settings from names, files, options and text, and the errors for wrong ones."""
 
+import json
 import subprocess
 import sys
 
@@ -32,6 +33,7 @@ def test_changing_towers_keeps_the_tower_batch():
         ({"batch": 1000, "towers": 16}, "choose 992 or 1008, or 1, 2, 4, 5, 8 or 10 towers"),
         ({"batch": 128, "tower_batch": 64}, "give one of them"),
         ({"towers": 0}, "recipe setting towers: got 0"),
+        ({"model_options": {"a": json.loads("[" * 400 + "]" * 400)}}, "nest more than 32 deep"),
         ({"steps": -5}, "recipe setting steps: got -5"),
         ({"epochs": -1.0}, "recipe setting epochs: got -1.0"),
         ({"tower": 2}, "did you mean towers"),

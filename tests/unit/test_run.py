@@ -14,6 +14,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import checkpoint
 from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run, refuse_existing
+from lockstep.runs.listing import runs_in
 
 RECIPE = get_recipe("digits")
 NEVER_BEGAN = "was stopped before its first step: starting again"
@@ -120,6 +121,45 @@ def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch)
     with pytest.raises(LockstepError, match="never overwritten"):
         Run.create(stopped, RECIPE)
     assert contents(stopped) == before
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_lock_that_is_no_file_is_an_error(stopped, make):
+    (stopped / ".lock").unlink()
+    make(stopped / ".lock")
+    (facts,) = runs_in(stopped.parent)
+    assert (facts.state, ".lock cannot be read (not a regular file)" in facts.problem) == ("damaged", True)
+    with pytest.raises(LockstepError, match=r"the run needs a file there|is a symbolic link"):
+        Run(stopped).lock()
+
+
+def test_a_model_that_is_a_pipe_is_an_error(stopped):
+    os.mkfifo(stopped / "model.safetensors")
+    with pytest.raises(LockstepError, match="not a regular file"):
+        print(Run(stopped).classes)
+
+
+def test_the_folder_of_a_new_run_is_flushed_with_those_above_it(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("lockstep.runs.folder.flush", flushed.append)
+    Run.create(tmp_path / "new/runs/a", RECIPE).unlock()
+    assert flushed == [tmp_path / "new/runs", tmp_path / "new", tmp_path]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"kind": "step", "step": "1"}', '{"kind": "step", "step": 1, "loss": "0.5"}', '{"kind": "step", "step": true}',
+        '{"kind": "step", "step": 1, "loss": NaN}', '{"kind": "step", "step": 1, "split": {"forward": "1"}}',
+        '{"kind": "digest", "step": 1, "digest": 5}', '{"kind": "digest", "step": -1, "digest": "5"}',
+        '{"kind": [], "step": 1}', '{"kind": "other", "step": 1}', '[]', '{"step": 1}',
+        '{"kind": "evaluation", "step": 1, "split": "test", "weights": "raw", "accuracy": "1", "loss": null}',
+    ],
+)  # fmt: skip
+def test_a_row_with_other_types_is_damaged(stopped, row):
+    good = '{"kind": "step", "step": 1, "loss": 0.5, "time": 1.5e9}'
+    (stopped / "metrics.jsonl").write_text(f"{row}\n{good}\n")
+    assert Run(stopped).metrics() == [json.loads(good)]
 
 
 def test_a_program_that_lost_the_folder_may_not_write_a_checkpoint(tmp_path):

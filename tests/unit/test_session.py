@@ -15,6 +15,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.startup import placement_lines
 from lockstep.recipes import get_recipe
+from lockstep.runs.provenance import releases
 
 CPU = torch.device("cpu")
 
@@ -86,6 +87,7 @@ def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
     built.group = SimpleNamespace(processes=2)
     built.require_agreement()
     assert texts["names of the classes"] == json.dumps(list("abcdefghij"))
+    assert json.loads(texts["versions"]) == releases()
 
 
 @pytest.mark.parametrize(("reduction", "text"), [("tree", "all towers in one process"), ("central", "on its CPU")])

@@ -41,7 +41,9 @@ class Training:
         checkpoint.prune(self.run.checkpoints, keep)
 
     def end(self):
-        self.run.write("result.json", {})
+        numbers = dict.fromkeys(("steps", "train_s", "total_s", "images_per_s", "processes"), 1)
+        result = {"accuracy": {}, "accuracy_interval": [0, 1], "peak_memory_bytes": [1], "weights_sha256": "0" * 64}
+        self.run.write("result.json", numbers | result)
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ An outer launcher such as torchrun may start the processes of a run again, with 
 import json
 import os
 import socket
+import threading
 import time
 import uuid
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, releases
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for all processes to start
+ANSWER_S = 30.0  # for process 0, once a program listens at its address
+_CONNECT_S = 5.0
 _POLL_S = 0.02
 _COMPLETE = "complete"
 
@@ -40,7 +44,64 @@ def open_store(rendezvous: Path | tuple[str, int], process: int, processes: int)
         return store
     address, port = rendezvous
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))  # srun does not set them
+    if not _is_torchruns() and process == 0:
+        try:
+            return _store_of_torch(process, processes)
+        except dist.DistNetworkError as error:
+            raise LockstepError(
+                f"process 0 cannot listen on port {port}: another program may have it. Set MASTER_PORT to a free port "
+                f"in every process ({str(error).splitlines()[0]})",
+                ENVIRONMENT,
+            ) from None
+    _wait_for_listener(address, port)
+    # torch waits without end for a program that accepts the connection and says nothing.
+    found: Future[Store] = Future()
+
+    def connect() -> None:
+        try:
+            found.set_result(_store_of_torch(process, processes))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
+    try:
+        return found.result(ANSWER_S)
+    except TimeoutError:
+        raise _other_program() from None
+
+
+def _is_torchruns() -> bool:
+    """Return whether torchrun has the store, before process 0 starts. Otherwise process 0 has it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def _store_of_torch(process: int, processes: int) -> Store:
     return next(dist.rendezvous("env://", process, processes, timeout=JOIN_TIMEOUT))[0]  # type: ignore[attr-defined]
+
+
+def _wait_for_listener(address: str, port: int) -> None:
+    """Wait until a program listens at the address. Raises: LockstepError if none does for JOIN_TIMEOUT."""
+    until = time.monotonic() + JOIN_TIMEOUT.total_seconds()
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise LockstepError(
+                    f"process 0 cannot be reached at {address}, port {port}, for "
+                    f"{JOIN_TIMEOUT.total_seconds() / 60:.0f} minutes ({error}): start it, and let the hosts connect "
+                    f"to each other",
+                    ENVIRONMENT,
+                ) from None
+        time.sleep(10 * _POLL_S)
+
+
+def _other_program() -> LockstepError:
+    return LockstepError(
+        f"process 0 does not answer at {os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}: another program "
+        f"may have the port. Set MASTER_PORT to a free port in every process",
+        ENVIRONMENT,
+    )
 
 
 def agreed_address(process: int, processes: int) -> tuple[str, int] | None:
@@ -83,7 +144,11 @@ def of_this_start(store: Store, process: int, processes: int, *, complete: bool 
     own = f"{_COMPLETE}-{uuid.uuid4().hex}" if complete else uuid.uuid4().hex
     if process != 0:
         store.set(f"here/{process}", own)
-        store.wait([f"start/{own}"], JOIN_TIMEOUT)
+        try:
+            # A store of process 0 is there only if process 0 is. If it does not answer, the store is of another run.
+            store.wait([f"start/{own}"], JOIN_TIMEOUT if _is_torchruns() else timedelta(seconds=ANSWER_S))
+        except dist.DistStoreError:
+            raise _other_program() from None
         name = store.get(f"start/{own}").decode()
         store.set(f"joined/{name}/{process}", "")
         if name.startswith(_COMPLETE):

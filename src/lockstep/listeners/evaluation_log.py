@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.files import append, first_link, parse_json
+from lockstep.files import append, first_link, open_to_read, parse_json
 from lockstep.listeners.event_file import EventFile, scalar
 from lockstep.messages import logger
 
@@ -32,7 +32,8 @@ class EvaluationLog:
                 f"{link} is a symbolic link, and Lockstep does not write through links: no evaluation is recorded"
             )
         try:
-            text = self.path.read_text()
+            with open_to_read(self.path) as file:
+                text = file.read().decode()
         except (OSError, UnicodeDecodeError):
             text = ""  # no file yet; a file that cannot be read is reported when it is written
         self._ends_in_mid_line = bool(text) and not text.endswith("\n")  # the program that wrote it was killed

@@ -55,8 +55,8 @@ def headline(run: Recorded, record: Mapping[str, Any] | None) -> Headline:
             ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"),
             ("Speed", f"{result['images_per_s']:,.0f} images/s on {plural(result['processes'], 'process')}"),
         ]
-    facts += [("Device", run.sessions[-1]["device"])] if run.sessions else []
-    times = [row["time"] for row in run.run.metrics() if row["kind"] == "step"]
+    facts += [("Device", run.sessions[-1].get("device", ""))] if run.sessions else []
+    times = [row["time"] for row in run.run.metrics() if row["kind"] == "step" and row.get("time")]
     facts += [("Date", time.strftime("%Y-%m-%d", time.gmtime(times[-1])))] if times else []
     if record is not None:
         low, high = record["accuracy_interval"]
@@ -104,8 +104,8 @@ def differences(runs: Sequence[Recorded], names: Sequence[str]) -> Section:
         "steps": [f"{run.result.get('steps', max(run.steps, default=0)):,}" for run in runs],
         "training": [duration(run.result["train_s"]) if run.result else "not complete" for run in runs],
         "processes": [str(run.result.get("processes", "")) for run in runs],
-        "device": [run.sessions[-1]["device"] if run.sessions else "" for run in runs],
-        "torch": [run.sessions[-1]["versions"].get("torch", "") if run.sessions else "" for run in runs],
+        "device": [run.sessions[-1].get("device", "") if run.sessions else "" for run in runs],
+        "torch": [str(run.sessions[-1].get("versions", {}).get("torch", "")) if run.sessions else "" for run in runs],
         "weights (sha256)": [(run.weights_sha256 or "")[:16] for run in runs],
     }.items():
         columns[name] = values
@@ -255,7 +255,7 @@ def speed(run: Recorded) -> Section:
     parts = _split(rows)
     drawn = Figure(figures.stacked([("a step", parts)], "milliseconds"), "What the time of a step is spent on")
     total = sum(value for _, value in parts)
-    cells = [[name, f"{value:.2f} ms", f"{value / total:.1%}"] for name, value in parts]
+    cells = [[name, f"{value:.2f} ms", f"{value / total:.1%}" if total else "-"] for name, value in parts]
     table = Table(["part of a step, in process 0", "mean", "share"], cells)
     return Section("Speed", texts, [drawn], table, folded=NUMBERS)
 
@@ -302,7 +302,8 @@ def provenance(run: Recorded) -> Section:
 
 def _split(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
     """Return the mean milliseconds of each part of a step."""
-    return [(name, statistics.fmean(row["split"][name] for row in rows) * 1e3) for name in rows[-1]["split"]]
+    names = rows[-1]["split"]
+    return [(name, statistics.fmean(row["split"].get(name, 0.0) for row in rows) * 1e3) for name in names]
 
 
 def _tested(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -14,13 +14,23 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 from pydantic import Field
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import finite, first_link, open_lock, parse_json, read_json, remove_abandoned, replace
+from lockstep.files import (
+    finite,
+    first_link,
+    flush,
+    open_lock,
+    open_to_read,
+    parse_json,
+    read_json,
+    remove_abandoned,
+    replace,
+)  # fmt: skip
 from lockstep.messages import logger
 from lockstep.runs.manifest import Entries, checkpoints_in, manifest_if_valid, read_manifest
 from lockstep.settings import validated
@@ -42,19 +52,61 @@ _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})-\d+")
 _MAX_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
 
 
+_Step = Annotated[int, Field(ge=0, lt=1 << 53)]
+_Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
+_Time = Annotated[float, Field(ge=0, le=1e11)]
+
+
 class _Session(Entries):
-    step: int
+    step: _Step
     data: str | None = None
     data_sha256: dict[str, str] = Field({})
     model_source: dict[str, str] = Field({})
+    device: str = ""
+    versions: dict[str, str | None] = Field({})
 
 
 class _Result(Entries):
-    steps: int | None = None
-    best_step: int | None = None
-    accuracy: dict[str, float | None] = Field({})
-    total_s: float | None = None
-    weights_sha256: str | None = None
+    steps: _Step
+    best_step: _Step | None = None
+    accuracy: dict[str, _Number | None]
+    accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
+    train_s: _Number
+    total_s: _Number
+    images_per_s: _Number
+    processes: _Step
+    peak_memory_bytes: list[_Step]
+    weights_sha256: str
+
+
+class _StepRow(Entries):
+    step: _Step
+    time: _Time | None = None
+    loss: _Number | None = None
+    accuracy: _Number | None = None
+    learning_rate: _Number | None = None
+    s_per_step: _Number | None = None
+    split: dict[str, _Number] = Field({})
+
+
+class _EvaluationRow(Entries):
+    step: _Step
+    split: str
+    weights: str
+    accuracy: _Number
+    loss: _Number | None
+
+
+class _DigestRow(Entries):
+    step: _Step
+    digest: str
+
+
+_ROWS: dict[str, type[Entries]] = {
+    "step": _StepRow,
+    "evaluation": _EvaluationRow,
+    "digest": _DigestRow,
+}  # of metrics.jsonl, by kind
 
 
 class LostRunError(LockstepError):
@@ -92,6 +144,7 @@ class Run:
         Raises: LockstepError if anything else is there, or the folder cannot be written.
         """
         try:
+            made = [path, *(folder for folder in path.parents if not folder.exists())]
             path.parent.mkdir(parents=True, exist_ok=True)
             while True:
                 try:
@@ -102,6 +155,8 @@ class Run:
                         refuse_existing(path)
                         break
                     path = fresh_path(path.parent, path.name.rpartition("-")[0])
+            for folder in made:  # Else a power failure could take the whole run, whose files are flushed.
+                flush(folder.parent)
             run = Run(path)
             run.lock()  # before any write: of two programs that reuse one folder, one succeeds
             try:
@@ -263,10 +318,9 @@ class Run:
                 f"{link} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
             )
         for path in paths:
-            kind, wanted = ("folder", "file") if path.name not in _FOLDERS else ("file", "folder")
-            # Training continues without summaries.
-            if path.exists() and path.is_dir() == (kind == "folder") and path != self.summaries:
-                raise LockstepError(f"{path} is a {kind}, and the run needs a {wanted} there: move it away", DATA)
+            wanted, fits = ("folder", path.is_dir()) if path.name in _FOLDERS else ("file", path.is_file())
+            if path.exists() and not fits and path != self.summaries:  # Training continues without summaries.
+                raise LockstepError(f"{path} is no {wanted}, and the run needs a {wanted} there: move it away", DATA)
         try:
             self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
             if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
@@ -304,14 +358,19 @@ class Run:
             )
 
     def is_held(self) -> bool:
-        """Return whether a program is training here now. In a copy of a run without a lock file, none is."""
+        """Return whether a program is training here now. In a copy of a run without a lock file, none is.
+
+        Raises: LockstepError if the lock is not a file that can be read.
+        """
         try:
-            with (self.path / ".lock").open() as lock:
+            with open_to_read(self.path / ".lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:
             return True
+        except OSError as error:
+            raise self._unreadable(".lock", error.strerror) from None
         return False
 
     def unlock(self) -> None:
@@ -384,7 +443,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
     The file begins with the length of its header, 8 bytes little-endian, and the header as JSON. Needs no torch.
     Raises: OSError; ValueError if it is not a safetensors file, or damaged.
     """
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
     if not isinstance(header, dict):
@@ -414,12 +473,9 @@ def metadata(path: Path) -> dict[str, Any] | None:
 def _row(line: bytes) -> dict[str, Any] | None:
     """Return a line of metrics.jsonl as a row, or None if the line is damaged."""
     try:
-        row = parse_json(line)
-        valid = isinstance(row["step"], int)
-        if row["kind"] == "evaluation":
-            valid = valid and all(isinstance(row[name], str) for name in ("split", "weights"))
-            valid = valid and isinstance(row["accuracy"], float | int) and isinstance(row["loss"], float | int | None)
-        return row if valid else None
+        row: dict[str, Any] = parse_json(line)
+        _ROWS[row["kind"]].check(row)
+        return row
     except (ValueError, KeyError, TypeError):
         return None
 
