@@ -8,7 +8,6 @@ from lockstep.data.dataset import Dataset
 SHAPES = {
     "digits": (8, 8, 1, 10),
     "cifar10": (32, 32, 3, 10),
-    "cifar100": (32, 32, 3, 100),
     "mnist": (28, 28, 1, 10),
     "fashion-mnist": (28, 28, 1, 10),
 }

@@ -61,7 +61,7 @@ def trained(name: str, arithmetic: str, threads: int) -> State:
     session = session_of(name, SMALL[name] | fixed)
     images = session.split("train")
     course = session.recipe.bind(len(images))
-    tower, log = Tower(course, session.network), Log(course, session.placement, [])
+    tower, log = Tower(course, session.network), Log(course, [])
     for _ in train(course, images, tower, session.reduction, session.state, log):
         pass
     return session.state

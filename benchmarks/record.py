@@ -66,7 +66,7 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     model = initial_model(recipe, session.network.shape, train_set)
     session.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), session.device)
     course = recipe.bind(len(train_set))
-    log = Log(course, session.placement, [], device=session.device)
+    log = Log(course, [], device=session.device)
     for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
         pass
     result = next(iter(session.evaluate_all(test_set).values()))

@@ -82,33 +82,20 @@ def cores() -> int:
 def quota(groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")) -> float:
     """Return the CPU seconds per second that control groups allow this process, or infinity.
 
-    Reads cpu.max (version 2) and cpu.cfs_quota_us (version 1) of the process's own group and of all its parents.
+    Reads cpu.max of the process's own group and of all its parents.
     """
     try:
-        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
-    except OSError:
+        path = next(line for line in groups.read_text().splitlines() if line.startswith("0::")).removeprefix("0::")
+    except (OSError, StopIteration):
         return math.inf
     limits = [math.inf]
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = mounts / "cpu" if controllers else mounts
-        inner = root / path.lstrip("/")
-        for group in (inner, *inner.parents):
-            if group.is_relative_to(root):
-                with contextlib.suppress(OSError, ValueError):  # No limit: no such file, or "max" in it.
-                    limits.append(_quota_v1(group) if controllers else _quota_v2(group))
+    inner = mounts / path.lstrip("/")
+    for group in (inner, *inner.parents):
+        if group.is_relative_to(mounts):
+            with contextlib.suppress(OSError, ValueError):  # No limit: no such file, or "max" in it.
+                limit, period = (group / "cpu.max").read_text().split()
+                limits.append(int(limit) / int(period))
     return min(limits)
-
-
-def _quota_v2(group: Path) -> float:
-    limit, period = (group / "cpu.max").read_text().split()
-    return int(limit) / int(period)
-
-
-def _quota_v1(group: Path) -> float:
-    limit, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-    return limit / period if limit > 0 else math.inf
 
 
 def processor() -> str:

@@ -129,7 +129,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda sta
     network = Network(of, model, shape, CPU)
     digests = Digests()
     monitor, reduction = Monitor(), Reduction(group, of.towers, "tree", CPU)
-    log = Log(course, Placement(), [digests], monitor, group.processes, CPU)
+    log = Log(course, [digests], monitor, group.processes, CPU)
     last = course.steps if steps is None else steps
     poll = lambda: ControlFlags(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower = Tower(course, network)

@@ -195,7 +195,7 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
             probe.probe(recipe, network, state, dataset)
         passed.append("probe")
         tower, reduction = Tower(course, network), Reduction(group, recipe.towers, kind, GPU)
-        log = Log(course, Placement(), [Unread()], monitor, group.processes, GPU)
+        log = Log(course, [Unread()], monitor, group.processes, GPU)
         state.step = 1  # Every listener wants step 0.
         reads = []
 

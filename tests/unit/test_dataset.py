@@ -138,7 +138,7 @@ def test_training_expects_the_next_step_and_evaluation_its_next_part(train_set):
     made = Session(recipe, Placement(), Context(), {"train": dataset, "test": dataset})
     course = recipe.bind(300)
     images.calls.clear()
-    log = Log(course, Placement(), [])
+    log = Log(course, [])
     list(loop.train(course, dataset, Tower(course, made.network), Reduction(Alone(), 2), made.state, log))
     plans = [course.plan(step).examples.tolist() for step in range(3)]
     expected = []

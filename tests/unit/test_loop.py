@@ -28,7 +28,7 @@ def loop(recipe=RECIPE, **options):
     """Return the state, and the generator that trains it."""
     tower, state, _ = parts(recipe, (1, 8, 8))
     course = recipe.bind(200)
-    log = Log(course, Placement(), [])
+    log = Log(course, [])
     return state, train(course, dataset(), tower, Reduction(Alone(), recipe.towers), state, log, **options)
 
 
@@ -73,7 +73,7 @@ def test_a_stopped_state_continues_to_the_bits_of_an_uninterrupted_one():
     tower, fresh, _ = parts(RECIPE, (1, 8, 8))
     fresh.load(state.tensors())
     course = RECIPE.bind(200)
-    list(train(course, dataset(), tower, Reduction(Alone(), 4), fresh, Log(course, Placement(), [])))
+    list(train(course, dataset(), tower, Reduction(Alone(), 4), fresh, Log(course, [])))
     assert fresh.digest() == whole.digest()
 
 

@@ -45,7 +45,7 @@ MNIST = get_recipe("mnist").model_dump(mode="json")
 def trained(recipe, dataset, tower, state, listeners=()):
     """Train `state` to the recipe's last step, in this process."""
     course = recipe.bind(len(dataset))
-    log = Log(course, Placement(), listeners)
+    log = Log(course, listeners)
     log.start([])
     for _ in train(course, dataset, tower, Reduction(Alone(), recipe.towers), state, log):
         pass

@@ -76,7 +76,7 @@ def test_metrics_and_tensorboard_have_the_gpu_use_of_each_process(tmp_path, monk
     recorder = Recorder(1)
     course = make(DIGITS, {"steps": 3}).bind(1442)
     listeners = [recorder, MetricsFile(tmp_path / "metrics.jsonl", 1), board]
-    log = Log(course, Placement(), listeners, processes=2, device=torch.device(device))
+    log = Log(course, listeners, processes=2, device=torch.device(device))
     log.start([])
     for step in range(3):
         log.step(step, sums(gpu=(97.0, 0.0, second, 0.0)), STATE, 0.1, torch.zeros(0))

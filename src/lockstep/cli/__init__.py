@@ -14,7 +14,7 @@ from lockstep.cli.diff import diff
 from lockstep.cli.doctor import doctor
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.export import export
-from lockstep.cli.hints import HintingCommand, HintingGroup
+from lockstep.cli.options import Command
 from lockstep.cli.predict import predict
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.report import report
@@ -29,7 +29,6 @@ from lockstep.messages import handled, on_stderr
 
 app = typer.Typer(
     name="lockstep",
-    cls=HintingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -65,21 +64,21 @@ Exit codes:
   3  missing or damaged data""",
 )
 
-app.command(cls=HintingCommand, short_help="Train a classifier, or continue a run.")(train)
-app.command("eval", cls=HintingCommand, short_help="Evaluate a checkpoint of a run, or each new one while it trains.")(
+app.command(cls=Command, short_help="Train a classifier, or continue a run.")(train)
+app.command("eval", cls=Command, short_help="Evaluate a checkpoint of a run, or each new one while it trains.")(
     evaluate
 )
-app.command(cls=HintingCommand, short_help="Classify images with a trained run or a model file.")(predict)
-app.command(cls=HintingCommand, short_help="Classify pictures on a page, and by POST /predict.")(serve)
-app.command(cls=HintingCommand, short_help="List the runs with accuracy, time, state and size.")(runs)
-app.command(cls=HintingCommand, short_help="Write a page about a run, or one that compares runs.")(report)
-app.command(cls=HintingCommand, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(export)
-app.command(cls=HintingCommand, short_help="Replay steps of a run, and compare every bit with its record.")(verify)
-app.command(cls=HintingCommand, short_help="Show how two runs differ, and from which step on.")(diff)
-app.command(cls=HintingCommand, short_help="Check that this machine computes the right bits, and how fast.")(doctor)
-app.command(cls=HintingCommand, short_help="Measure training speed on 1 to N processes, and what limits it.")(bench)
-app.command(cls=HintingCommand, short_help="List the recipes with their measured results.")(recipes)
-app.command(cls=HintingCommand, short_help="Print a recipe as a TOML file that `train` reads.")(show)
+app.command(cls=Command, short_help="Classify images with a trained run or a model file.")(predict)
+app.command(cls=Command, short_help="Classify pictures on a page, and by POST /predict.")(serve)
+app.command(cls=Command, short_help="List the runs with accuracy, time, state and size.")(runs)
+app.command(cls=Command, short_help="Write a page about a run, or one that compares runs.")(report)
+app.command(cls=Command, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(export)
+app.command(cls=Command, short_help="Replay steps of a run, and compare every bit with its record.")(verify)
+app.command(cls=Command, short_help="Show how two runs differ, and from which step on.")(diff)
+app.command(cls=Command, short_help="Check that this machine computes the right bits, and how fast.")(doctor)
+app.command(cls=Command, short_help="Measure training speed on 1 to N processes, and what limits it.")(bench)
+app.command(cls=Command, short_help="List the recipes with their measured results.")(recipes)
+app.command(cls=Command, short_help="Print a recipe as a TOML file that `train` reads.")(show)
 app.add_typer(data, name="data", short_help="Download, list and check datasets.")
 
 

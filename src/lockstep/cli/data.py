@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.hints import HintingCommand
-from lockstep.cli.options import STARTED, Json, require_new_file
+from lockstep.cli.options import STARTED, Command, Json, require_new_file
 from lockstep.errors import DATA, LockstepError, printable, unknown
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ Examples:
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a dataset, as `lockstep data list` shows it.")]
 
 
-@app.command(cls=HintingCommand, short_help="Download a dataset, unless it is there already.")
+@app.command(cls=Command, short_help="Download a dataset, unless it is there already.")
 def fetch(
     name: Name,
     data: Annotated[
@@ -75,7 +74,7 @@ def fetch(
         print(f"{name} is in {folder}")
 
 
-@app.command("list", cls=HintingCommand, short_help="List the datasets and their folders.")
+@app.command("list", cls=Command, short_help="List the datasets and their folders.")
 def list_(json_output: Json = False) -> None:
     """List the datasets with their number of images, the size of the download, and their folder on this machine.
 
@@ -112,7 +111,7 @@ def list_(json_output: Json = False) -> None:
         print(f"{source.name:14} {source.images:7}  {download:>9}  {folders.get(source.name, absent)}")
 
 
-@app.command(cls=HintingCommand, short_help="Verify the files of a dataset, or report on a folder of images.")
+@app.command(cls=Command, short_help="Verify the files of a dataset, or report on a folder of images.")
 def check(
     name: Annotated[
         str, typer.Argument(metavar="NAME|PHOTOS", help="Name of a dataset, or a folder with a folder for each class.")

@@ -10,10 +10,12 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.messages import on_stderr
 from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
@@ -30,8 +32,21 @@ Quiet = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout, and nothing else there.")]
 
+
+class Command(TyperCommand):
+    """A command that says that Ctrl-C has stopped it, where it does not say so itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Execute the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            on_stderr("stopped by Ctrl-C: start again with the same command")
+            raise
+
+
 EVERYWHERE = ("data", "cache_limit", "processes", "device")  # what every command that computes can be told
-_METAVARS = {"cache_limit": "GB", "profile": "steps=FIRST:END"}
+_METAVARS = {"cache_limit": "GB"}
 
 
 def options_from(
@@ -72,9 +87,8 @@ def _option(name: str, field: FieldInfo, default: str | None) -> inspect.Paramet
     description = str(field.description)
     if default is not None:
         description = f"{description.partition(' Default: ')[0]} Default: {default}."
-    kind = str if name == "profile" else _plain(field.annotation)
     option = typer.Option(_flag(name), metavar=_METAVARS.get(name), min=least, help=description, show_default=False)
-    return _parameter(name, kind, option)
+    return _parameter(name, _plain(field.annotation), option)
 
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:

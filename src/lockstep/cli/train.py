@@ -53,14 +53,6 @@ def train(
             "classify each part by a head that is trained on the others. Needs a recipe with a head, as photos.",
         ),
     ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIRST:END",
-            help="Train a run for each of these seeds, one after the other, in a folder named by --name; --resume "
-            "continues them. Prints mean, standard deviation and range, and writes a report.",
-        ),
-    ] = None,
     inline: Inline = False,
     quiet: Quiet = False,
     json_output: Json = False,
@@ -79,7 +71,6 @@ def train(
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
       lockstep train photos/                                  your images, in photos/cats, photos/dogs, ...
       lockstep train photos/ --folds 5                        estimates of the accuracy on new images, no run
-      lockstep train digits --seeds 0:10 --name many          ten runs, and the mean of their accuracies
       lockstep train --init runs/try --epochs 20              a new run from the final weights of another
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
@@ -101,19 +92,6 @@ def train(
             lines = [json.dumps(outcome.record)] if json_output else folds_lines(outcome.record)
             print(*lines, sep="\n")
         raise typer.Exit(outcome.code)
-    if seeds is not None:
-        from lockstep.api.specs import checked_name
-        from lockstep.cli.seeds import seeds_of, train_seeds
-        from lockstep.runs.folder import fresh_path
-
-        if "seed" in changes or (resume and name is None):
-            raise LockstepError(f"--seeds: {'leave out --seed' if 'seed' in changes else '--resume needs --name'}")
-        train_seeds(
-            seeds_of(seeds), what, changes, placement_of(options), world, init=init, strict=strict, resume=resume,
-            folder=runs / checked_name(name) if name else fresh_path(runs, "seeds"), quiet=quiet,
-            json_output=json_output, inline=inline,
-        )  # fmt: skip
-        return
     spec = train_spec(
         what, changes, placement_of(options), init=init, name=name, runs=runs, resume=resume, world=world,
         own_program=True, strict=strict, started=STARTED,

@@ -13,7 +13,7 @@ from lockstep.settings import validated
 
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
-_OF_ONE_MODEL = ("model_options", "weight_decay", "freeze", "lr_factors")  # these name parts of a model
+_OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name parts of a model
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 

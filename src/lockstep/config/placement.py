@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -21,7 +21,6 @@ REDUCTIONS = {
 }
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
-_STEPS = re.compile(r"steps=(\d+):(\d+)")
 
 
 def _device(value: Any) -> Any:
@@ -31,15 +30,6 @@ def _device(value: Any) -> Any:
     if len(set(numbers)) < len(numbers):
         raise ValueError("each GPU takes one process: name it once")
     return value
-
-
-def _profile(value: Any) -> Any:
-    if value is None or isinstance(value, list | tuple):
-        return value
-    match = _STEPS.fullmatch(str(value))
-    if match is None or int(match[1]) >= int(match[2]):
-        raise ValueError("give steps=FIRST:END, END not included and above FIRST, as in steps=10:13")
-    return int(match[1]), int(match[2])
 
 
 class Placement(Settings):
@@ -77,12 +67,6 @@ class Placement(Settings):
     summary_every: int = Field(100, ge=0, description="Steps between two TensorBoard summaries; 0 writes none.")
     keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")
     log_placement: bool = Field(False, description="Print each process's device, and how towers are added.")
-    log_loss: Literal["mean", "last"] = Field(
-        "mean", description="The loss to print: mean over all towers, or last (tower), as in TensorFlow's tutorial."
-    )
-    profile: Annotated[tuple[int, int] | None, BeforeValidator(_profile)] = Field(
-        None, description="Record the operators of these steps, as in steps=10:13; the end is not included."
-    )
     max_restarts: int = Field(3, ge=0, description="How often all processes are started again after one has failed.")
     timeout: float = Field(
         60.0,

@@ -97,12 +97,8 @@ class Recipe(Settings):
         init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
         augmentation: how images become network input.
         policy: random operations on the training images before `augmentation`; None for no operations.
-        erasing: probability that a random box of a training image is set to 0 after `augmentation`: the mean colour
-            if that normalises, else black.
         mixup, cutmix: parameter alpha of the Beta(alpha, alpha) distribution of an image's share when it is mixed with
             the next image of its tower; 0 turns it off. The loss is the mixed one of both labels.
-        class_weights: "balanced" multiplies the training loss of each example by examples / (classes * examples of its
-            class). "none" leaves it unweighted. Evaluations never weight.
         progressive: smaller images in the first part of training; None trains on full-sized images.
         label_smoothing: share of each target that is spread over all classes, in training.
         test_views: which views of an image are classified in evaluation; their logits are averaged. "one": the image.
@@ -125,12 +121,10 @@ class Recipe(Settings):
             `init_sha256` and compute, in `precision`, each image and its mirror image once, before the first step
             (core/features.py). The head computes in float32. `augmentation` may only mirror. None trains the whole
             network.
-        freeze: name of a layer or parameter -> share of the run after which it is no longer trained; 0 from the start.
-            The backward pass ends before frozen layers at the input. Buffers of frozen layers do not change either, and
-            their norm layers compute with the running averages. This holds for a norm layer that is named, lies in a
-            named layer, or has only parameters that are frozen.
         lr_factors: name of a layer or parameter -> factor on its learning rate. Of several names that a parameter lies
-            in, the longest counts.
+            in, the longest counts. A factor of 0 does not train: the parameters stay as they are, and the backward pass
+            ends before such layers at the input. Buffers of these layers do not change either, and their norm layers
+            compute with the running averages. Of a layer with parameters of its own, all must have the factor 0.
         ema: the exponential moving average of the parameters, or None.
         precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
             reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
@@ -144,10 +138,6 @@ class Recipe(Settings):
             than over one.
         eval_batch: images in one forward pass of an evaluation.
         seed: decides initial weights, order of examples, augmentation and dropout.
-        non_finite: "stop" ends the run at a step whose loss or gradient is not finite. "skip" leaves out its update:
-            weights, buffers, optimizer and average stay as they are, and the next step follows.
-        skip_limit: the largest number of steps in a row that "skip" leaves out; one more ends the run. Steps that
-            only lower the loss scale of float16 do not count here.
         exact: False gives up bit-identical results, and allows reductions and kernels that do not keep the bits.
     """
 
@@ -166,10 +156,8 @@ class Recipe(Settings):
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     policy: Annotated[Policy | None, BeforeValidator(_policy)] = None
-    erasing: float = Field(0.0, ge=0, le=1)
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
-    class_weights: Literal["none", "balanced"] = "none"
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
@@ -185,8 +173,7 @@ class Recipe(Settings):
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     clip: float | None = Field(None, gt=0)
     head: str | None = Field(None, min_length=1)
-    freeze: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field({})
-    lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
+    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field({})
     ema: EMA | None = None
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
     arithmetic: Literal["native", "portable"] = "native"
@@ -194,8 +181,6 @@ class Recipe(Settings):
     threads_per_tower: int = Field(1, ge=1, le=MAX_THREADS)
     eval_batch: int = Field(500, ge=1, le=MAX_EVAL_BATCH)
     seed: int = Field(0, ge=0, lt=2**63)
-    non_finite: Literal["stop", "skip"] = "stop"
-    skip_limit: int = Field(5, ge=1)
     exact: bool = True
 
     @model_validator(mode="after")
@@ -222,8 +207,6 @@ class Recipe(Settings):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
-        if self.non_finite == "stop" and self.skip_limit != type(self).model_fields["skip_limit"].default:
-            raise ValueError("skip_limit is for non_finite=skip: set that too, or leave it out")
         if (self.mixup or self.cutmix) and self.tower_batch == 1:
             raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
         if self.arithmetic == "portable" and (self.precision not in ("auto", "float32") or self.compile):
@@ -238,7 +221,7 @@ class Recipe(Settings):
 
     def _check_head(self) -> None:
         """Raise a ValueError if a setting needs images in each step, where the head sees only features."""
-        for name in ("policy", "erasing", "mixup", "cutmix", "progressive", "compile", "freeze"):
+        for name in ("policy", "mixup", "cutmix", "progressive", "compile"):
             if getattr(self, name):
                 raise ValueError(
                     f"{name} changes what the layers before the head {self.head} compute, and that is computed once: "
@@ -366,10 +349,6 @@ class Course:
         progressive = self.recipe.progressive
         return progressive.size_px(step, self.steps) if progressive else None
 
-    def frozen(self, step: int) -> tuple[str, ...]:
-        """Return the names in `recipe.freeze` that are not trained at `step`."""
-        return tuple(name for name, share in self.recipe.freeze.items() if step >= round(share * self.steps))
-
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and what happens to them."""
         from lockstep.data.plan import Plan
@@ -387,11 +366,7 @@ class Course:
         from lockstep.data.plan import Pipeline
 
         recipe = self.recipe
-        mixing = Mixing(recipe.mixup, recipe.cutmix)
-        return Pipeline(
-            recipe.input, recipe.policy, recipe.erasing, mixing, balanced=recipe.class_weights == "balanced",
-            arithmetic=recipe.arithmetic,
-        )  # fmt: skip
+        return Pipeline(recipe.input, recipe.policy, Mixing(recipe.mixup, recipe.cutmix), recipe.arithmetic)
 
 
 def _non_default(settings: Settings) -> dict[str, Any]:

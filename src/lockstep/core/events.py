@@ -21,8 +21,7 @@ class StepEvent:
     # running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected for its start at
     # zero.
     loss_average: float
-    # the loss on the console: `loss`, or with the last tower's cross-entropy if the placement says so
-    logged_loss: float
+    last_tower_loss: float  # mean cross-entropy over the last tower's examples plus the decay terms
     cross_entropy: float  # mean over the batch; of smoothed, weighted and mixed labels if the recipe has these
     cross_entropy_average: float  # its running average
     decay: dict[str, float]  # loss term of each parameter with weight decay, keyed by name
@@ -42,11 +41,9 @@ class StepEvent:
     loss_scale: float | None = None  # scale of the loss in float16, else None
     # norm of the mean gradient before it is clipped. None if the recipe does not clip.
     gradient_norm: float | None = None
-    # True if the run leaves out this update: a float16 overflow lowers the loss scale, or a value is not finite and the
-    # recipe says "skip". The losses may then not be finite.
+    # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The losses may then not
+    # be finite.
     skipped: bool = False
-    # number of steps without an update up to this one, in all sessions. None unless the recipe says "skip".
-    skipped_steps: int | None = None
 
 
 @dataclass(frozen=True)

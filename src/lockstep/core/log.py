@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
@@ -38,15 +37,13 @@ class Log:
     def __init__(
         self,
         course: Course,
-        placement: Placement,
         listeners: Sequence[Listener],
         monitor: Monitor | None = None,
         processes: int = 1,
         device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
     ) -> None:
         self.course, self.listeners = course, list(listeners)
-        self._placement, self._recipe = placement, course.recipe
-        self._skips = self._recipe.non_finite == "skip"
+        self._recipe = course.recipe
         self._first_towers = first_towers(course.recipe.towers, processes)
         self.monitor = monitor or Monitor()
         self._marks: dict[int, Mark] = {}
@@ -84,16 +81,15 @@ class Log:
         cross_entropy = metrics.cross_entropy / self._recipe.batch
         loss = sum(decay.values(), cross_entropy)
         if skipped:
-            self.note(f"step {step}: skipped, {self._why_skipped(metrics, state)}")
+            towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
+            scale = f"the loss scale {state.loss_scale:g} is too large for {named_towers(towers[:1])}"
+            self.note(f"step {step}: skipped, {scale}")
         else:
             self._add_to_running_loss(torch.stack([loss, cross_entropy, *decay.values()]))
         now = self.monitor.mark
         due = [i for i, one in enumerate(self.listeners) if self._wants(one, step, now, self._marks.get(i))]
         if not due:
             return
-        logged = loss
-        if self._placement.log_loss == "last":
-            logged = sum(decay.values(), metrics.last_cross_entropy / self._recipe.tower_batch)
         common: dict[str, Any] = {
             "time": time.time(),
             "step": step,
@@ -101,7 +97,7 @@ class Log:
             "epoch": self.course.epoch(step),
             "loss": float(loss),
             **self._averages(list(decay)),
-            "logged_loss": float(logged),
+            "last_tower_loss": float(sum(decay.values(), metrics.last_cross_entropy / self._recipe.tower_batch)),
             "cross_entropy": float(metrics.cross_entropy) / self._recipe.batch,
             "decay": {name: float(term) for name, term in decay.items()},
             "accuracy": float(metrics.correct) / self._recipe.batch,
@@ -111,7 +107,6 @@ class Log:
             "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
             "gradient_norm": None if self._recipe.clip is None else float(gradients.double().norm()),
             "skipped": skipped,
-            "skipped_steps": state.skipped_steps + skipped if self._skips else None,
         }
         cpu_s = [float(metrics.cpu_s[first]) for first in self._first_towers]
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
@@ -123,12 +118,6 @@ class Log:
         for listener in self.listeners:
             if listener.every is not None and self._is_due(listener.every, step):
                 listener.updated(step, state.parameters)
-
-    def _why_skipped(self, metrics: Metrics, state: State) -> str:
-        towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
-        if not self._skips or state.may_lower_scale:
-            return f"the loss scale {state.loss_scale:g} is too large for {named_towers(towers[:1])}"
-        return f"the loss or a gradient of {named_towers(towers)} is not finite"
 
     def _add_to_running_loss(self, terms: Tensor) -> None:
         """Move the running averages. They stay on the device, so a step that no listener wants waits for nothing."""

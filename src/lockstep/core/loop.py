@@ -11,7 +11,7 @@ from lockstep.core.monitor import Monitor, Stage
 from lockstep.core.reduction import Reduction, first_towers
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import NonFiniteError, Tower
-from lockstep.core.vector import ControlFlags, Metrics, is_finite
+from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 
@@ -51,24 +51,22 @@ def train(
                     _vectors(tower, state, dataset, plan, step, reduction, poll_flags, state_digest, monitor)
                 )
                 gradients, buffer_deltas, metrics = tower.layout.unpack(total)
-                checks = [is_finite(total)] if recipe.non_finite == "skip" else []
                 # The only wait for the device in a step; the device may wait for other processes.
-                requested, non_finite, finite = metrics.read(*checks)
+                requested, non_finite = metrics.read()
             monitor.warming_up = recipe.compile  # A compiled network may be compiled again, for another image size.
             if state_digest:
                 _compare_digests(metrics, reduction.processes, step)
                 log.digest(step, state_digest)
-            skipped = bool(non_finite) or not all(finite)
-            if skipped and not state.may_skip:
-                raise NonFiniteError(non_finite, step, state.skipped_in_a_row)
+            if non_finite and not state.may_skip:
+                raise NonFiniteError(non_finite, step)
             gradients.div_(recipe.batch * state.loss_scale)
             learning_rate = course.learning_rate(step)
             with monitor.doing(Stage.REPORT):
-                log.step(step, metrics, state, learning_rate, gradients, skipped=skipped)
-            if skipped:
+                log.step(step, metrics, state, learning_rate, gradients, skipped=bool(non_finite))
+            if non_finite:
                 state.skip()
             else:
-                state.apply(gradients, buffer_deltas.div_(recipe.towers), learning_rate, course.frozen(step))
+                state.apply(gradients, buffer_deltas.div_(recipe.towers), learning_rate)
             with monitor.doing(Stage.REPORT):
                 log.updated(step, state)
             yield requested

@@ -1,7 +1,7 @@
 """Network: the model in the precision that towers compute in, and how a model is built and checked."""
 
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -59,9 +59,11 @@ class Network:
         if recipe.compile:
             configure_compiler(recipe.exact)
             self._forward = torch.compile(self.module, dynamic=False)  # one graph for each image size
-        self._frozen: tuple[str, ...] | None = None  # the names that are frozen now
-        self._frozen_norms: list[nn.Module] = []
-        self._trained = {name for name, p in self.parameters.items() if p.requires_grad}
+        factors = lr_factors(recipe, self.parameters)
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(parameter.requires_grad and factors.get(name) != 0)
+        norms = {name: m for name, m in self.module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+        self._still_norms = [norms[name] for name in untrained_layers(recipe, norms, self.parameters)]
         self.buffers = persistent_buffers(self.module)
 
     @torch.no_grad()
@@ -75,21 +77,10 @@ class Network:
         for name, buffer in self.buffers.items():
             buffer.copy_(buffers[name])
 
-    def freeze(self, names: Sequence[str]) -> None:
-        """Freeze the layers and parameters in `names`, and what the model marks as not trainable; train all others."""
-        if tuple(names) == self._frozen:
-            return
-        self._frozen = tuple(names)
-        frozen = layer_parameters(names, self.parameters)
-        for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name in self._trained and name not in frozen)
-        norms = {name: m for name, m in self.module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
-        self._frozen_norms = [norms[name] for name in frozen_layers(names, norms, self.parameters)]
-
     def train(self) -> None:
-        """Set all layers to training mode, except frozen norm layers: they keep and use their running averages."""
+        """Set all layers to training mode, except norm layers that are not trained: they use their running averages."""
         self.module.train()
-        for norm in self._frozen_norms:
+        for norm in self._still_norms:
             norm.eval()
 
     @contextmanager
@@ -115,7 +106,7 @@ class Network:
         return logits
 
     def gradients(self, loss: Tensor, found: Callable[[int, Tensor | None], None] | None = None) -> list[Tensor]:
-        """Return the gradient of `loss` for every parameter: zeros if it is frozen or has no part in the loss.
+        """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no part in the loss.
 
         `found` gets the number of a parameter and its gradient as soon as the backward pass has it.
         """
@@ -136,37 +127,37 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
-def layer_parameters(names: Collection[str], parameters: Collection[str], setting: str = "freeze") -> frozenset[str]:
-    """Return the names of all `parameters` that are, or lie in a layer that is, in `names`.
+def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
+    """Return the factor on the learning rate of each parameter that has one, by name.
 
-    Raises: LockstepError for a name that is neither a layer nor a parameter. The message says that `setting` has it.
+    Raises: LockstepError if `recipe.lr_factors` has a name that is neither a layer nor a parameter.
     """
-    chosen: set[str] = set()
-    for name in names:
-        inside = [parameter for parameter in parameters if _lies_in(parameter, name)]
-        if not inside:
+    for name in recipe.lr_factors:
+        if not any(_lies_in(parameter, name) for parameter in parameters):
             parts = [parameter.split(".") for parameter in parameters]
             known = {".".join(part[: end + 1]) for part in parts for end in range(len(part))}
             outer = {part[0] for part in parts}
-            raise LockstepError(unknown(f"layer or parameter in {setting}", name, known, shown=outer))
-        chosen.update(inside)
-    return frozenset(chosen)
+            raise LockstepError(unknown("layer or parameter in lr_factors", name, known, shown=outer))
+    factors = {parameter: _factor(recipe, parameter) for parameter in parameters}
+    return {parameter: factor for parameter, factor in factors.items() if factor is not None}
 
 
-def frozen_layers(names: Collection[str], layers: Iterable[str], parameters: Collection[str]) -> list[str]:
-    """Return those of `layers` that are in `names`, lie in a layer that is, or have no other parameters than such.
+def untrained_layers(recipe: Recipe, layers: Iterable[str], parameters: Iterable[str]) -> list[str]:
+    """Return those of `layers` that `recipe.lr_factors` leave as they are.
 
-    `parameters` are all names of the model's parameters.
+    All parameters of such a layer have a factor of 0, or it has none and lies in a layer with this factor. `parameters`
+    are all names of the model's parameters.
     """
-    if not names:
-        return []
-    trained = {name.rpartition(".")[0] for name in set(parameters) - layer_parameters(names, parameters)}
-    holders = {name.rpartition(".")[0] for name in parameters}
-    return [
-        layer
-        for layer in layers
-        if any(_lies_in(layer, name) for name in names) or (layer in holders and layer not in trained)
-    ]
+    own: dict[str, list[str]] = {}
+    for name in parameters:
+        own.setdefault(name.rpartition(".")[0], []).append(name)
+    return [layer for layer in layers if all(_factor(recipe, name) == 0 for name in own.get(layer, [layer]))]
+
+
+def _factor(recipe: Recipe, name: str) -> float | None:
+    """Return the factor of the longest name in `lr_factors` that `name` lies in, or None."""
+    names = [layer for layer in recipe.lr_factors if _lies_in(name, layer)]
+    return recipe.lr_factors[max(names, key=len)] if names else None
 
 
 def _lies_in(name: str, layer: str) -> bool:
@@ -177,14 +168,13 @@ def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module
     """Return the model before the first step, on the CPU: a function of the recipe's seed and the training images.
 
     `shape` is the [C, H, W] of its input.
-    Raises: LockstepError if the model does not take every image size in the recipe, or is frozen from the start.
+    Raises: LockstepError if the model does not take every image size in the recipe, or nothing of it is trained.
     """
     model = build_model(recipe, shape, len(train_set.classes))
     _check_sizes(recipe, model, shape)
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    still = [name for name, share in recipe.freeze.items() if share == 0]
-    if trained <= layer_parameters(still, dict(model.named_parameters())):
-        raise LockstepError(f"freeze leaves nothing to train from the start: {', '.join(still)}")
+    factors = lr_factors(recipe, dict(model.named_parameters()))
+    if not any(p.requires_grad and factors.get(name) != 0 for name, p in model.named_parameters()):
+        raise LockstepError("lr_factors are 0 for all parameters, so nothing is trained: give some another factor")
     if callable(whiten := getattr(model, "whiten", None)):
         with arithmetic(recipe.arithmetic):
             whiten(recipe.augmentation.test(_some_images(recipe, train_set)))

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.digest import short
-from lockstep.core.network import frozen_layers, layer_parameters
+from lockstep.core.network import lr_factors, untrained_layers
 from lockstep.core.vector import is_finite, named_views
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.kernels.portable import arithmetic
@@ -29,11 +29,9 @@ class State:
     is applied, and the average is moved, without a loop over tensors.
 
     Attributes:
-        step: number of updates so far. Skipped steps count too.
-        skipped_steps: number of steps so far without an update, because a value was not finite.
-        skipped_in_a_row: how many of them were the latest steps, without those that lowered the loss scale.
+        step: number of updates so far. The steps that float16 skips count too.
         parameters, buffers: the tensors, by name. The optimizer gets only the parameters that require a gradient in
-            the model, so no update moves the others.
+            the model and whose factor on the learning rate is not 0, so no update moves the others.
         frozen: the tensors before the head of a recipe with `head`, by name. No update changes them.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
         decay: the weight-decay coefficient of each parameter that has one, by name.
@@ -52,7 +50,7 @@ class State:
     ) -> None:
         """Make the state before the first step, from copies of `parameters` and `buffers`; `frozen` is not copied."""
         self._recipe, self.frozen = recipe, frozen
-        self.step = self.skipped_steps = self.skipped_in_a_row = 0
+        self.step = 0
         self.best: dict[str, Tensor] = {}
         self.update_lock = threading.Lock()
         initial = {name: p.detach() for name, p in parameters.items()}
@@ -64,11 +62,11 @@ class State:
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = named_views(self._average, self._shapes) if self._average is not None else None
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
-        layer_parameters(recipe.freeze, self.parameters)  # rejects a name that no layer or parameter has
-        self._unmoved_by: tuple[tuple[str, ...], Collection[str], Collection[str]] = ((), (), ())  # of the last step
         self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
         groups = by_weight_decay(self._trained, self.decay)
         factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
+        still = untrained_layers(recipe, {name.rpartition(".")[0] for name in self.buffers}, self.parameters)
+        self._unmoved = {name for name in self.buffers if name.rpartition(".")[0] in still}
         self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
 
     def fresh(self) -> "State":
@@ -85,69 +83,48 @@ class State:
         return self._scale.value if self._scale else 1.0
 
     @property
-    def may_lower_scale(self) -> bool:
-        """Return True if lowering the loss scale may fix a non-finite step."""
-        return self._scale is not None and self._scale.value > self._scale.least
-
-    @property
     def may_skip(self) -> bool:
-        """Return True if a non-finite step is skipped: to lower the loss scale, or because the recipe says so."""
-        skips = self._recipe.non_finite == "skip" and self.skipped_in_a_row < self._recipe.skip_limit
-        return skips or self.may_lower_scale
+        """Return True if a non-finite step is skipped, because a lower loss scale may fix the next one."""
+        return self._scale is not None and self._scale.value > self._scale.least
 
     def skip(self) -> None:
         """Count a step without applying its update, and lower the loss scale. Waits for `update_lock`."""
+        assert self._scale is not None
         with self.update_lock:
-            self.skipped_in_a_row += not self.may_lower_scale
-            self.skipped_steps += 1
-            if self._scale is not None:
-                self._scale.skipped()
+            self._scale.skipped()
             self.step += 1
 
     @torch.no_grad()
-    def apply(self, gradients: Tensor, buffer_deltas: Tensor, learning_rate: float, frozen: Sequence[str] = ()) -> None:
+    def apply(self, gradients: Tensor, buffer_deltas: Tensor, learning_rate: float) -> None:
         """Make one update, in place. Waits for `update_lock`.
 
         `gradients` is the mean gradient, float32 [parameters]; it is clipped if the recipe says so. `buffer_deltas` is
-        the mean change of the floating-point buffers, float32 [their elements]. `frozen` names layers and parameters
-        that do not move.
+        the mean change of the floating-point buffers, float32 [their elements].
         """
         with self.update_lock, arithmetic(self._recipe.arithmetic):
             if self._recipe.clip is not None:
                 gradients = clipped(gradients, self._recipe.clip)
-            unmoved, unmoved_buffers = self._unmoved(frozen)
             for name, gradient in self.by_name(gradients).items():
-                self.parameters[name].grad = None if name in unmoved else gradient
+                self.parameters[name].grad = gradient
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate * group.get("scale", 1.0)
             self.optimizer.step()
             self.step += 1
-            self.skipped_in_a_row = 0
-            self._update_buffers(buffer_deltas, unmoved_buffers)
+            self._update_buffers(buffer_deltas)
             if self._scale is not None:
                 self._scale.stepped()
             if self._average is not None and self._recipe.ema is not None:
                 self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
 
-    def _unmoved(self, frozen: Sequence[str]) -> tuple[Collection[str], Collection[str]]:
-        """Return the names of the parameters and of the buffers that do not move if `frozen` is frozen."""
-        key = tuple(frozen)
-        if self._unmoved_by[0] != key:
-            layers = {name.rpartition(".")[0] for name in self.buffers}
-            still = set(frozen_layers(key, layers, self.parameters))
-            buffers = {name for name in self.buffers if name.rpartition(".")[0] in still}
-            self._unmoved_by = key, layer_parameters(key, self.parameters), buffers
-        return self._unmoved_by[1:]
-
-    def _update_buffers(self, buffer_deltas: Tensor, unmoved: Collection[str]) -> None:
+    def _update_buffers(self, buffer_deltas: Tensor) -> None:
         start = 0
         for name, buffer in self.buffers.items():
             if buffer.is_floating_point():
                 change = buffer_deltas[start : start + buffer.numel()].view_as(buffer)
                 start += buffer.numel()
-                if name not in unmoved:
+                if name not in self._unmoved:
                     buffer.add_(change)
-            elif name.endswith("num_batches_tracked") and name not in unmoved:
+            elif name.endswith("num_batches_tracked") and name not in self._unmoved:
                 buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
@@ -193,8 +170,6 @@ class State:
     def named(self) -> dict[str, Tensor]:
         """Return all tensors of the state by name. Updates change them in place, except counts and the loss scale."""
         named = {"step": torch.tensor(self.step)}
-        if self._recipe.non_finite == "skip":  # Other recipes have the checkpoints of releases without the setting.
-            named["skipped"] = torch.tensor([self.skipped_steps, self.skipped_in_a_row])
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
         named |= self._weights_and_average() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
@@ -231,8 +206,6 @@ class State:
         best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
         self.best = {name: tensor.to(self._flat.device, copy=True) for name, tensor in best.items()}
         self.step = int(tensors["step"])
-        if "skipped" in tensors:
-            self.skipped_steps, self.skipped_in_a_row = tensors["skipped"].tolist()
         if self._scale is not None:
             self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
         with torch.no_grad():
@@ -291,18 +264,6 @@ def clipped(gradients: Tensor, norm: float) -> Tensor:
     scaled = gradients * scale
     factor = torch.minimum(norm / torch.linalg.vector_norm(scaled), 1.0 / scale)
     return scaled * factor
-
-
-def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
-    """Return the factor on the learning rate of each parameter that has one, by name.
-
-    Raises: LockstepError if `recipe.lr_factors` has a name that is neither a layer nor a parameter.
-    """
-    factors: dict[str, float] = {}
-    for name in sorted(recipe.lr_factors, key=len):  # a longer name replaces what a shorter one set
-        inside = layer_parameters([name], parameters, "lr_factors")
-        factors |= dict.fromkeys(inside, recipe.lr_factors[name])
-    return factors
 
 
 class StatesDifferError(LockstepError):

@@ -16,7 +16,6 @@ from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.hardware import GpuUtilisation, memory_bytes
 from lockstep.kernels.portable import arithmetic
-from lockstep.words import plural
 
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
 
@@ -63,7 +62,6 @@ class Tower:
         first = self._loaded_step != step
         if first:  # Later towers of the step use the same weights.
             network.load_parameters(state.parameters)
-            network.freeze(self._course.frozen(step))
             self._loaded_step = step
         network.load_buffers(state.buffers)  # The tower before this one changed them.
         network.train()
@@ -116,20 +114,16 @@ def summed_loss(logits: Tensor, shard: Shard, smoothing: float) -> Tensor:
 
 
 def named_towers(towers: Sequence[int]) -> str:
-    """Return the towers that are not finite in words; without any, the sum of all of them is not."""
-    if not towers:
-        return "the sum of all towers"
+    """Return the towers that are not finite in words."""
     return f"tower {towers[0]}" if len(towers) == 1 else f"towers {', '.join(map(str, towers))}"
 
 
 class NonFiniteError(LockstepError):
     """A tower's loss or gradient is infinite or not a number. No process applied the update."""
 
-    def __init__(self, towers: Sequence[int], step: int, skipped: int = 0) -> None:
-        """`skipped` is the number of steps in a row that were skipped before."""
-        limit = f", after {plural(skipped, 'skipped step')} in a row (skip_limit)" if skipped else ""
+    def __init__(self, towers: Sequence[int], step: int) -> None:
         where = f"the loss or a gradient of {named_towers(towers)} is not finite at step {step}"
-        super().__init__(f"{where}{limit}. {_CAUSES}", CRASH)
+        super().__init__(f"{where}. {_CAUSES}", CRASH)
 
 
 class OverflowedError(NonFiniteError):

@@ -74,15 +74,11 @@ class Metrics:
         rows = digests.view(-1, digest.VALUES)
         return Metrics(loss[0], last[0], correct[0], requests, non_finite, memory, cpu, gpu, rows)
 
-    def read(self, *others: Tensor) -> tuple[ControlFlags, list[int], list[bool]]:
-        """Return what any process requests, the towers whose vector is not finite, and `others`, bool [] each.
-
-        Waits for the device once.
-        """
-        read = torch.cat([self.requests, self.non_finite, *(other.float()[None] for other in others)]).tolist()
-        requests, flags = read[:_CONTROL_FLAGS], read[_CONTROL_FLAGS:]
-        towers = [tower for tower, flag in enumerate(flags[: len(self.non_finite)]) if flag]
-        return ControlFlags.of(requests), towers, [bool(flag) for flag in flags[len(self.non_finite) :]]
+    def read(self) -> tuple[ControlFlags, list[int]]:
+        """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""
+        read = torch.cat([self.requests, self.non_finite]).tolist()
+        towers = [tower for tower, flag in enumerate(read[_CONTROL_FLAGS:]) if flag]
+        return ControlFlags.of(read[:_CONTROL_FLAGS]), towers
 
 
 class Part(NamedTuple):

@@ -1,4 +1,6 @@
-"""Augmentations: from images to the network's input. One settings class each; `transforms.py` has the computation.
+"""Augmentations and the policy: from images to the network's input. One settings class each.
+
+`transforms.py` and `operations.py` have the computation.
 
 Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channels last in memory. An augmented image
 depends only on (seed, epoch, example), not on the rest of its batch.
@@ -118,16 +120,14 @@ class Distort(_Augmentation):
 class FlipTranslate(_Augmentation):
     """Flips that alternate between epochs, and translations by up to `pixels` in each direction.
 
-    A moved image is continued by its reflection at the edge. `cutout_px` is the side of a square at a random position
-    that is set to the mean colour (DeVries and Taylor, 2017); 0 means no cutout. In training and testing, each channel
-    is normalised by `mean` and `std`: of pixels / 255, over the training images.
+    A moved image is continued by its reflection at the edge. In training and testing, each channel is normalised by
+    `mean` and `std`: of pixels / 255, over the training images.
     Source: Jordan 2024 (arXiv:2404.00498).
     """
 
     kind: Literal["flip-translate"] = "flip-translate"
     pixels: int = Field(2, ge=0)
     flip: bool = True
-    cutout_px: int = Field(0, ge=0)
     mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
 
@@ -138,26 +138,23 @@ class FlipTranslate(_Augmentation):
 
     @property
     def views(self) -> int | None:
-        """Return 1 or 2, by `flip`, if images are neither moved nor cut out."""
-        return None if self.pixels or self.cutout_px else 1 + self.flip
+        """Return 1 or 2, by `flip`, if images are not moved."""
+        return None if self.pixels else 1 + self.flip
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
         _require_channels(self.mean, channels)
         if self.pixels >= min(height, width):
             raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
-        if self.cutout_px > min(height, width):
-            raise ValueError(f"augmentation.cutout_px {self.cutout_px} is larger than the images, {height}x{width}")
         return channels, height, width
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
-        """Return the images, flipped in every other epoch, moved, normalised, and cut out if `cutout_px` is set."""
+        """Return the images, flipped in every other epoch, moved and normalised."""
         from lockstep.data import transforms
 
         flips = transforms.alternating_flip(keys) & self.flip
         moved = transforms.translate(images, keys, self.pixels, flips)
-        values = transforms.normalise(moved, self.mean, self.std)
-        return transforms.cutout(values, keys, self.cutout_px) if self.cutout_px else values
+        return transforms.normalise(moved, self.mean, self.std)
 
     def test(self, images: "Tensor") -> "Tensor":
         """Return the images, normalised."""
@@ -207,6 +204,30 @@ class Crop(_Augmentation):
         from lockstep.data import transforms
 
         return transforms.normalise(images, self.mean, self.std)
+
+
+class TrivialAugment(Settings):
+    """One of 14 operations, at random and of random strength, for each image.
+
+    Source: Mueller and Hutter, 2021 (arXiv:2103.10158), with the wide strengths of torchvision's TrivialAugmentWide.
+    """
+
+    kind: Literal["trivial-augment"] = "trivial-augment"
+
+    def check(self, channels: int) -> None:
+        """Raise a ValueError unless the operations work on images with `channels` channels."""
+        if channels not in (1, 3):
+            raise ValueError(f"policy is for images of 1 or 3 channels, these have {channels}: set policy=none")
+
+    def apply(self, images: "Tensor", keys: "Keys") -> "Tensor":
+        """Return the images, uint8 [b, H, W, C], each after its operation."""
+        from lockstep.data import operations
+
+        return operations.apply_random(images, keys)
+
+    def describe(self) -> str:
+        """Return the policy in words, for the start-up block."""
+        return "one random operation for each image"
 
 
 class Features(_Augmentation):

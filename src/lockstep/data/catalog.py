@@ -72,7 +72,6 @@ _FASHION = (
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX_FILES = tuple((f"{name}.gz", name) for name in _IDX)
 _CIFAR10_FILES = (*((f"data_batch_{i}.bin",) for i in range(1, 6)), ("test_batch.bin",))
-_CIFAR100_FILES = (("train.bin",), ("test.bin",), ("fine_label_names.txt",))
 
 
 def _idx_archives(bases: tuple[str, ...], *sizes_and_sha256: tuple[int, str]) -> tuple[Archive, ...]:
@@ -83,10 +82,6 @@ def _idx_archives(bases: tuple[str, ...], *sizes_and_sha256: tuple[int, str]) ->
 _CIFAR10 = Archive(
     "cifar-10-binary.tar.gz", (_TORONTO, _SWIFT), 170_052_171,
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-)  # fmt: skip
-_CIFAR100 = Archive(
-    "cifar-100-binary.tar.gz", (_TORONTO,), 168_513_733,
-    "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
 )  # fmt: skip
 _MNIST_ARCHIVES = _idx_archives(
     _MNIST,
@@ -105,7 +100,6 @@ _FASHION_ARCHIVES = _idx_archives(
 _ALL = (
     Source("digits", 1_797, 8),
     Source("cifar10", 60_000, 32, _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
-    Source("cifar100", 60_000, 32, _CIFAR100_FILES, ("cifar-100-binary",), (_CIFAR100,)),
     Source("mnist", 70_000, 28, _IDX_FILES, ("mnist", "MNIST/raw"), _MNIST_ARCHIVES),
     Source(
         "fashion-mnist", 70_000, 28, _IDX_FILES, ("fashion-mnist", "FashionMNIST/raw"), _FASHION_ARCHIVES,

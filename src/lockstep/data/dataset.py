@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from lockstep.data.device import to_device
 from lockstep.data.images import Images
 from lockstep.data.mixing import mix, partners
 from lockstep.data.plan import Plan
-from lockstep.data.transforms import erase, resize
+from lockstep.data.transforms import resize
 from lockstep.kernels.portable import arithmetic
 
 
@@ -137,29 +136,14 @@ class Dataset:
         images = pipeline.augmentation.train(images, keys)
         if plan.size_px:
             images = resize(images, plan.size_px)
-        if pipeline.erasing:
-            images = erase(images, keys, pipeline.erasing)
         labels = self.labels[rows]
-        weights = self.balanced_weights[labels] if pipeline.balanced else None
         if not any(pipeline.mixing):
-            return Shard(tower, images, labels, weights)
+            return Shard(tower, images, labels)
         images, shares = mix(images, keys, pipeline.mixing)
-        weights = torch.ones_like(shares) if weights is None else weights
-        own, other = (labels, weights * shares), (partners(labels), partners(weights) * (1.0 - shares))
+        own, other = (labels, shares), (partners(labels), 1.0 - shares)
         smaller = shares < 0.5
         pairs = (own, other), (other, own)
         (labels, weights), (other_labels, other_weights) = (
             (torch.where(smaller, b[0], a[0]), torch.where(smaller, b[1], a[1]).float()) for a, b in pairs
         )
         return Shard(tower, images, labels, weights, other_labels, other_weights)
-
-    @cached_property
-    def balanced_weights(self) -> Tensor:
-        """Return the factor of each class's loss that gives all classes the same part of it: float32 [classes].
-
-        It is examples / (classes with examples * examples of the class), so its mean over the examples is 1. A class
-        without examples has 0.
-        """
-        counts = torch.bincount(self.labels.cpu(), minlength=len(self.classes)).double()
-        even = len(self) / (torch.count_nonzero(counts) * counts)
-        return torch.where(counts > 0, even, 0.0).float().to(self.labels.device)

@@ -1,4 +1,4 @@
-"""Image operations of augmentation policies, on uint8 images [b, H, W, C] with 1 or 3 channels, on any device.
+"""Image operations of the policy TrivialAugment, on uint8 images [b, H, W, C] with 1 or 3 channels, on any device.
 
 Each operation has the pixels of Pillow's (ImageOps, ImageEnhance, Image.transform with nearest pixels). All of them are
 exact in integers, or in products and sums of single pixels. So the result of an image does not depend on its batch.
@@ -114,7 +114,7 @@ def identity(images: Tensor, values: Values) -> Tensor:
     return images
 
 
-# The operations of both policies: those of torchvision's TrivialAugmentWide and RandAugment.
+# Those of torchvision's TrivialAugmentWide.
 OPERATIONS: tuple[Operation, ...] = (
     identity, shear_x, shear_y, translate_x, translate_y, rotate, brightness, colour, contrast, sharpness, posterize,
     solarize, autocontrast, equalize,
@@ -125,33 +125,25 @@ SIGNED = np.array([one not in _WITHOUT_SIGN for one in OPERATIONS])
 
 
 @cache
-def strengths(wide: bool, height: int, width: int) -> Values:
-    """Return the values of each operation at each level, float64 [operations, LEVELS].
-
-    `wide` chooses the wide space of TrivialAugment in place of RandAugment's.
-    """
-    if wide:
-        shear, degrees, factor, bits = 0.99, 135.0, 0.99, 6
-        moves = [float(min(32, side)) for side in (width, height)]
-    else:
-        shear, degrees, factor, bits = 0.3, 30.0, 0.9, 4
-        moves = [150.0 / 331.0 * side for side in (width, height)]
+def strengths(height: int, width: int) -> Values:
+    """Return the values of each operation at each level, float64 [operations, LEVELS]."""
     share = [level / (LEVELS - 1) for level in range(LEVELS)]
     largest = {
-        shear_x: shear, shear_y: shear, translate_x: moves[0], translate_y: moves[1], rotate: degrees,
-        brightness: factor, colour: factor, contrast: factor, sharpness: factor,
+        shear_x: 0.99, shear_y: 0.99, translate_x: float(min(32, width)), translate_y: float(min(32, height)),
+        rotate: 135.0, brightness: 0.99, colour: 0.99, contrast: 0.99, sharpness: 0.99,
     }  # fmt: skip
     rows: dict[Operation, list[float]] = {one: [value * part for part in share] for one, value in largest.items()}
-    rows[posterize] = [float(8 - round(bits * part)) for part in share]
+    rows[posterize] = [float(8 - round(6 * part)) for part in share]
     rows[solarize] = [float(int(256 - 256 * part)) for part in share]
     return np.array([rows.get(one, [0.0] * LEVELS) for one in OPERATIONS])
 
 
-def apply_random(images: Tensor, keys: Keys, stream: str, level: NDArray[np.int64], *, wide: bool) -> Tensor:
-    """Return the images, each after a random operation of strength `level` [b], in a random direction."""
-    chosen = rng.below(keys.words(f"{stream}_operation"), len(OPERATIONS))
-    values = strengths(wide, *images.shape[1:3])[chosen, level]
-    negative = (rng.below(keys.words(f"{stream}_sign"), 2) == 1) & SIGNED[chosen]
+def apply_random(images: Tensor, keys: Keys) -> Tensor:
+    """Return the images, each after a random operation of random strength, in a random direction."""
+    level = rng.below(keys.words("policy_level"), LEVELS)
+    chosen = rng.below(keys.words("policy_operation"), len(OPERATIONS))
+    values = strengths(*images.shape[1:3])[chosen, level]
+    negative = (rng.below(keys.words("policy_sign"), 2) == 1) & SIGNED[chosen]
     return apply(images, chosen, np.where(negative, -values, values))
 
 

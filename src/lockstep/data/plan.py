@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 class Pipeline(NamedTuple):
     """What happens to the examples of a batch before the network sees them; see the settings of `Recipe`.
 
-    `balanced` stands for `class_weights` "balanced", and `mixing` for `mixup` and `cutmix`.
+    `mixing` stands for `mixup` and `cutmix`.
     """
 
     augmentation: "Augmentation | Features"
     policy: "Policy | None" = None
-    erasing: float = 0.0
     mixing: Mixing = Mixing()
-    balanced: bool = False
     arithmetic: str = "native"
 
 

@@ -130,41 +130,6 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
 
-def cutout(images: Tensor, keys: Keys, size_px: int) -> Tensor:
-    """Set a square of side `size_px`, at a uniform offset inside each image, to 0; float32 [b, C, H, W], in place."""
-    height, width = images.shape[2:]
-    top, left = (
-        rng.below(keys.words(stream), extent - size_px + 1)
-        for stream, extent in (("cutout_y", height), ("cutout_x", width))
-    )
-    boxes = inside_boxes((top, top + size_px), (left, left + size_px), height, width, images.device)
-    return images.masked_fill_(boxes, 0.0)
-
-
-def erase(images: Tensor, keys: Keys, probability: float) -> Tensor:
-    """Set a random box of each image to 0, with `probability`; float32 [b, C, H, W], in place.
-
-    The box has a share of the area uniform in [0.02, 0.33), and a ratio of its sides uniform in [0.3, 1): tall or wide
-    with probability 1/2 each. Its sides are rounded to pixels and at most the image's. Its position is uniform.
-    Source: Zhong et al., 2020 (arXiv:1708.04896).
-    """
-    height, width = images.shape[2:]
-    area = rng.uniform(keys.words("erase_area"), 0.02, 0.33)
-    ratio = rng.uniform(keys.words("erase_ratio"), 0.3, 1.0)
-    ratio = np.where(rng.below(keys.words("erase_tall"), 2) == 1, ratio, 1.0 / ratio)  # width / height, of the image's
-    chosen = rng.uniform(keys.words("erase")) < probability
-    down, across = (
-        np.clip(np.rint(extent * np.sqrt(share)), 1, extent).astype(np.int64) * chosen
-        for extent, share in ((height, area / ratio), (width, area * ratio))
-    )
-    top, left = (
-        _offset(keys.words(stream), extent - length)
-        for stream, extent, length in (("erase_y", height, down), ("erase_x", width, across))
-    )
-    boxes = inside_boxes((top, top + down), (left, left + across), height, width, images.device)
-    return images.masked_fill_(boxes, 0.0)
-
-
 def inside_boxes(rows: Range, columns: Range, height: int, width: int, device: torch.device) -> Tensor:
     """Return which pixels lie in each image's own `rows` and `columns`: bool [b, 1, H, W]."""
     down, across = (
@@ -217,11 +182,6 @@ def standardise(values: Tensor) -> Tensor:
     centred = flat - flat.mean(dim=1, keepdim=True)
     norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)  # deviation * sqrt(count), so its minimum is 1
     return centred.mul_(math.sqrt(count) / norm.clamp_min_(1.0)).view_as(values).permute(0, 3, 1, 2)
-
-
-def _offset(words: rng.Words, most: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return words as integers in [0, most], for each image's own `most`."""
-    return (words % (most + 1).astype(np.uint64)).astype(np.int64)
 
 
 def _mirrored(columns: NDArray[Any], flips: NDArray[np.bool_]) -> NDArray[Any]:

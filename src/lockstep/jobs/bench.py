@@ -56,16 +56,15 @@ class StepTimes(Listener):
 
 def bench(spec: BenchSpec, ctx: Context) -> dict[str, Any]:
     """Time `spec.steps` steps after `spec.warmup` others, in every process. Return the record, equal in every one."""
-    # All steps are of one kind: images of full size, and the same layers frozen. Nothing is evaluated.
-    freeze = {name: share for name, share in spec.recipe.freeze.items() if share == 0}
+    # All steps are of one kind, with images of full size. Nothing is evaluated.
     recipe = spec.recipe.replace(
-        steps=spec.warmup + spec.steps, epochs=None, progressive=None, freeze=freeze, held_out=0, patience=None
+        steps=spec.warmup + spec.steps, epochs=None, progressive=None, held_out=0, patience=None
     )
     session = Session(recipe, spec.placement, ctx)
     train_set = session.split("train")
     course = recipe.bind(len(train_set))
     times = StepTimes(session.device, spec.warmup)
-    log = Log(course, spec.placement, [times], ctx.monitor, ctx.group.processes, session.device)
+    log = Log(course, [times], ctx.monitor, ctx.group.processes, session.device)
     log.start([])
     for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
         pass

@@ -112,7 +112,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
             inside = fold_of == fold
             train_set = images.select(np.flatnonzero(~inside & trusted)).to(device)
             course, state = recipe.bind(len(train_set)), session.state.fresh()
-            log = Log(course, placement, (), ctx.monitor, device=device)
+            log = Log(course, (), ctx.monitor, device=device)
             for _ in train(course, train_set, Tower(course, session.network), reduction, state, log):
                 if advance and (done := state.step * 100 // course.steps - (state.step - 1) * 100 // course.steps):
                     advance(done)

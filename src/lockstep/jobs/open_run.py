@@ -12,7 +12,6 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
-from lockstep.jobs.profile import Profile
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line
@@ -71,7 +70,6 @@ class OpenRun:
             self.saver = Saver(
                 self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.run.require_lock
             )
-            self._profile = Profile(self.run.profile, placement.profile, session.device) if placement.profile else None
             self.listeners = self._make_listeners(ctx)
         except BaseException:
             self.run.unlock()
@@ -177,23 +175,11 @@ class OpenRun:
         self.run.write("environment.json", [*self._earlier, session])
         log.start(lines)
 
-    def before_step(self, step: int) -> None:
-        """Start the profile if `step` is the first one of it."""
-        if self._profile:
-            self._profile.before(step)
-
-    def after_step(self, step: int) -> None:
-        """Record that `step` updates are done. Report a failed save; training continues."""
-        if self._profile:
-            self._profile.after(step)
+    def stepped(self) -> None:
+        """Learn that an update is done. Report a failed save; training continues."""
         self.saver.stepped()
         if (problem := self._save_problem()) is not None:
             logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
-
-    def end_steps(self) -> None:
-        """Write a profile that the end of the run cuts short."""
-        if self._profile:
-            self._profile.stop()
 
     def save(self, due: Due) -> None:
         """Start to save a checkpoint, after the previous one is written. Training continues meanwhile."""

@@ -47,7 +47,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
     part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.marked()).items()}
     decay = {name: coefficient for name, coefficient in state.decay.items() if name in part}
-    small = State(recipe.replace(weight_decay=decay, freeze={}, lr_factors={}), part, state.buffers, gradients.device)
+    small = State(recipe.replace(weight_decay=decay, lr_factors={}), part, state.buffers, gradients.device)
     flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
     small.apply(flat, buffer_deltas, course.learning_rate(0))
     return digest([torch.frombuffer(bytearray(digests[0]), dtype=torch.uint8), *small.named().values()]).hex()

@@ -82,13 +82,11 @@ def _parameters(session: Session) -> str:
 
 
 def _augmentation_extras(recipe: Recipe) -> list[str]:
-    """Return what happens to training images and their loss beside `augmentation`, in words."""
+    """Return what happens to training images beside `augmentation`, in words."""
     return [
         *([recipe.policy.describe()] if recipe.policy else []),
-        *([f"random erasing with probability {recipe.erasing:g}"] if recipe.erasing else []),
         *([f"MixUp, alpha {recipe.mixup:g}"] if recipe.mixup else []),
         *([f"CutMix, alpha {recipe.cutmix:g}"] if recipe.cutmix else []),
-        *(["loss weighted so that all classes count alike"] if recipe.class_weights == "balanced" else []),
     ]
 
 

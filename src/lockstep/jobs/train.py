@@ -22,7 +22,6 @@ from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.open_run import OpenRun, opened
-from lockstep.jobs.profile import check_profile
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
@@ -54,7 +53,6 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         session = Session(recipe, placement, ctx)
         state, train_set = session.state, session.split("train")
         course = recipe.bind(len(train_set))
-        check_profile(placement, 0, course.steps)
         # The probe comes before the run's folder, so that an unusable model leaves nothing behind.
         probe = session.probe(train_set)
         if recipe.head is None and emulated(recipe.precision, session.device):
@@ -68,9 +66,8 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
             session.restore(run.checkpoint if run else None)
             manifest = run.checkpoint.manifest if run and run.checkpoint else {}
             due.load(json.loads(group.broadcast(json.dumps(manifest).encode())))
-            check_profile(placement, state.step, course.steps)
             test_set = session.split(recipe.evaluated_split)
-            log = Log(course, placement, run.listeners if run else (), monitor, group.processes, session.device)
+            log = Log(course, run.listeners if run else (), monitor, group.processes, session.device)
             tower = Tower(course, session.network)
             placed = placement_lines(session, tower.layout.length) if placement.log_placement else []
             if run:
@@ -110,13 +107,11 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                 poll_flags=lambda: ControlFlags(ctx.stop(), run is not None and run.saver.due()),
             )  # fmt: skip
             with _saving_the_last_good_state(session, due, run, ctx), closing(updates):
-                if run:
-                    run.before_step(state.step)
                 for requested in () if due.ended else updates:
                     with monitor.doing(Stage.SAVE):
                         todo = due.after(state.step, requested)
                         if run:
-                            run.after_step(state.step)
+                            run.stepped()
                         if todo.save:
                             session.require_sound_state()
                             if run:
@@ -124,12 +119,10 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                         results = evaluate()
                     if todo.stop or due.ended:
                         break
-                    if run:
-                        run.before_step(state.step)
                 if requested.stop is not None:
                     session.require_sound_state()
 
-            trained, skipped = state.step, state.skipped_steps  # An earlier step may have the best weights.
+            trained = state.step  # An earlier step may have the best weights.
             with monitor.doing(Stage.SAVE):
                 if requested.stop is not None:
                     if run:
@@ -151,7 +144,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                     return None
                 with arithmetic(recipe.arithmetic):
                     unlike = {} if recipe.head is None else facts_of_unlike(train_set)
-                return _complete(spec, session, due, run, log, results, memory, unlike, trained, skipped)
+                return _complete(spec, session, due, run, log, results, memory, unlike, trained)
 
 
 @contextmanager
@@ -165,9 +158,6 @@ def _saving_the_last_good_state(session: Session, due: Due, run: OpenRun | None,
             # All processes wait here until process 0 has saved, so that none reports a save that fails.
             saved = ctx.group.broadcast(_save_last_good(session, due, run).encode() if run else None).decode()
         raise LockstepError(f"{error}. {saved}", error.code) from None
-    finally:
-        if run:
-            run.end_steps()
 
 
 def _save_last_good(session: Session, due: Due, run: OpenRun) -> str:
@@ -189,13 +179,12 @@ def _complete(
     memory: list[int],
     unlike: Mapping[str, Tensor],
     trained: int,
-    skipped: int,
 ) -> dict[str, Any]:
     """Write the model and the result, print the end block, and return the result.
 
     `evaluations` come by kind of weights, the classifier's first; `memory` is each process's peak in bytes. `unlike`
-    has the facts that tell unlike images, or nothing. `trained` and `skipped` are the numbers of updates and of skipped
-    steps. With `patience` the state has the best weights, which may be earlier ones.
+    has the facts that tell unlike images, or nothing. `trained` is the number of updates. With `patience` the state has
+    the best weights, which may be earlier ones.
     """
     recipe, folder = session.recipe, run.run
     folder.require_lock()
@@ -212,7 +201,6 @@ def _complete(
         "steps": trained,
         "examples": trained * recipe.batch,
         **({} if recipe.patience is None else ending),
-        **({"skipped_steps": skipped} if recipe.non_finite == "skip" else {}),
         "accuracy": {
             weights: evaluations[weights].accuracy if weights in evaluations else None for weights in ("ema", "raw")
         },
@@ -243,7 +231,6 @@ def _complete(
     log.end(
         [
             *_stopped_early(recipe, due, trained, log.course.steps),
-            *([("skipped", f"{skipped} of {trained} steps")] if recipe.non_finite == "skip" else []),
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
             ("weights", str(folder.model)),
             ("speed", f"{log.images_per_s:,.0f} images/s; {seconds}"),

@@ -43,7 +43,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
             comparison.compare(state)
         # A display that redraws its line; other streams get notes and the result alone.
         listeners = [_Losses(comparison), *_live(ctx)] if comparison else []
-        log = Log(course, spec.placement, listeners, ctx.monitor, ctx.group.processes, session.device)
+        log = Log(course, listeners, ctx.monitor, ctx.group.processes, session.device)
         log.start([("replays", f"{spec.path}, steps {state.step} to {points[-1]}")])
         tower = Tower(course, session.network)
         every = spec.placement.digest_every

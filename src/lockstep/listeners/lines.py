@@ -19,7 +19,7 @@ def block(lines: Sequence[tuple[str, str]]) -> list[str]:
 def step_line(event: StepEvent) -> str:
     """Return a step in the shape of TensorFlow's CIFAR-10 tutorial, with the accuracy on its batch."""
     return (
-        f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.logged_loss:.2f} "
+        f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
         f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch), "
         f"accuracy = {100 * event.accuracy:.1f} %"
     )
@@ -32,7 +32,7 @@ def live_line(event: StepEvent, width: int, ascii_only: bool = False) -> str:
     parts = [
         (1, step),
         (8, f"epoch {event.epoch:.1f}"),
-        (3, f"loss {event.logged_loss:.3f}"),
+        (3, f"loss {event.loss:.3f}"),
         (4, f"acc {event.accuracy:.1%}"),
         (9, f"lr {event.learning_rate:.2g}"),
         (5, f"{event.images_per_s:,.0f} img/s"),

@@ -138,6 +138,7 @@ class TensorBoard(Listener):
         scalars = {
             "loss/total": event.loss,
             "loss/total_average": event.loss_average,
+            "loss/last_tower": event.last_tower_loss,
             "loss/cross_entropy": event.cross_entropy,
             "loss/cross_entropy_average": event.cross_entropy_average,
             **{f"loss/decay/{name}": term for name, term in event.decay.items()},
@@ -152,7 +153,6 @@ class TensorBoard(Listener):
             **{f"processes/gpu_utilisation/{i}": used for i, used in enumerate(event.gpu_utilisation or [])},
             "loss/scale": event.loss_scale,
             "gradient_norm": event.gradient_norm,
-            "skipped_steps": event.skipped_steps,
         }
         summaries = [scalar(tag, value) for tag, value in scalars.items() if value is not None]
         for name, gradient in tensors.gradients.items():

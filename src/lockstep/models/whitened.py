@@ -23,15 +23,12 @@ class Whitened(Whitening):
 
     min_px = 16  # the side of the smallest images that the network takes
 
-    def __init__(
-        self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], depths: Sequence[int], activation: str
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], activation: str) -> None:
         super().__init__(shape[0], _PATCH_PX)
         kind = ACTIVATIONS[activation]
         self.activation = kind()
         inputs = [len(self.whitening), *widths]
-        sizes = zip(inputs, widths, depths, strict=False)
-        self.groups = nn.ModuleList(_Group(before, width, depth, kind) for before, width, depth in sizes)
+        self.groups = nn.ModuleList(_Group(before, width, kind) for before, width in zip(inputs, widths, strict=False))
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         with torch.no_grad():
             self.logits.weight.div_(self.logits.weight.std())
@@ -45,24 +42,19 @@ class Whitened(Whitening):
 
 
 class _Group(nn.Module):
-    """A convolution with a 2x2 pool, and one or two more convolutions; norm and activation after each.
+    """A convolution with a 2x2 pool, and one more convolution; norm and activation after each."""
 
-    In a group of three convolutions, the input of the second one is added to the output of the third.
-    """
-
-    def __init__(self, inputs: int, width: int, depth: int, activation: type[nn.Module]) -> None:
+    def __init__(self, inputs: int, width: int, activation: type[nn.Module]) -> None:
         super().__init__()
-        others = (_Convolution(width, width) for _ in range(depth - 1))
-        self.convolutions = nn.ModuleList([_Convolution(inputs, width, pool=True), *others])
-        self.norms = nn.ModuleList(unscaled_norm(width) for _ in range(depth))
-        self.activations = nn.ModuleList(activation() for _ in range(depth))
+        self.convolutions = nn.ModuleList([_Convolution(inputs, width, pool=True), _Convolution(width, width)])
+        self.norms = nn.ModuleList(unscaled_norm(width) for _ in range(2))
+        self.activations = nn.ModuleList(activation() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [b, width, H // 2, W // 2] from x [b, inputs, H, W]."""
-        first = x = self.activations[0](self.norms[0](self.convolutions[0](x)))
-        for i in range(1, len(self.convolutions)):
+        for i in range(2):
             x = self.activations[i](self.norms[i](self.convolutions[i](x)))
-        return x + first if len(self.convolutions) == 3 else x
+        return x
 
 
 class _Convolution(nn.Conv2d):
@@ -87,19 +79,15 @@ def build(
     shape: tuple[int, int, int],
     classes: int,
     widths: Sequence[int] = (64, 256, 256),
-    depths: Sequence[int] = (2, 2, 2),
     activation: str = "gelu",
 ) -> nn.Module:
     """Return the network for images [C, H, W] of at least 16 pixels a side.
 
-    widths, depths: the number of channels in each of the three groups, and of convolutions, 2 or 3. activation: gelu or
-    silu.
+    widths: the number of channels in each of the three groups. activation: gelu or silu.
     """
     at_least(shape, Whitened.min_px, "whitened")
     if len(widths) != 3 or not all(isinstance(w, int) and 1 <= w <= MAX_WIDTH for w in widths):
         raise LockstepError(f"model_options.widths: got {widths!r}: give three whole numbers from 1 to {MAX_WIDTH}")
-    if len(depths) != 3 or any(depth not in (2, 3) for depth in depths):
-        raise LockstepError(f"model_options.depths: got {depths!r}: give three numbers, each 2 or 3")
     if activation not in ACTIVATIONS:
         raise LockstepError(f"model_options.activation: got {activation!r}: give {' or '.join(ACTIVATIONS)}")
-    return Whitened(shape, classes, widths, depths, activation)
+    return Whitened(shape, classes, widths, activation)

@@ -185,14 +185,14 @@ def by_weight_decay(parameters: "Mapping[str, Tensor]", decay: Mapping[str, floa
 def by_lr_factor(groups: list[ParameterGroup], factors: "Mapping[Tensor, float]") -> list[ParameterGroup]:
     """Return `groups`, each divided by the factor on the learning rate of its parameters: the new groups' `scale`.
 
-    A parameter that is not in `factors` has factor 1.
+    A parameter that is not in `factors` has factor 1. One with factor 0 is in no group, so nothing moves it.
     """
     if not factors:
         return groups
     return [
         {**group, "params": [p for p in group["params"] if factors.get(p, 1.0) == factor], "scale": factor}
         for group in groups
-        for factor in sorted({factors.get(p, 1.0) for p in group["params"]})
+        for factor in sorted({factors.get(p, 1.0) for p in group["params"]} - {0.0})
     ]
 
 

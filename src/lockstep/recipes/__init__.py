@@ -2,7 +2,7 @@
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
-from lockstep.recipes.cifar import cifar10, cifar10_96, cifar10_record, cifar10_tutorial, cifar100
+from lockstep.recipes.cifar import cifar10, cifar10_tutorial
 from lockstep.recipes.digits import digits
 from lockstep.recipes.folder import folder
 from lockstep.recipes.mnist import mnist
@@ -11,10 +11,7 @@ from lockstep.recipes.photos import photos, photos_tuned
 RECIPES = {
     "digits": digits,
     "cifar10": cifar10,
-    "cifar10-96": cifar10_96,
-    "cifar10-record": cifar10_record,
     "cifar10-tutorial": cifar10_tutorial,
-    "cifar100": cifar100,
     "mnist": mnist,
     "folder": folder,
     "photos": photos,

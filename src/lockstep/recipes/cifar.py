@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100."""
+"""CIFAR-10."""
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Progressive, Staircase, Triangle
@@ -27,48 +27,9 @@ def cifar10() -> Recipe:
         optimizer=Muon(momentum=0.6, other_momentum=0.85, vector_scale=265.0, matrix_scale=3350.0),
         lr=0.2,
         schedule=Triangle(start=1.0, warmup=0.0),
-        weight_decay=_decay_beside_filters((2, 2, 2)),
+        weight_decay=_decay_beside_filters(),
         precision="auto",
         eval_batch=250,
-    )
-
-
-def cifar10_record() -> Recipe:
-    """`cifar10` for the shortest time on one GPU: airbench94's settings, one tower, compiled, full-sized images.
-
-    It differs from airbench94 in two points. The bias after whitening keeps its initial values, and only the least
-    sure quarter of the test images is also evaluated shifted.
-
-    Measured: not yet: no GPU was available. `python -m benchmarks.record cifar10-record --runs 50`
-    """
-    return cifar10().replace(
-        name="cifar10-record",
-        precision="bfloat16",
-        model_options={"widths": [64, 256, 256]},
-        progressive=None,
-        towers=1,
-        batch=2000,
-        optimizer=Muon(momentum=0.6, other_momentum=0.85, vector_scale=442.0, matrix_scale=5583.0),
-        lr=0.24,
-        epochs=8.0,
-        compile=True,
-        eval_batch=2000,
-    )
-
-
-def cifar10_96() -> Recipe:
-    """The network of `cifar10` five times as large, trained for 35 epochs with cutout. For a GPU.
-
-    Measured: not yet: no GPU was available (two cores would take a day). The design is airbench96's (Jordan 2024).
-    """
-    return cifar10().replace(
-        name="cifar10-96",
-        precision="bfloat16",
-        model_options={"widths": [128, 384, 512], "depths": [3, 3, 3]},
-        augmentation=FlipTranslate(pixels=4, cutout_px=12),
-        progressive=None,
-        weight_decay=_decay_beside_filters((3, 3, 3)),
-        epochs=35.0,
     )
 
 
@@ -97,23 +58,10 @@ def cifar10_tutorial() -> Recipe:
     )
 
 
-def cifar100() -> Recipe:
-    """The network and the rules of `cifar10` on 100 classes, for twice the epochs.
-
-    Measured: not yet.
-    """
-    return cifar10().replace(
-        name="cifar100",
-        dataset="cifar100",
-        augmentation=FlipTranslate(pixels=2, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
-        epochs=18.0,
-    )
-
-
-def _decay_beside_filters(depths: tuple[int, int, int]) -> dict[str, float]:
+def _decay_beside_filters() -> dict[str, float]:
     """Return the weight decay of the biases and the logits; Muon keeps the norm of all other parameters constant.
 
     Source: airbench94_muon, converted from a loss that is a sum to one that is a mean.
     """
-    biases = [f"groups.{group}.norms.{i}.bias" for group, depth in enumerate(depths) for i in range(depth)]
+    biases = [f"groups.{group}.norms.{i}.bias" for group in range(3) for i in range(2)]
     return dict.fromkeys(biases, 3.8e-5) | {"logits.weight": 3e-6}

@@ -37,7 +37,7 @@ from lockstep.settings import validated
 from lockstep.words import listed
 
 # What a run writes. A link in the place of one of them, or in one of the folders, would lead elsewhere.
-_FOLDERS = ("checkpoints", "tb", "profile")
+_FOLDERS = ("checkpoints", "tb")
 _FILES = ("recipe.json", "environment.json", "result.json", "metrics.jsonl", "log.txt", "model.safetensors")
 
 # The paths, in its folder, that a run makes before its first step.
@@ -122,7 +122,7 @@ class Run:
 
     Attributes:
         path: the folder.
-        checkpoints, metrics_path, summaries, profile, log, model: the paths of its parts.
+        checkpoints, metrics_path, summaries, log, model: the paths of its parts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -130,7 +130,6 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.metrics_path = path / "metrics.jsonl"
         self.summaries = path / "tb"
-        self.profile = path / "profile"
         self.log = path / "log.txt"
         self.model = path / "model.safetensors"
         self._lock: IO[str] | None = None
