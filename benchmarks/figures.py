@@ -182,18 +182,18 @@ def first_digest(recipe: Recipe) -> str | None:
 
 
 def recipe_of(command: str) -> Recipe:
-    """Return the recipe that the `command` of a record trains, with the first seed if it trains several."""
+    """Return the recipe that the `command` of a record trains, with its own seed if it trains several."""
     words = shlex.split(command)
     if words[:3] == ["python", "-m", "benchmarks.peers.loss_curve"]:
         return get_recipe("mnist")
     if words[:2] == ["python", "-m"] and words[2] in ("benchmarks.photos", "benchmarks.labels", "benchmarks.unlike"):
         return get_recipe("photos-tuned" if "--tuned" in words else "photos")
+    if words[:3] == ["python", "-m", "benchmarks.seeds"]:
+        return get_recipe(words[3])
     if words[:3] == ["python", "-m", "benchmarks.image_folders"]:
         words = ["lockstep", "train", "folder", *CASES[words[3]].changes]
     assert words[:2] == ["lockstep", "train"], command
     train = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
     options = train.make_context("train", words[2:]).params
     changes = parse(options["settings"] or [], {name: options[name] for name in RECIPE_FLAGS})
-    if options["seeds"]:
-        changes["seed"] = 0
     return make(get_recipe(options["what"]).model_dump(mode="json"), changes)

@@ -2,7 +2,7 @@
 
 Each check prints a line, and all facts go to gpu-check.json, to be attached to a report. A check that fails does not
 stop the others; the exit code is then 1. Without a GPU, the checks that need one are skipped, and the others run on the
-CPU. The images are random ones, made here; `cifar10-record` needs the real CIFAR-10 (--data or LOCKSTEP_DATA).
+CPU. The images are random ones, made here; cifar10-record needs the real CIFAR-10 (--data or LOCKSTEP_DATA).
 """
 
 import argparse
@@ -141,8 +141,8 @@ def doctor(here: Machine) -> Any:
 def recipes(name: str) -> Callable[[Machine], Any]:
     def check(here: Machine) -> Any:
         changed = [] if name in FOLDERS else ["--no-portable"]
-        if not here.gpus:  # A CPU takes minutes for a batch of cifar10-record.
-            changed += ["--batch", str(CPU_BATCH), "--set", "compile=false"]
+        if not here.gpus:
+            changed += ["--batch", str(CPU_BATCH)]
         result = here.train(f"{name}-recipe", name, *changed, "--processes", 1)
         kept = ("weights_sha256", "images_per_s", "peak_memory_bytes", "total_s")
         return {key: result[key] for key in kept}
@@ -245,14 +245,6 @@ def restart(here: Machine) -> Any:
     return {"killed_in_time": killed, "weights_sha256": whole["weights_sha256"]}
 
 
-def profile(here: Machine) -> Any:
-    """A profile of three steps is written, and names operators of the GPU."""
-    here.train("profiled", "cifar10-tutorial", "--processes", 1, "--steps", 20, "--profile", "steps=10:13")
-    written = sorted(path.name for path in (here.folder / "runs/profiled").rglob("*10-13*"))
-    assert written, "no profile was written"
-    return written
-
-
 def speed(here: Machine) -> Any:
     """Images/s and the parts of a step, by lockstep bench on random images."""
     where = (*here.images("cifar10-tutorial"), "--device", here.device)
@@ -260,12 +252,12 @@ def speed(here: Machine) -> Any:
 
 
 def record(here: Machine) -> Any:
-    """cifar10-record once, compiled, on the real CIFAR-10."""
+    """examples/cifar10-record.toml once, compiled, on the real CIFAR-10."""
     here.need_gpus()
     if here.data is None:
         raise SkippedError("needs the real CIFAR-10: give --data or LOCKSTEP_DATA")
     where = (*data_option(here.data), "--device", "cuda", "--runs", here.folder / "runs")
-    return here.run("train", "cifar10-record", *where)
+    return here.run("train", Path(__file__).parents[1] / "examples/cifar10-record.toml", *where)
 
 
 def portable_is_refused(here: Machine) -> Any:
@@ -287,7 +279,6 @@ CHECKS: dict[str, Callable[[Machine], Any]] = {
     "one hash": one_hash,
     "reductions": reductions,
     "restart": restart,
-    "profile": profile,
     "speed": speed,
     "portable is refused": portable_is_refused,
     "cifar10-record": record,

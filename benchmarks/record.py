@@ -1,4 +1,4 @@
-"""Seconds to train, by the rules of speed records: `python -m benchmarks.record RECIPE [--runs N] [--data DIR]`.
+"""Seconds to train, by the rules of speed records: `python -m benchmarks.record RECIPE|FILE.toml [--runs N]`.
 
 One process on one device. The measured time begins with the training set on the device, covers initial weights,
 training and evaluation, and ends with the accuracy on the test set. The start of the program, reading the data, and a
@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.common import save, spread
 from lockstep import numerics
-from lockstep.config.overrides import make, parse
+from lockstep.api.specs import subject_of
+from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.log import Log
@@ -25,19 +26,18 @@ from lockstep.core.tower import Tower
 from lockstep.data.download.fetch import ensure
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import fingerprint
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe")
+    parser.add_argument("recipe", help="a recipe's name or file, as examples/cifar10-record.toml")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
     args = parser.parse_args()
-    recipe = make(get_recipe(args.recipe).model_dump(mode="json"), parse(args.set, {}))
+    recipe = subject_of(args.recipe, parse(args.set, {})).recipe
     numerics.prepare(recipe.threads_per_tower)  # cuBLAS reads its workspace setting at its first product
     device, placement = torch.device(args.device), Placement(data=args.data.absolute() if args.data else None)
     ensure(recipe.dataset, placement.data)

@@ -54,8 +54,8 @@ BY_PRECISION = {  # seeds 0 and 1
 }
 NOT_MEASURED = """## Not measured
 
-No GPU was available, so nothing has been measured on one. `cifar10-record` and `cifar10-96` are made for a GPU and have
-no figures. `cifar100` has not been measured.
+No GPU was available, so nothing has been measured on one. `examples/cifar10-record.toml` is made for a GPU and has no
+figures.
 """
 PHOTO_SETS = ("photos-hymenoptera", "photos-flowers", "photos-grocery")
 TUNED_SETS = ("photos-tuned-hymenoptera", "photos-tuned-flowers")
