@@ -62,4 +62,4 @@ if __name__ == "__main__":
     print(
         "  --set progressive=none --set test_views=one --set optimizer=adam --lr 0.005 --epochs 1 --batch 40 --towers 2"
     )
-    print(" ", " ".join(f"--set freeze.{layer}=0" for layer in body))
+    print(" ", " ".join(f"--set lr_factors.{layer}=0" for layer in body))

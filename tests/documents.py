@@ -94,10 +94,7 @@ def shortened(words: list[str]) -> list[str]:
     """The arguments of `lockstep` for something that takes seconds and needs no download."""
     command, *rest = words or [""]
     if command == "data":
-        return [
-            command,
-            *("digits" if word in ("cifar10", "cifar100", "mnist", "fashion-mnist") else word for word in rest),
-        ]
+        return [command, *("digits" if word in ("cifar10", "mnist", "fashion-mnist") else word for word in rest)]
     if command not in _SHORT:
         return words
     if PHOTOS in rest:

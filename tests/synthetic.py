@@ -25,15 +25,6 @@ def cifar10(folder: Path) -> None:
         (folder / name).write_bytes(_records(number, [labels], pictures[labels]))
 
 
-def cifar100(folder: Path) -> None:
-    """Two files of 50 000 and 10 000 records: a coarse and a fine label byte, then the planes; and class names."""
-    pictures = _pictures(100, (3, 32, 32), cell_px=8)
-    for number, (name, count) in enumerate({"train.bin": 50_000, "test.bin": 10_000}.items()):
-        labels = _labels(number, count, 100)
-        (folder / name).write_bytes(_records(number, [labels // 5, labels], pictures[labels]))
-    (folder / "fine_label_names.txt").write_text("".join(f"class_{i}\n" for i in range(100)))
-
-
 def mnist(folder: Path) -> None:
     """Four gzip files: a big-endian header, then a byte for each pixel or label."""
     pictures = _pictures(10, (1, 28, 28), cell_px=7)
@@ -60,7 +51,7 @@ def photos(folder: Path) -> None:
         Image.fromarray(rows[13]).save(folder / ("cat.jpg", "new.jpg")[number])
 
 
-WRITERS = {"cifar10": cifar10, "cifar100": cifar100, "mnist": mnist}
+WRITERS = {"cifar10": cifar10, "mnist": mnist}
 
 
 def _pictures(classes: int, shape: tuple[int, int, int], cell_px: int) -> Bytes:

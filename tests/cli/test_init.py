@@ -79,7 +79,7 @@ def test_a_class_with_num_classes_is_trained_and_tuned(program, tmp_path):
     done = program("train", "digits", *own, "--name", "a")
     assert done.returncode == 0, done.stderr
     assert "weight_decay is 0.0005 for every matrix" in done.stdout
-    tuned = program("train", "--init", "runs/a", *own, "--set", "freeze.stem=0", "--set", "lr_factors.head=0.1")
+    tuned = program("train", "--init", "runs/a", *own, "--set", "lr_factors.stem=0", "--set", "lr_factors.head=0.1")
     assert tuned.returncode == 0, tuned.stderr
     assert re.search(r"\n  loaded +8 of 8 tensors, 186 of 186 parameters: stem \(6\), head \(2\)\n", tuned.stdout)
     assert "weight_decay" not in tuned.stdout  # the recipe of the run fits its model

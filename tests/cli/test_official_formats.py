@@ -6,8 +6,11 @@ from the files to the weights works. Batches are small, and most runs are judged
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+
+RECORD = Path(__file__).parents[2] / "examples/cifar10-record.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -76,22 +79,19 @@ def test_a_recipe_learns_alike_on_1_and_2_processes_and_is_evaluated(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "steps", "first", "drop"), [("cifar10", 10, 2.3, 0.8), ("cifar100", 4, 4.6, 0.0)])
-def test_recipes_learn_on_growing_images(trained, recipe, steps, first, drop):
-    small = ("--batch", 80, "--steps", steps, *judged_on(100))
-    result, losses = trained(recipe, recipe, *small, "--processes", 2, "--name", "fast")
-    assert losses[0] == pytest.approx(first, abs=0.6)  # ln 10, ln 100
-    assert losses[-1] < losses[0] - drop
-    if recipe == "cifar10":
-        assert result["accuracy"]["raw"] > 0.8
-        assert result["accuracy_one_view"] > 0.5
+def test_a_recipe_learns_on_growing_images(trained):
+    small = ("--batch", 80, "--steps", 10, *judged_on(100))
+    result, losses = trained("cifar10", "cifar10", *small, "--processes", 2, "--name", "fast")
+    assert losses[0] == pytest.approx(2.3, abs=0.6)  # ln 10
+    assert losses[-1] < losses[0] - 0.8
+    assert result["accuracy"]["raw"] > 0.8
+    assert result["accuracy_one_view"] > 0.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["cifar10-record", "cifar10-96"])
-def test_recipes_for_a_gpu_take_steps_on_a_cpu(trained, recipe):
+def test_the_recipe_for_a_gpu_takes_steps_on_a_cpu(trained):
     """Not compiled: a compiler would take minutes for this network here; `test_compiled.py` compiles a smaller one."""
     small = ("--batch", 16, "--steps", 2, *judged_on(20), "--set", "compile=false")
-    result, losses = trained(recipe, "cifar10", *small, "--name", "steps")
+    result, losses = trained(RECORD, "cifar10", *small, "--name", "steps")
     assert losses[0] == pytest.approx(2.3, abs=0.3)  # ln 10
     assert result["examples"] == 32

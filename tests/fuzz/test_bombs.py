@@ -60,11 +60,6 @@ call = lambda: mnist.read(Path("i.gz"), Path("l.gz"), count=20)
 Path("i").write_bytes(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)); Path("l").write_bytes(b"")
 call = lambda: mnist.read(Path("i"), Path("l"), count=20)
 """,
-    "a list of names of 4 GB": """
-for name, size in (("train.bin", 153_700_000), ("test.bin", 30_740_000), ("fine_label_names.txt", 1 << 32)):
-    sparse(name, size)
-call = lambda: cifar.load_cifar100(Path("."))
-""",
     "a recipe of 4 GB": "sparse('r.toml', 1 << 32); call = lambda: read_file(Path('r.toml'))",
     "a recipe that nests": "Path('r.toml').write_text('a=' + '[' * 900_000); call = lambda: read_file(Path('r.toml'))",
     "a JSON file of 4 GB": "sparse('recipe.json', 1 << 32); call = lambda: Run(Path('.')).recipe()",

@@ -8,7 +8,6 @@ from lockstep.data.transforms import (
     Keys,
     alternating_flip,
     brightness_contrast,
-    cutout,
     normalise,
     resize,
     standardise,
@@ -120,17 +119,6 @@ def test_resizing_is_antialiased_bilinear_interpolation(size):
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_whole_square_is_cut_out_at_uniform_offsets():
-    images = torch.ones(4000, 3, 32, 32).to(memory_format=torch.channels_last)
-    cut = cutout(images, keys(4000), 12) == 0
-    assert (cut.sum((2, 3)) == 144).all()
-    rows, columns = cut[:, 0].any(2), cut[:, 0].any(1)
-    assert (rows.sum(1) == 12).all()
-    assert (columns.sum(1) == 12).all()
-    for offsets in (rows.int().argmax(1), columns.int().argmax(1)):
-        assert set(offsets.tolist()) == set(range(21))
-
-
 PLAIN_CROP = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
@@ -187,7 +175,6 @@ def test_a_crop_is_resized_like_torchs_bilinear_interpolation():
     [
         (lambda: Distort(crop_px=24).shape(8, 8, 1), "crop_px 24 is larger than the images, 8x8"),
         (lambda: FlipTranslate(mean=(0.5,), std=(0.2,)).shape(32, 32, 3), "1 channels, the images have 3"),
-        (lambda: FlipTranslate(cutout_px=33).shape(32, 32, 3), "cutout_px 33 is larger than the images, 32x32"),
         (lambda: FlipTranslate(pixels=32).shape(32, 32, 3), "not less than the images' side"),
         (lambda: Crop(scale=(0.8, 0.5)), "scale is"),
         (lambda: Crop(ratio=(2.0, 1.0)), "ratio is"),

@@ -9,7 +9,6 @@ from benchmarks.manual import every_command
 from tests import commands
 
 import lockstep
-from lockstep.cli.hints import hint
 
 ROOT = Path(lockstep.__file__).parent
 PAGE = originals.PAGE.read_text()
@@ -26,7 +25,6 @@ FLAGS = {
         "num_gpus", "num_steps", "learning_rate", "batch_size", "display_step", "dropout", "num_input", "num_classes",
     },
 }  # fmt: skip
-NEVER_OPTIONS = {"dropout", "num_input", "num_classes"}  # variables of a notebook, which nobody types on a command line
 
 
 def section(title, page=PAGE):
@@ -64,16 +62,6 @@ def test_every_flag_of_the_four_programs_has_a_row():
     for program, option, *_ in rows(section("Options")):
         named.setdefault(program, set()).add(re.match(r"`(\w+)`", option)[1])
     assert named == FLAGS
-
-
-def test_every_flag_is_answered_with_an_option_of_its_row():
-    for flag in set().union(*FLAGS.values()) - NEVER_OPTIONS:
-        answer = hint(f"--{flag}", [f"--{flag}"], [])
-        assert answer is not None
-        wanted = set(re.findall(r"--[a-z-]+", answer.partition("use lockstep")[2])) - {"--watch", "--resume"}
-        for _, option, ours, note in rows(section("Options")):
-            if wanted and option.startswith(f"`{flag}`"):
-                assert wanted & set(re.findall(r"--[a-z-]+", ours + note)), (answer, ours)
 
 
 def test_every_command_is_one():

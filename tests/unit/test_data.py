@@ -10,21 +10,20 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import get_recipe
 
 
-def cifar_file(path, labels, label_bytes=1):
+def cifar_file(path, labels):
     """Write records with constant planes (red 10 + i, green 50 + i, blue 90 + i) and one marked pixel each."""
     data = b""
     for i, label in enumerate(labels):
         planes = np.stack([np.full((32, 32), base + i, np.uint8) for base in (10, 50, 90)])
         planes[:, 1, 2] = (1, 2, 3)  # row 1, column 2
-        data += bytes([7] * (label_bytes - 1) + [label]) + planes.tobytes()
+        data += bytes([label]) + planes.tobytes()
     path.write_bytes(data)
     return path
 
 
-@pytest.mark.parametrize("label_bytes", [1, 2])
-def test_three_records_decode_to_label_and_image(tmp_path, label_bytes):
-    path = cifar_file(tmp_path / "x.bin", [3, 0, 9], label_bytes)
-    data = cifar.read([path], records=3, label_bytes=label_bytes, classes=cifar.CIFAR10_CLASSES)
+def test_three_records_decode_to_label_and_image(tmp_path):
+    path = cifar_file(tmp_path / "x.bin", [3, 0, 9])
+    data = cifar.read([path], records=3)
     assert data.labels.tolist() == [3, 0, 9]
     assert data.images.shape == (3, 32, 32, 3)
     assert data.images[2, 0, 0].tolist() == [12, 52, 92]
@@ -34,10 +33,10 @@ def test_three_records_decode_to_label_and_image(tmp_path, label_bytes):
 
 def test_two_files_make_one_dataset_in_order(tmp_path):
     paths = [cifar_file(tmp_path / f"{i}.bin", [i, i + 1]) for i in range(2)]
-    data = cifar.read(paths, records=2, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+    data = cifar.read(paths, records=2)
     assert data.labels.tolist() == [0, 1, 1, 2]
-    again = cifar.read(paths, records=2, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
-    swapped = cifar.read(paths[::-1], records=2, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+    again = cifar.read(paths, records=2)
+    swapped = cifar.read(paths[::-1], records=2)
     assert data.sha256 == again.sha256 != swapped.sha256
 
 
@@ -50,23 +49,8 @@ def test_damaged_cifar_files_are_reported(tmp_path):
         (tmp_path / "none.bin", 3, r"cannot be read.*none\.bin"),
     ):
         with pytest.raises(LockstepError, match=words) as error:
-            cifar.read([file], records=records, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+            cifar.read([file], records=records)
         assert error.value.code == DATA
-
-
-def test_cifar100_reads_fine_labels_and_names(tmp_path, monkeypatch):
-    folder, read = tmp_path / "cifar-100-binary", cifar.read
-    folder.mkdir()
-    (folder / "fine_label_names.txt").write_text("\n".join(f"class{i}" for i in range(100)))
-    for name, count in (("train.bin", 100), ("test.bin", 20)):  # of 50,000 and 10,000
-        records = np.zeros((count, 3074), np.uint8)
-        records[:, 0], records[:, 1] = 19, np.arange(count)
-        records.tofile(folder / name)
-    monkeypatch.setattr(cifar, "read", lambda paths, records, **facts: read(paths, records=records // 500, **facts))
-    splits = cifar.load_cifar100(tmp_path)
-    assert [len(split) for split in splits.values()] == [100, 20]
-    assert splits["train"].labels[:3].tolist() == [0, 1, 2]
-    assert splits["test"].classes[99] == "class99"
 
 
 def idx(path, values, compress):

@@ -78,7 +78,7 @@ def trained(recipe, path, data, init=None):
 @pytest.mark.parametrize("dataset", ["digits", "cifar10"])
 def test_trained_weights_beat_random_ones_on_200_images_by_far(dataset, tmp_path, request, capsys):
     data = request.getfixturevalue("real_data") if dataset == "cifar10" else None
-    tuned, log = trained(recipe(dataset, freeze=dict.fromkeys(BODY, 0)), tmp_path / "tuned", data, WEIGHTS)
+    tuned, log = trained(recipe(dataset, lr_factors=dict.fromkeys(BODY, 0)), tmp_path / "tuned", data, WEIGHTS)
     random, _ = trained(recipe(dataset, lr=0.002), tmp_path / "random", data)
     with capsys.disabled():
         print(f"\n{dataset}, 200 images, 5 epochs: {tuned:.1%} from trained weights, {random:.1%} from random ones")
@@ -100,5 +100,5 @@ def test_the_command_that_the_example_prints_is_one_the_program_takes(capsys):
     assert str(WEIGHTS) in command
     commands.check(command)
     network = build_model(recipe("cifar10"), (3, 32, 32), 10)
-    frozen = set(re.findall(r"freeze\.(\w+)=0", command))
+    frozen = set(re.findall(r"lr_factors\.(\w+)=0", command))
     assert frozen == set(BODY) == {name for name, _ in network.named_children() if name != "_fc"} - WITHOUT_PARAMETERS

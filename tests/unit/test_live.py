@@ -20,7 +20,7 @@ WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
 
 def event(step=190, steps=451, **changes):
     fields = {
-        "step": step, "steps": steps, "epoch": 16.9, "logged_loss": 0.5123, "accuracy": 0.984, "learning_rate": 0.0512,
+        "step": step, "steps": steps, "epoch": 16.9, "loss": 0.5123, "accuracy": 0.984, "learning_rate": 0.0512,
         "images_per_s": 13456.0, "s_per_step": 0.0095, "gpu_utilisation": None,
     }  # fmt: skip
     return SimpleNamespace(**{**fields, **changes})

@@ -1,4 +1,4 @@
-"""Random erasing, MixUp, CutMix and class weights: what a tower gets, and its loss."""
+"""MixUp and CutMix: what a tower gets, and its loss."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from lockstep.config.overrides import make
 from lockstep.core.tower import summed_loss
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.data.mixing import Mixing, mix, partners, symmetric_beta
-from lockstep.data.transforms import Keys, erase
+from lockstep.data.transforms import Keys
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 
@@ -35,30 +35,6 @@ def box(mask):
         first, count = lines.int().argmax(1), lines.sum(1)
         ends += [first, first + count]
     return ends
-
-
-def test_erasing_sets_a_box_of_the_papers_sizes_to_0_with_its_probability():
-    images = torch.ones(6000, 1, 64, 64).contiguous(memory_format=torch.channels_last)
-    erased = erase(images.clone(), keys(6000), 0.25)[:, 0] == 0
-    hit = erased.flatten(1).any(1)
-    assert hit.float().mean() == pytest.approx(0.25, abs=0.02)
-    top, bottom, left, right = box(erased[hit])
-    share = ((bottom - top) * (right - left)).double() / 64**2
-    ratio = (bottom - top) / (right - left)
-    assert 0.015 < share.min() < 0.03
-    assert 0.3 < share.max() < 0.345
-    assert share.mean() == pytest.approx((0.02 + 0.33) / 2, abs=0.01)
-    assert ratio.min() == pytest.approx(0.3, abs=0.05)
-    assert ratio.max() == pytest.approx(1 / 0.3, abs=0.5)
-    assert (ratio > 1).double().mean() == pytest.approx(0.5, abs=0.05)
-    assert top.min() == left.min() == 0
-    assert bottom.max() == right.max() == 64
-
-
-def test_erasing_all_or_none():
-    images = torch.ones(200, 3, 16, 16)
-    assert (erase(images.clone(), keys(200), 1.0) == 0).flatten(1).any(1).all()
-    assert torch.equal(erase(images.clone(), keys(200), 0.0), images)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0, 2.0, 8.0])
@@ -126,20 +102,11 @@ def shard(dataset, **changes):
     return dataset.shard(plan, 0), plan
 
 
-def test_class_weights_are_balanced_over_the_training_set():
-    dataset = digits_like([0] * 60 + [1] * 30 + [3] * 10)
-    expected = [100 / (3 * 60), 100 / (3 * 30), 0.0, 100 / (3 * 10)] + [0.0] * 6
-    assert dataset.balanced_weights.tolist() == pytest.approx(expected)
-    assert dataset.balanced_weights[dataset.labels].mean() == pytest.approx(1.0)
-    got, _ = shard(dataset, class_weights="balanced")
-    assert torch.equal(got.weights, dataset.balanced_weights[got.labels])
-    assert shard(dataset)[0].weights is None
-
-
 def test_a_mixed_example_has_two_labels_the_larger_first():
     dataset = digits_like([0] * 60 + [1] * 30 + [2] * 10)
     plain, plan = shard(dataset)
-    got, _ = shard(dataset, mixup=1.0, class_weights="balanced")
+    got, _ = shard(dataset, mixup=1.0)
+    assert plain.weights is None
     _, shares = mix(plain.images, plan.keys(0), Mixing(mixup=1.0))
     swapped = shares < 0.5
     assert 0 < swapped.sum() < 20
@@ -147,9 +114,8 @@ def test_a_mixed_example_has_two_labels_the_larger_first():
     assert torch.equal(got.labels, torch.where(swapped, other, own))
     assert torch.equal(got.other_labels, torch.where(swapped, own, other))
     large = torch.maximum(shares, 1 - shares)
-    weights = dataset.balanced_weights
-    assert torch.allclose(got.weights.double(), large * weights[got.labels])
-    assert torch.allclose(got.other_weights.double(), (1 - large) * weights[got.other_labels])
+    assert torch.allclose(got.weights.double(), large)
+    assert torch.allclose(got.other_weights.double(), 1 - large)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

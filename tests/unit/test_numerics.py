@@ -15,8 +15,7 @@ from lockstep import hardware
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
         ("0::/gone\n", {}, math.inf),
-        ("4:cpu,cpuacct:/a\n0::/\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.5),
-        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ("4:cpu:/b\n0::/a\n", {"a/cpu.max": "50000 100000\n"}, 0.5),
         ("nonsense\n", {}, math.inf),
     ],
 )

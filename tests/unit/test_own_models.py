@@ -166,7 +166,7 @@ def test_a_model_without_least_px_is_tried_on_each_size():
 def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():
     notes = []
     own = recipe("Small", "cifar10", notes.append)
-    assert (own.model_options, own.weight_decay, own.freeze) == ({}, {"default": 3.8e-5}, {})
+    assert (own.model_options, own.weight_decay, own.lr_factors) == ({}, {"default": 3.8e-5}, {})
     assert notes == [
         "the recipe's settings for model whitened do not fit model tests.unit.test_own_models:Small: model_options is "
         "dropped; weight_decay is 3.8e-05 for every matrix. --set gives others"
@@ -180,16 +180,15 @@ def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():
         ({"weight_decay": {}}, {"weight_decay": {}}),
         ({"weight_decay.fc.weight": 0.1}, {"weight_decay": {"fc.weight": 0.1}}),
         ({"weight_decay.default": 0.1}, {"weight_decay": {"default": 0.1}}),
-        ({"model_options.width": 4, "freeze.stem": 0.5}, {"model_options": {"width": 4}, "freeze": {"stem": 0.5}}),
+        ({"model_options.width": 4, "lr_factors.stem": 0}, {"model_options": {"width": 4}, "lr_factors": {"stem": 0}}),
     ],
 )
 def test_settings_that_are_given_too_stay(changes, expected):
-    base = {**DIGITS, "model_options": {"depth": 1}, "freeze": {"conv1": 0.1}, "lr_factors": {"conv1": 0.1}}
+    base = {**DIGITS, "model_options": {"depth": 1}, "lr_factors": {"conv1": 0.1}}
     assert max(base["weight_decay"].values()) == 0.0005
     made = make(base, {"model": "mine:build", **changes})
-    assert made.lr_factors == {}
     assert {name: getattr(made, name) for name in expected} == expected
-    dropped = {"model_options", "freeze"} - {name.partition(".")[0] for name in changes}
+    dropped = {"model_options", "lr_factors"} - {name.partition(".")[0] for name in changes}
     assert not any(getattr(made, name) for name in dropped)
 
 

@@ -7,7 +7,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
-from lockstep.data import RandAugment, TrivialAugment, operations
+from lockstep.data import TrivialAugment, operations
 from lockstep.data.operations import LEVELS, OPERATIONS, SIGNED, apply, strengths
 from lockstep.data.transforms import Keys
 from lockstep.errors import LockstepError
@@ -44,11 +44,11 @@ def pictures(count, height, width, channels):
     return images
 
 
-@pytest.mark.parametrize(("shape", "wide"), [((24, 40, 3), True), ((17, 8, 1), False), ((32, 32, 3), False)])
+@pytest.mark.parametrize("shape", [(24, 40, 3), (17, 8, 1)])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_every_strength_of_every_operation_has_the_pixels_of_pillows_in_both_arithmetics(operation, wide, shape):
+def test_every_strength_of_every_operation_has_the_pixels_of_pillows_in_both_arithmetics(operation, shape):
     number = OPERATIONS.index(operation)
-    values = strengths(wide, *shape[:2])[number]
+    values = strengths(*shape[:2])[number]
     values = np.concatenate([values, -values]) if SIGNED[number] else values
     images = pictures(len(values), *shape)
     found = operation(torch.from_numpy(images), values).numpy()
@@ -63,45 +63,37 @@ def test_every_strength_of_every_operation_has_the_pixels_of_pillows_in_both_ari
 def test_every_operation_changes_images_at_full_strength_and_none_at_zero():
     images = torch.from_numpy(pictures(8, 32, 32, 3))
     for number, operation in enumerate(OPERATIONS):
-        changed = not torch.equal(operation(images, strengths(True, 32, 32)[number, [-1] * 8]), images)
+        changed = not torch.equal(operation(images, strengths(32, 32)[number, [-1] * 8]), images)
         assert changed == (operation is not operations.identity), operation
         if operation not in (operations.autocontrast, operations.equalize):
-            assert torch.equal(operation(images, strengths(True, 32, 32)[number, [0] * 8]), images), operation
+            assert torch.equal(operation(images, strengths(32, 32)[number, [0] * 8]), images), operation
 
 
-def test_the_strengths_are_those_of_the_papers():
-    wide, standard = (dict(zip(PILLOW, strengths(wide, 64, 64), strict=True)) for wide in (True, False))
+def test_the_strengths_are_those_of_the_paper():
+    wide = dict(zip(PILLOW, strengths(64, 64), strict=True))
     assert wide["rotate"][[0, 15, 30]] == pytest.approx([0, 67.5, 135])
-    assert standard["rotate"][-1] == 30
-    assert (wide["shear_x"][-1], standard["shear_x"][-1]) == (0.99, 0.3)
-    assert (wide["brightness"][-1], standard["brightness"][-1]) == (0.99, 0.9)
-    assert (wide["translate_x"][-1], standard["translate_x"][-1]) == (32, pytest.approx(29.0, abs=0.01))
-    assert strengths(True, 8, 16)[3, -1] == 16  # no further than the side: width 16
-    assert strengths(True, 8, 16)[4, -1] == 8
+    assert (wide["shear_x"][-1], wide["brightness"][-1], wide["translate_x"][-1]) == (0.99, 0.99, 32)
+    assert strengths(8, 16)[3, -1] == 16  # no further than the side: width 16
+    assert strengths(8, 16)[4, -1] == 8
     assert sorted(set(wide["posterize"])) == [2, 3, 4, 5, 6, 7, 8]
-    assert sorted(set(standard["posterize"])) == [4, 5, 6, 7, 8]
     assert wide["solarize"][[0, 15, 30]].tolist() == [256, 128, 0]
 
 
 def test_each_image_gets_its_own_operation():
     images = torch.from_numpy(pictures(28, 16, 16, 3))
     chosen = np.arange(28) % 14
-    values = strengths(True, 16, 16)[chosen, 20]
+    values = strengths(16, 16)[chosen, 20]
     found = apply(images, chosen, values)
     for i, number in enumerate(chosen):
         assert torch.equal(found[i : i + 1], OPERATIONS[number](images[i : i + 1], values[i : i + 1]))
 
 
-def spied(monkeypatch, policy, count, **changes):
-    """Return the operations and values that `policy` chooses for `count` images: a list of calls."""
-    calls = []
-    monkeypatch.setattr(operations, "apply", lambda images, chosen, values: calls.append((chosen, values)) or images)
-    policy.apply(torch.zeros(count, 32, 32, 3, dtype=torch.uint8), Keys(0, np.zeros(count, int), np.arange(count)))
-    return calls
-
-
 def test_trivial_augment_draws_operation_strength_and_direction_uniformly(monkeypatch):
-    ((chosen, values),) = spied(monkeypatch, TrivialAugment(), 14 * 31 * 100)
+    calls, count = [], 14 * 31 * 100
+    monkeypatch.setattr(operations, "apply", lambda images, chosen, values: calls.append((chosen, values)) or images)
+    keys = Keys(0, np.zeros(count, int), np.arange(count))
+    TrivialAugment().apply(torch.zeros(count, 32, 32, 3, dtype=torch.uint8), keys)
+    ((chosen, values),) = calls
     counts = np.bincount(chosen, minlength=14)
     expected = 31 * 100
     assert ((counts - expected) ** 2 / expected).sum() < 40  # chi squared, 13 degrees: p < 0.0002
@@ -112,28 +104,11 @@ def test_trivial_augment_draws_operation_strength_and_direction_uniformly(monkey
     assert 0.46 < (rotations[rotations != 0] < 0).mean() < 0.54
 
 
-def test_rand_augment_draws_each_operation_anew_at_one_strength(monkeypatch):
-    calls = spied(monkeypatch, RandAugment(operations=3, magnitude=12), 5000)
-    assert len(calls) == 3
-    for chosen, values in calls:
-        assert np.array_equal(np.abs(values), np.abs(strengths(False, 32, 32)[chosen, 12]))
-        assert set(chosen.tolist()) == set(range(14))
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        assert (calls[i][0] == calls[j][0]).mean() == pytest.approx(1 / 14, abs=0.02)
-
-
-def test_rand_augment_applies_one_operation_after_the_other():
-    images, keys = torch.from_numpy(pictures(64, 16, 16, 3)), Keys(1, np.zeros(64, int), np.arange(64))
-    once = RandAugment(operations=1, magnitude=20).apply(images, keys)
-    twice = RandAugment(operations=2, magnitude=20).apply(images, keys)
-    assert torch.equal(operations.apply_random(once, keys, "policy_1", np.full(64, 20), wide=False), twice)
-
-
 def test_a_policy_is_for_grey_and_colour_images():
     for channels in (1, 3):
         TrivialAugment().check(channels)
     with pytest.raises(ValueError, match="1 or 3 channels, these have 4: set policy=none"):
-        RandAugment().check(4)
+        TrivialAugment().check(4)
 
 
 def test_a_policy_is_set_by_name_or_by_its_settings():
@@ -141,10 +116,9 @@ def test_a_policy_is_set_by_name_or_by_its_settings():
     plain, wide = make(fields, {}), make(fields, {"policy": "trivial-augment"})
     assert plain.policy is None
     assert wide.policy == TrivialAugment()
-    assert make(fields, {"policy.kind": "rand-augment", "policy.magnitude": 5}).policy == RandAugment(magnitude=5)
     assert make(wide.model_dump(mode="json"), {"policy": None}).digest() == plain.digest() != wide.digest()
     with pytest.raises(LockstepError, match="auto-augment"):
         make(fields, {"policy": "auto-augment"})
-    with pytest.raises(LockstepError, match=r"policy\.magnitud"):
-        make(fields, {"policy.kind": "rand-augment", "policy.magnitud": 5})
+    with pytest.raises(LockstepError, match=r"policy\.magnitude"):
+        make(fields, {"policy.kind": "trivial-augment", "policy.magnitude": 5})
     assert isinstance(wide, Recipe)

@@ -66,7 +66,7 @@ def test_the_recipes_digest_is_that_of_the_chosen_precision(monkeypatch):
 
 def test_only_the_recipes_for_any_device_choose_their_precision():
     chosen = {name for name in RECIPES if get_recipe(name).precision == "auto"}
-    assert chosen == {"cifar10", "cifar100", "folder", "photos"}
+    assert chosen == {"cifar10", "folder", "photos"}
 
 
 def test_16_bit_floats_are_emulated_on_a_cpu_without_units_for_them(monkeypatch):

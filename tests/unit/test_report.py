@@ -14,7 +14,6 @@ import torch
 
 from lockstep.api.output import line_width
 from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
@@ -41,9 +40,9 @@ def sums(
     return Metrics(*one, *flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
 
 
-def a_log(listeners, steps=25, processes=1, **placement):
+def a_log(listeners, steps=25, processes=1):
     recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": steps})
-    return Log(recipe.bind(1442), Placement(**placement), listeners, processes=processes)
+    return Log(recipe.bind(1442), listeners, processes=processes)
 
 
 class Recorder(Listener):
@@ -187,13 +186,12 @@ def test_without_listeners_no_metric_is_read_from_the_device():
     log.step(0, unreadable, STATE, 0.1, torch.zeros(0))
 
 
-def test_loss_may_be_the_last_towers_as_the_original_printed_it():
-    mean, last = Recorder(1), Recorder(1)
-    a_log([mean]).step(0, sums(), STATE, 0.1, torch.zeros(0))
-    a_log([last], log_loss="last").step(0, sums(), STATE, 0.1, torch.zeros(0))
-    assert mean.events[0].logged_loss == 256 / 128 + 0.5
-    assert (last.events[0].loss, last.events[0].logged_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # 32 images per tower
-    assert "loss = 3.00 (" in lines.step_line(last.events[0])
+def test_the_last_towers_loss_which_the_original_printed_is_in_the_event():
+    recorder = Recorder(1)
+    a_log([recorder]).step(0, sums(), STATE, 0.1, torch.zeros(0))
+    (event,) = recorder.events
+    assert (event.loss, event.last_tower_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # 32 images per tower
+    assert "loss = 2.50 (" in lines.step_line(event)
 
 
 @pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])

@@ -75,7 +75,7 @@ def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_nam
     "name",
     [
         "result.json", "model.safetensors", "notes.txt", "tb/mine.txt", "checkpoints/notes.txt", "eval/metrics.jsonl",
-        "profile/operators-0-3.txt", "checkpoints/step-000000001/manifest.json", "checkpoints/mine/manifest.json",
+        "checkpoints/step-000000001/manifest.json", "checkpoints/mine/manifest.json",
         "checkpoints/step-000000000/mine", "checkpoints/damaged-step-000000000/manifest.json", "sub/recipe.json",
     ],
 )  # fmt: skip
@@ -252,7 +252,7 @@ def test_several_damaged_lines_are_one_message_and_a_loss_that_is_not_finite_is_
 @pytest.mark.parametrize(
     "name",
     [
-        ".lock", "log.txt", "environment.json", "result.json", "model.safetensors", "profile", "tb",
+        ".lock", "log.txt", "environment.json", "result.json", "model.safetensors", "tb",
         "tb/events.out.tfevents.1700000000.host.1.000000", "checkpoints", "checkpoints/step-000000000",
         "checkpoints/step-000000000/state.safetensors",
     ],

@@ -119,13 +119,6 @@ def test_the_image_size_of_a_plan_follows_progressive():
     assert [growing.plan(step).size_px for step in (0, 19, 20, 49)] == [4, 4, 8, 8]
 
 
-def test_a_layer_is_frozen_from_its_share_of_the_run_on():
-    course = RECIPE.replace(freeze={"conv1": 0.5, "conv2": 0.9, "logits": 0.0}).bind(EXAMPLES)
-    frozen = {step: course.frozen(step) for step in (0, 24, 25, 44, 45, 49)}
-    first, second, third = ("logits",), ("conv1", "logits"), ("conv1", "conv2", "logits")
-    assert frozen == {0: first, 24: first, 25: second, 44: second, 45: third, 49: third}
-
-
 def test_a_plan_divides_the_batch_among_the_towers():
     assert {COURSE.plan(step).examples.shape for step in (0, 24)} == {(4, 10)}
     assert [COURSE.plan(step).epochs.max() for step in (0, 24, 25)] == [0, 0, 1]

@@ -25,9 +25,7 @@ from lockstep.jobs.specs import (
 from lockstep.launch import worker
 from lockstep.recipes import RECIPES, get_recipe
 
-PLACEMENT = Placement(
-    device="cuda:0,2", processes=2, data=Path("data"), profile=(1, 3), eval_every=5, reduction="central"
-)
+PLACEMENT = Placement(device="cuda:0,2", processes=2, data=Path("data"), eval_every=5, reduction="central")
 SHARED = {"recipe": get_recipe("cifar10"), "placement": PLACEMENT}
 NOT_UTF8 = Path(os.fsdecode(b"runs/\xff"))
 SPECS = [

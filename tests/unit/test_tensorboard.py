@@ -54,7 +54,7 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
     tags = events.Tags()
     weights = [name for name, _ in parts(RECIPE, (1, 8, 8))[2].named_parameters()]
     scalars = {
-        "loss/total", "loss/total_average", "loss/cross_entropy", "loss/cross_entropy_average",
+        "loss/total", "loss/total_average", "loss/last", "loss/cross_entropy", "loss/cross_entropy_average",
         *(f"loss/decay/{n}{kind}" for n in RECIPE.weight_decay for kind in ("", "_average")),
         "learning_rate", "accuracy/batch", "accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw",
         "speed/images_per_s", "speed/s_per_step",
@@ -87,7 +87,7 @@ def test_summaries_are_of_their_own_step(trained):
     logged = {row["step"]: row for row in rows if row["kind"] == "step"}
     fields = {
         "loss/total": "loss", "loss/total_average": "loss_average", "learning_rate": "learning_rate",
-        "loss/cross_entropy_average": "cross_entropy_average",
+        "loss/cross_entropy_average": "cross_entropy_average", "loss/last": "last_tower_loss",
     }  # fmt: skip
     for tag, field in fields.items():
         for event in events.Scalars(tag):

@@ -174,7 +174,7 @@ def test_a_tower_that_is_not_finite_is_named():
     shards[2].images[0, 0, 0, 0] = math.inf
     _, _, metrics = tower.layout.unpack(Reduction(Alone(), 4)(tower(state, shard, 7) for shard in shards))
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
-    assert metrics.read() == (ControlFlags(), [2], [])
+    assert metrics.read() == (ControlFlags(), [2])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
     for bad in (math.nan, math.inf, -math.inf):
         tower._network.gradients = lambda loss, found, bad=bad: [
@@ -211,19 +211,17 @@ def test_smoothed_labels_spread_a_part_of_each_target():
     assert losses[0.2] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_frozen_layer_has_no_gradient_and_the_others_have_theirs():
+def test_a_layer_that_is_not_trained_has_no_gradient_and_the_others_have_theirs():
     shard = Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
 
-    def gradients(freeze, step):
-        tower, state, _ = parts(get_recipe("digits").replace(epochs=None, steps=10, freeze=freeze), (1, 8, 8))
-        return state.by_name(tower.layout.unpack(tower(state, shard, step))[0])
+    def gradients(factors):
+        tower, state, _ = parts(get_recipe("digits").replace(lr_factors=factors), (1, 8, 8))
+        return state.by_name(tower.layout.unpack(tower(state, shard, 0))[0])
 
-    for step in (4, 5):
-        trained, frozen = gradients({}, step), gradients({"conv1": 0.5}, step)
-        for name, gradient in frozen.items():
-            zero = name.startswith("conv1.") and step == 5
-            assert torch.equal(gradient, torch.zeros_like(gradient) if zero else trained[name]), (step, name)
-    assert not any(gradient.any() for gradient in gradients(dict.fromkeys(trained, 0.0), 0).values())
+    trained = gradients({})
+    for name, gradient in gradients({"conv1": 0.0}).items():
+        expected = torch.zeros_like(gradient) if name.startswith("conv1.") else trained[name]
+        assert torch.equal(gradient, expected), name
 
 
 def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):

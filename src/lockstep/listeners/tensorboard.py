@@ -138,7 +138,7 @@ class TensorBoard(Listener):
         scalars = {
             "loss/total": event.loss,
             "loss/total_average": event.loss_average,
-            "loss/last_tower": event.last_tower_loss,
+            "loss/last": event.last_tower_loss,
             "loss/cross_entropy": event.cross_entropy,
             "loss/cross_entropy_average": event.cross_entropy_average,
             **{f"loss/decay/{name}": term for name, term in event.decay.items()},

@@ -11,7 +11,7 @@ PLAIN = {"http://yann.lecun.com/exdb/mnist/", "http://fashion-mnist.s3-website.e
 
 
 def test_every_dataset_and_each_exception_is_needed():
-    assert {source.name for source, _ in ARCHIVES} == {"cifar10", "cifar100", "mnist", "fashion-mnist"}
+    assert {source.name for source, _ in ARCHIVES} == {"cifar10", "mnist", "fashion-mnist"}
     assert {base for _, archive in ARCHIVES for base in archive.bases} >= PLAIN
 
 
