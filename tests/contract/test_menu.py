@@ -17,7 +17,6 @@ from tests.replicas import equal_in_all, on_replicas
 from torch import nn
 
 from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.core.evaluate import Evaluation, evaluate

@@ -31,7 +31,6 @@ from torch.utils._pytree import tree_leaves
 
 from lockstep import numerics
 from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import evaluate
 from lockstep.core.events import Listener

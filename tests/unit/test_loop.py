@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tests.unit.test_tower import parts
 
-from lockstep.config.placement import Placement
 from lockstep.core.group import Alone
 from lockstep.core.log import Log
 from lockstep.core.loop import train

@@ -12,7 +12,6 @@ from torch import nn
 
 from lockstep import hardware
 from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
 from lockstep.core.log import Log
 from lockstep.data.digits import load
 from lockstep.hardware import GpuUtilisation
