@@ -169,7 +169,6 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
     prefix = None if recipe.head is None else Prefix(recipe, model, shape, torch.device("cpu"))
     course, monitor = recipe.bind(count), Monitor()
     monitor.use(GPU)
-    dataset.balanced_weights  # noqa: B018  The loop computes it once.
     with rehearsing() as waits:
         if prefix is not None:
             # It checks the network's values when it is made.
@@ -184,13 +183,9 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
             model, shape = head_of(recipe, model), prefix.output
             state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), GPU, prefix.tensors)
         network = Network(recipe.replace(head=None), model, shape, GPU)
-        weights, dataset = dataset.__dict__.get("balanced_weights"), dataset.to(GPU)
-        dataset.__dict__["balanced_weights"] = None if weights is None else weights.to(GPU)
+        dataset = dataset.to(GPU)
         passed.append("setup")
-        with (
-            mock.patch.object(probe, "digest", lambda tensors: [t.device for t in tensors] and bytes(32)),
-            mock.patch.object(probe, "_seconds", lambda tower, state, shard, calls: tower(state, shard, 0) is None),
-        ):
+        with mock.patch.object(probe, "digest", lambda tensors: [t.device for t in tensors] and bytes(32)):
             probe.probe(recipe, network, state, dataset)
         passed.append("probe")
         tower, reduction = Tower(course, network), Reduction(group, recipe.towers, kind, GPU)

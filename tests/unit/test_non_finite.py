@@ -39,7 +39,7 @@ def test_a_step_that_is_not_finite_stops_the_run_and_a_resume_stops_there_again(
             train(tmp_path / "run", "late_nan", resume)
         assert error.value.code == CRASH
         assert "The last good state, after 1 steps, is saved" in str(error.value)
-        assert checkpoint.steps(tmp_path / "run/checkpoints")[-1] == 1
+        assert checkpoint.steps(tmp_path / "run/checkpoints")[0] == 1
 
 
 class Steep(torch.nn.Linear):
