@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests import synthetic
 
+from lockstep.api.specs import subject_of
+
 SCRIPT = Path(__file__).parents[2] / "examples/classify_your_photos.py"
 SHORT = {
     "steps": 20,
@@ -42,6 +44,11 @@ def test_a_folder_goes_in_and_answers_come_out(folder, capsys):
         "new.jpg: dog, cat", "more/0.png: cat, dog", "more/1.png: dog, cat",
     ]  # fmt: skip
     assert "more/broken.jpg: empty" in err
+
+
+def test_the_recipe_in_examples_is_one():
+    recipe = subject_of(str(SCRIPT.with_name("cifar10-record.toml")), {}).recipe
+    assert (recipe.name, recipe.towers, recipe.compile) == ("cifar10-record", 1, True)
 
 
 @pytest.mark.parametrize(

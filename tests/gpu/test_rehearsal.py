@@ -53,7 +53,10 @@ def test_every_recipe_and_setting_runs_and_no_step_waits_except_to_read_its_flag
     good = {name: one for name, one in rehearsed.items() if not name.startswith("a model")}
     assert {*RECIPES} < {*good}
     assert {name: one["error"] for name, one in good.items() if one["error"]} == {}
-    assert {name: one["waits"] for name, one in good.items() if one["waits"]} == {}
+    waits = {name: one["waits"] for name, one in good.items() if one["waits"]}
+    copies = waits.pop("reduction central")  # It adds on the CPU: each vector comes to it, and the sum goes back.
+    assert all("vector.cpu()" in line or "total.to(self._device)" in line for line in copies)
+    assert waits == {}
     for name, one in good.items():
         expected = ["features", *STAGES] if name == "photos" else STAGES
         assert [stage for stage in one["passed"] if stage != "skip"] == expected
