@@ -1,4 +1,4 @@
-"""Learnable datasets in the official formats and sizes of CIFAR-10, CIFAR-100 and MNIST, and a few photos.
+"""Learnable datasets in the official formats and sizes of CIFAR-10 and MNIST, and a few photos.
 
 Each class has a fixed picture, and an image is the picture of its class with noise added. So a network can learn the
 classes, and every file has the size, the header and the labels that the readers require.
