@@ -29,7 +29,7 @@ from benchmarks.common import data_option, record_of
 from lockstep import hardware
 from lockstep.kernels import fused, local_response, reference
 from lockstep.recipes import RECIPES, get_recipe
-from lockstep.runs.tensors import read_safetensors
+from lockstep.runs.statefile import read_tensors
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "gpu-check.json"
@@ -158,7 +158,7 @@ def against_cpu(name: str) -> Callable[[Machine], Any]:
         weights = []
         for device in ("cpu", "cuda"):
             here.train(f"{name}-on-{device}", name, *words, device=device)
-            weights.append(read_safetensors(here.folder / f"runs/{name}-on-{device}/model.safetensors"))
+            weights.append(read_tensors(here.folder / f"runs/{name}-on-{device}/model.safetensors"))
         far = {key: _distance(weights[1][key], value) for key, value in weights[0].items()}
         worst = max(far, key=lambda key: far[key])
         assert far[worst] <= TOLERANCE, f"{worst} differs by {far[worst]:.2g} of its norm, {TOLERANCE} is allowed"

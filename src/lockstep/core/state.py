@@ -256,6 +256,12 @@ class State:
         return digest.hexdigest()
 
 
+def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint whose weights are the best that it knows, which may be of an earlier step."""
+    best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(BEST)} | best
+
+
 def clipped(gradients: Tensor, norm: float) -> Tensor:
     """Return `gradients` [n], shortened to the Euclidean norm `norm` if they are longer."""
     # Every process computes the same bits here, because the reduction gave all of them the same gradients.

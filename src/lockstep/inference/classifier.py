@@ -29,9 +29,9 @@ from lockstep.inference.origin import file_recipe, is_onnx, run_of
 from lockstep.inference.sources import Source, Sources, decoded, image_of, items
 from lockstep.messages import logger
 from lockstep.runs.checkpoint import read_chosen, read_result
-from lockstep.runs.folder import Run, metadata
+from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources
-from lockstep.runs.tensors import contents_sha256, read_safetensors, require_unchanged
+from lockstep.runs.statefile import contents_sha256, read
 from lockstep.settings import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
@@ -369,17 +369,18 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _
         if which is not None:
             raise LockstepError(f"--checkpoint is for runs, and {path} is a file: leave it out")
         recipe, facts = file_recipe(path)
-        return _Weights(path, recipe, facts, *_tensors(path, facts))
+        return _Weights(path, recipe, facts, *divided(read(path).tensors))
     which = which if step is None else step
-    if which is None and run.complete and (stated := metadata(run.model)) is not None:
-        run.require_recipe(run.model, stated)
-        return _Weights(run.model, run.recipe(), stated, *_tensors(run.model, stated))
+    if which is None and run.complete and run.model.is_file():
+        model = read(run.model)
+        run.require_recipe(run.model, model.facts)
+        return _Weights(run.model, run.recipe(), model.facts, *divided(model.tensors))
     found = read_result(run) if which is None else read_chosen(run, which)
-    run.require_recipe(found.path, found.manifest)
+    run.require_recipe(found.path, found.facts)
     group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
     tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer", "frozen")}
-    return _Weights(found.path, run.recipe(), found.manifest, tensors, {})
+    return _Weights(found.path, run.recipe(), found.facts, tensors, {})
 
 
 def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, int, int]]:
@@ -393,16 +394,6 @@ def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, i
         raise weights.damaged(f"its images have {shape} values")
     height, width, channels = shape
     return tuple(classes), (height, width, channels)
-
-
-def _tensors(path: Path, facts: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the model's tensors in a model file, and the facts that tell unlike images. Raises: LockstepError."""
-    try:
-        tensors = read_safetensors(path)
-        require_unchanged(facts, tensors)
-    except ValueError as error:
-        raise LockstepError(f"{path} is damaged: {error}", DATA) from None
-    return divided(tensors)
 
 
 def _device(name: str) -> torch.device:

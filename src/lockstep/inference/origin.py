@@ -1,16 +1,17 @@
-"""Where a classifier comes from: a run, a checkpoint's folder or a model file. Reading it needs no torch."""
+"""Where a classifier comes from: a run, a checkpoint or a model file. Reading it needs no torch."""
 
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, LockstepError
-from lockstep.runs.folder import Run, metadata
+from lockstep.runs.folder import Run
+from lockstep.runs.statefile import facts_of, step_of
 from lockstep.settings import validated
 
 
 def recipe_of(source: str | Path | Run) -> Recipe:
-    """Return the recipe of a run, a checkpoint's folder or a model file. Raises: LockstepError."""
+    """Return the recipe of a run, a checkpoint or a model file. Raises: LockstepError."""
     run, _ = run_of(source)
     return run.recipe() if run is not None else file_recipe(Path(str(source)).expanduser())[0]
 
@@ -21,10 +22,8 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
         return source, None
     path = Path(source).expanduser()
     if path.is_file():
-        return None, None
-    if (path / "manifest.json").is_file() and path.parent.name == "checkpoints":
-        digits = path.name.removeprefix("step-")
-        return Run.existing(path.parent.parent), int(digits) if digits.isdigit() else None
+        step = step_of(path) if path.parent.name == "checkpoints" else None
+        return (None, None) if step is None else (Run.existing(path.parent.parent), step)
     if not path.exists():
         raise LockstepError(f"{path} does not exist: give the folder of a run, as in runs/digits-1, or a model file")
     return Run.existing(path), None
@@ -47,7 +46,7 @@ def file_recipe(path: Path) -> tuple[Recipe, dict[str, Any]]:
             f"model.safetensors or an ONNX file"
         )
     else:
-        facts = metadata(path)
+        facts = facts_of(path)
     assert facts is not None
     if not isinstance(facts.get("recipe"), dict):
         raise LockstepError(f"{path} is damaged: it does not contain its recipe", DATA)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course
 from lockstep.core.vector import ControlFlags
-from lockstep.runs.manifest import EVALUATIONS
+from lockstep.runs.statefile import EVALUATIONS
 
 
 class Actions(NamedTuple):
@@ -70,7 +70,7 @@ class Due:
         return self._patience is not None and self._waited >= self._patience
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint's manifest must hold."""
+        """Return what a checkpoint must state."""
         return {
             EVALUATIONS: {
                 "recorded": self._recorded,
@@ -80,8 +80,8 @@ class Due:
             }
         }
 
-    def load(self, manifest: Mapping[str, Any]) -> None:
-        """Continue from the `facts` in a checkpoint's manifest, if it has any."""
-        if facts := manifest.get(EVALUATIONS):
+    def load(self, stated: Mapping[str, Any]) -> None:
+        """Continue from the `facts` that a checkpoint states, if it has any."""
+        if facts := stated.get(EVALUATIONS):
             self._recorded, self._waited = facts["recorded"], facts["waited"]
             self.best_step, self._best_correct = facts["best_step"], facts["best_correct"]

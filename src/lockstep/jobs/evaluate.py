@@ -21,11 +21,11 @@ from lockstep.jobs.specs import EvaluateSpec
 from lockstep.listeners.console import progress_on
 from lockstep.listeners.evaluation_log import EvaluationLog
 from lockstep.messages import logger
-from lockstep.runs import checkpoint
-from lockstep.runs.checkpoint import Checkpoint, none_yet, read_chosen, read_result
-from lockstep.runs.folder import Run, facts_of
+from lockstep.runs import checkpoint, statefile
+from lockstep.runs.checkpoint import none_yet, read_chosen, read_result
+from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
-from lockstep.runs.tensors import read_safetensors, require_unchanged, save_model
+from lockstep.runs.statefile import StateFile
 from lockstep.words import wilson_interval
 
 _MEET_S = 30.0  # Waiting processes exchange a message this often, as a connection without messages times out.
@@ -50,7 +50,7 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     if spec.save_model is not None:
         try:
             tensors, facts = session.model_contents(record["weights"])
-            save_model(spec.save_model, {**tensors, **_unlike(evaluator.run)}, facts)
+            statefile.write(spec.save_model, {**tensors, **_unlike(evaluator.run)}, facts)
         except OSError as error:
             raise LockstepError(f"--save-model {spec.save_model}: cannot be written: {error}", ENVIRONMENT) from None
         logger.warning(
@@ -62,14 +62,12 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
 def _unlike(run: Run) -> dict[str, Tensor]:
     """Return the facts that tell unlike images. They are in the model file of a complete run; {} without them."""
     try:
-        facts, tensors = facts_of(run.model), read_safetensors(run.model)
-        require_unchanged(facts or {}, tensors)
-    except (OSError, ValueError):
+        return divided(statefile.read(run.model).tensors)[1]
+    except (OSError, LockstepError):
         return {}
-    return divided(tensors)[1]
 
 
-def chosen(run: Run, spec: EvaluateSpec) -> Checkpoint:
+def chosen(run: Run, spec: EvaluateSpec) -> StateFile:
     """Return the checkpoint that `spec` names. Raises: LockstepError."""
     return read_result(run) if spec.checkpoint is None else read_chosen(run, spec.checkpoint)
 
@@ -96,7 +94,7 @@ class Evaluator:
         whole = len(self.dataset) == len(session.splits[spec.split])
         self.usual = whole and (spec.split, self.weights) == (session.recipe.evaluated_split, own)
 
-    def __call__(self, found: Checkpoint | None, each: Chunk | None = None) -> dict[str, Any]:
+    def __call__(self, found: StateFile | None, each: Chunk | None = None) -> dict[str, Any]:
         """Evaluate the checkpoint that process 0 read; the other processes pass None. Return the record.
 
         `each` receives the examples and logits of each chunk of this process.
@@ -117,8 +115,8 @@ class Evaluator:
         subject = {"run": str(self.run.path), "step": step, "split": self.split, "weights": self.weights}
         return subject | record_of(result, self.dataset.classes)
 
-    def _compare_source(self, found: Checkpoint) -> None:
-        if changed := compare(found.manifest, {"model_source": self.session.model_source}):
+    def _compare_source(self, found: StateFile) -> None:
+        if changed := compare(found.facts, {"model_source": self.session.model_source}):
             code = describe_custom_code(self.session.recipe)
             text = f"the source of {code} is not the one it was trained with ({'; '.join(map(str, changed))})"
             if self._strict:
@@ -127,9 +125,9 @@ class Evaluator:
                 logger.warning(text)
             self._last_note = text
 
-    def _compare_data(self, found: Checkpoint) -> None:
+    def _compare_data(self, found: StateFile) -> None:
         """Raise a LockstepError if the dataset has other classes than the run's. Note a split that has changed."""
-        trained, own = found.manifest["classes"], list(self.dataset.classes)
+        trained, own = found.facts["classes"], list(self.dataset.classes)
         if trained != own:
             only = [*(f"-{name}" for name in trained if name not in own), *(f"+{n}" for n in own if n not in trained)]
             raise LockstepError(
@@ -138,7 +136,7 @@ class Evaluator:
                 DATA,
             )
         whole = self.session.splits[self.split].sha256
-        if found.manifest["data_sha256"].get(self.split, whole) != whole and not self._data_noted:
+        if found.facts["data_sha256"].get(self.split, whole) != whole and not self._data_noted:
             logger.warning(f"the {self.split} data is not what it was in training (its sha256 differs)")
             self._data_noted = True
 
@@ -192,7 +190,7 @@ class Watcher:
         self._notes: set[str] = set()
         self._damaged: set[int] = set()
         self._ended = False
-        self.found: Checkpoint | None = None
+        self.found: StateFile | None = None
         self.log = EvaluationLog(
             evaluator.run.path / "eval", split=evaluator.split, weights=evaluator.weights,
             examples=len(evaluator.dataset), usual=evaluator.usual,

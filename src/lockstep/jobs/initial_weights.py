@@ -1,8 +1,9 @@
 """Initial weights from a file: which tensors of a model are loaded, and which start as new."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import io
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,7 @@ from torch import Tensor, nn
 from lockstep.core.unlike import divided
 from lockstep.data.user_data import first_other_class
 from lockstep.errors import DATA, LockstepError
-from lockstep.runs.folder import facts_of
-from lockstep.runs.manifest import read_manifest
-from lockstep.runs.tensors import CodeNeededError, read_safetensors, require_unchanged, unpickled
-from lockstep.runs.weights_file import SAFETENSORS
+from lockstep.runs.statefile import SUFFIX, facts_if_valid, read, read_tensors, stated
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # the key of the weights in other programs' checkpoints
 _PREFIXES = ("module.", "_orig_mod.")  # of names that DistributedDataParallel and torch.compile have saved
@@ -32,7 +30,7 @@ class InitialWeights:
     Attributes:
         path, sha256: the file.
         loaded, new: the tensors that are loaded, and that the file lacks.
-        mismatched: what the file has in another shape or type than the model, in words.
+        mismatched: the tensors that the file has in another shape or type.
         unused: the tensors of the file that the model does not have.
         values, values_of_model: how many values of the parameters are loaded, and how many the model has.
         other_class: the first label whose name is another one in the file than in the dataset, and both names. None if
@@ -50,37 +48,34 @@ class InitialWeights:
     other_class: tuple[int, str, str] | None = None
 
     def lines(self) -> list[Line]:
-        """Return the table for the start-up block."""
+        """Return the lines of the start-up block."""
         total = len(self.loaded) + len(self.new) + len(self.mismatched)
-        counts = f"{len(self.loaded)} of {total} tensors, {self.values:,} of {self.values_of_model:,} parameters"
-        lines = [
-            ("init", f"{self.path} (sha256 {self.sha256[:12]})"),
-            ("loaded", f"{counts}: {_by_layer(self.loaded)}"),
-        ]
+        text = f"{len(self.loaded)} of {total} tensors, {self.values:,} of {self.values_of_model:,} parameters"
+        for names, why in (
+            (self.mismatched, "have another shape in the file"), (self.new, "are not in the file"),
+            (self.unused, "of the file are not in the model"),
+        ):  # fmt: skip
+            text += f"; {len(names)} {why} ({_some(names)})" if names else ""
+        lines = [("init", f"{self.path} (sha256 {self.sha256[:12]})"), ("loaded", text)]
         if self.other_class:
             label, name, own = self.other_class
             text = f"the file has other classes: label {label} is {name} in it, and {own} in the dataset"
             lines.append(("classes", f"{text}. The last layer starts from the outputs of the others"))
-        if self.mismatched:
-            lines.append(("mismatched", f"{_some(self.mismatched, '; ')}: not loaded"))
-        if self.new:
-            lines.append(("new", f"{_some(self.new)}: not in the file"))
-        if self.unused:
-            lines.append(("not used", f"{_some(self.unused)}: not in the model"))
         return lines
 
 
 def load_initial_weights(
-    model: nn.Module, model_name: str, path: Path, sha256: str, classes: Sequence[str] = ()
+    model: nn.Module, model_name: str, path: Path, sha256: str | None, classes: Sequence[str] = ()
 ) -> InitialWeights:
     """Load into `model`, in place, all tensors of the file that match by name and shape.
 
-    `model_name` is its name in messages, `sha256` what the recipe states of the file, and `classes` the names of the
-    dataset's classes. Weights are converted to the model's types. The number of batches that a norm layer has seen is
-    not loaded: it counts those of this run.
+    `model_name` is its name in messages, `sha256` what the recipe states of the file (None: nothing), and `classes` the
+    names of the dataset's classes. Weights are converted to the model's types. The number of batches that a norm layer
+    has seen is not loaded: it counts those of this run.
     Raises: LockstepError if the file cannot be used, or no parameter matches.
     """
-    found = _plain_names(_read(path, sha256))
+    content = _content(path, sha256)
+    found = _plain_names(_tensors(path, content))
     own: dict[int, list[str]] = {}  # a tensor's names: several if weights are tied
     targets = {key: tensor for key, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     for key, tensor in targets.items():
@@ -104,8 +99,7 @@ def load_initial_weights(
                 target.copy_(tensor)
             loaded.append(names[0])
         else:
-            in_file, in_model = _kind(tensor, target), _kind(target, tensor)
-            mismatched.append(f"{names[0]} is {in_file} in the file, {in_model} in the model")
+            mismatched.append(names[0])
     loaded_parameters = [targets[key] for key in loaded if isinstance(targets[key], nn.Parameter)]
     if not loaded_parameters:
         raise LockstepError(
@@ -113,55 +107,49 @@ def load_initial_weights(
             f"has {_some(_shapes(found))}. The model has {_some(_shapes(targets))}. Give the weights of this model, or "
             f"--model the network of these weights"
         )
-    stated = _stated_classes(path)
+    in_file = facts_if_valid(path).get("classes") or []
     unused = (key for key in found if key not in targets and not key.endswith(_COUNTER))
     return InitialWeights(
         path,
-        sha256,
+        hashlib.sha256(content).hexdigest(),
         tuple(loaded),
         tuple(new),
         tuple(mismatched),
         tuple(unused),
         sum(p.numel() for p in loaded_parameters),
         sum(p.numel() for p in model.parameters()),
-        first_other_class(stated, classes) if len(stated) == len(classes) else None,
+        first_other_class(in_file, classes) if len(in_file) == len(classes) else None,
     )
 
 
-def _stated_classes(path: Path) -> list[str]:
-    """Return the names of the classes that a model file, or the manifest of a checkpoint, states; [] for none."""
-    if path.suffix != SAFETENSORS:
-        return []
-    try:
-        names = (facts_of(path) or read_manifest(path.parent))["classes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # Other programs write files without them.
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
-
-
-def _read(path: Path, sha256: str) -> dict[str, Tensor]:
-    """Return the tensors of the file by name. Raises: LockstepError."""
+def _content(path: Path, sha256: str | None) -> bytes:
+    """Return the content of the file. Raises: LockstepError unless it has the `sha256`, if one is given."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise LockstepError(f"--init {path}: cannot be read: {error.strerror or error}", DATA) from None
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if sha256 not in (None, hashlib.sha256(content).hexdigest()):
         raise LockstepError(f"--init {path}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
+    return content
+
+
+def _tensors(path: Path, content: bytes) -> dict[str, Tensor]:
+    """Return the tensors of the file by name. No code in it is executed. Raises: LockstepError."""
+    if path.suffix == SUFFIX:
+        try:
+            tensors = read_tensors(content) if stated(path) is None else read(path).tensors
+        except (OSError, ValueError) as error:
+            raise LockstepError(f"--init {path}: the file is damaged ({error})", DATA) from None
+        return _of_checkpoint(divided(tensors)[0])
     try:
-        if path.suffix == SAFETENSORS:
-            tensors = read_safetensors(content)
-            if facts := facts_of(path):
-                require_unchanged(facts, tensors)
-                tensors, _ = divided(tensors)
-            return _of_checkpoint(tensors)
-        value = unpickled(content)
-    except CodeNeededError as error:
+        with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
+            value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and pickle raise many kinds
         raise LockstepError(
-            f"--init {path}: loading it would execute code ({error}), because it holds more than tensors. Save the "
-            f"weights alone, where you trust the file: torch.save(model.state_dict(), 'weights.pt')"
+            f"--init {path}: the file is damaged, or loading it would execute code ({str(error).splitlines()[0]}). "
+            f"Save the weights alone, where you trust the file: torch.save(model.state_dict(), 'weights.pt')",
+            DATA,
         ) from None
-    except ValueError as error:
-        raise LockstepError(f"--init {path}: the file is damaged ({error})", DATA) from None
     return _of_pickle(value, path)
 
 
@@ -209,25 +197,11 @@ def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
         raise LockstepError(f"--init {path}: {name} has values that are infinite or not a number", DATA)
 
 
-def _kind(tensor: Tensor, other: Tensor) -> str:
-    """Return the shape of a tensor, or its type if the shapes do not tell it from `other`."""
-    if tensor.shape != other.shape:
-        return str(list(tensor.shape))
-    return f"{tensor.dtype}, {tensor.layout}".replace("torch.", "").removesuffix(", strided")
-
-
 def _shapes(tensors: Mapping[str, Tensor]) -> list[str]:
     return [f"{key} {list(tensor.shape)}" for key, tensor in tensors.items()]
 
 
-def _by_layer(names: Iterable[str]) -> str:
-    """Return the outermost layers of `names`, each with its number of tensors."""
-    counts = Counter(name.partition(".")[0] for name in names)
-    return _some([f"{layer} ({count})" for layer, count in counts.items()])
-
-
-def _some(texts: Iterable[str], separator: str = ", ") -> str:
+def _some(texts: Sequence[str]) -> str:
     """Return the first texts, and how many more there are."""
-    texts = list(texts)
     more = len(texts) - _NAMES_SHOWN
-    return separator.join(texts[:_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")
+    return ", ".join(texts[:_NAMES_SHOWN]) + (f", and {more} more" if more > 0 else "")

@@ -19,10 +19,10 @@ from lockstep.listeners import console
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.messages import logger
 from lockstep.runs import checkpoint
-from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import LostRunError, Run
 from lockstep.runs.provenance import compare, describe_custom_code, texts
 from lockstep.runs.saver import Saver
+from lockstep.runs.statefile import StateFile
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
@@ -47,7 +47,7 @@ class OpenRun:
             this session computes differently from an earlier one.
         """
         self._session, placement = session, session.placement
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: StateFile | None = None
         self.listeners: list[Listener] = []
         self._provenance = {
             "probe": probe,
@@ -80,7 +80,7 @@ class OpenRun:
         if self.checkpoint is None:
             logger.warning(f"{self.run.path} has no checkpoint: it starts again before its first step")
         else:
-            self._require_same_data(self.checkpoint.manifest)
+            self._require_same_data(self.checkpoint.facts)
         self._earlier = self.run.sessions()
         differing = [one for one in self._earlier if texts(compare(one, self._provenance), *_DECIDING)]
         self.mixed_arithmetic = bool(differing)
@@ -95,9 +95,9 @@ class OpenRun:
         for text in differences:
             logger.warning(text)
 
-    def _require_same_data(self, manifest: Mapping[str, Any]) -> None:
+    def _require_same_data(self, facts: Mapping[str, Any]) -> None:
         """Raise a LockstepError unless splits and classes are those that the checkpoint was trained on."""
-        before = manifest["data_sha256"]
+        before = facts["data_sha256"]
         images = self._session.placement.data if self._session.recipe.dataset == IMAGE_FOLDER else None
         where = f" in {images}" if images else ""
         what_to_do = "give the same files as --data to resume"
@@ -110,7 +110,7 @@ class OpenRun:
                     f"trained on (its sha256 differs): {what_to_do}",
                     DATA,
                 )
-        if other := first_other_class(manifest["classes"], self._session.splits["train"].classes):
+        if other := first_other_class(facts["classes"], self._session.splits["train"].classes):
             raise LockstepError(
                 f"the classes are not those that {self.run.path} was trained on: label {other[0]} was {other[1]} and "
                 f"is {other[2]}. Give the same names in the same order to resume, or start a new run",
@@ -153,7 +153,7 @@ class OpenRun:
                 session.network.shape,
                 dtype=session.network.dtype,
                 compiled=session.recipe.compile,
-                resumed=int(self.checkpoint.manifest["step"]) if self.checkpoint else None,
+                resumed=self.checkpoint.step if self.checkpoint else None,
                 evaluations=self.run.evaluations,
             )
             listeners.append(tensorboard)

@@ -28,9 +28,9 @@ from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.probe import probe
-from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.provenance import compare, fingerprint, releases, sources
-from lockstep.runs.weights_file import sha256_of_state
+from lockstep.runs.statefile import StateFile
+from lockstep.runs.weights_file import is_state_of
 from lockstep.settings import load_object
 
 
@@ -88,12 +88,11 @@ class Session:
         if placement.init is not None and recipe.init_sha256 is not None:
             # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
             self._seeded_state = _state(recipe, model, device)
-            state_sha256 = sha256_of_state(placement.init, recipe)
-            loaded = load_initial_weights(
-                model, recipe.model, placement.init, state_sha256 or recipe.init_sha256, train_set.classes
-            )
+            own_state = is_state_of(placement.init, recipe)
+            sha256 = None if own_state else recipe.init_sha256
+            loaded = load_initial_weights(model, recipe.model, placement.init, sha256, train_set.classes)
             # A state of this recipe has the layers before the head; its head is not the one that the run starts from.
-            self.initial_weights = loaded if state_sha256 is None else None
+            self.initial_weights = None if own_state else loaded
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
         self.fingerprint = fingerprint(device, self.decoder)
@@ -123,7 +122,7 @@ class Session:
         return {name: self.splits[name].sha256 for name in ("train", self.recipe.evaluated_split)}
 
     def checkpoint_facts(self) -> dict[str, Any]:
-        """Return what the manifest of a checkpoint states about the run."""
+        """Return what a checkpoint states about the run."""
         train_set = self.splits["train"]
         return {
             "recipe_digest": self.recipe.digest(),
@@ -186,12 +185,12 @@ class Session:
                 threads=max(1, hardware.cores() // ctx.local_processes // self.recipe.threads_per_tower),
             ).to(self.device)  # fmt: skip
 
-    def restore(self, checkpoint: Checkpoint | None) -> None:
+    def restore(self, checkpoint: StateFile | None) -> None:
         """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
 
         Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from are not given.
         """
-        if checkpoint is not None and checkpoint.manifest.get("recipe_digest") != self.recipe.digest():
+        if checkpoint is not None and checkpoint.facts.get("recipe_digest") != self.recipe.digest():
             raise LockstepError(f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE)
         tensors = self.group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
         if tensors:

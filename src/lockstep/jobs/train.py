@@ -27,7 +27,7 @@ from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import Held, handled, logger
-from lockstep.runs.tensors import save_model
+from lockstep.runs import statefile
 from lockstep.words import counted, plural, wilson_interval
 
 
@@ -64,8 +64,8 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         with opened(spec, ctx, session, probe) as run:
             due = Due(placement, course)
             session.restore(run.checkpoint if run else None)
-            manifest = run.checkpoint.manifest if run and run.checkpoint else {}
-            due.load(json.loads(group.broadcast(json.dumps(manifest).encode())))
+            stated = run.checkpoint.facts if run and run.checkpoint else {}
+            due.load(json.loads(group.broadcast(json.dumps(stated).encode())))
             test_set = session.split(recipe.evaluated_split)
             log = Log(course, run.listeners if run else (), monitor, group.processes, session.device)
             tower = Tower(course, session.network)
@@ -189,7 +189,7 @@ def _complete(
     recipe, folder = session.recipe, run.run
     folder.require_lock()
     tensors, facts = session.model_contents()
-    save_model(folder.model, {**tensors, **unlike}, facts)
+    statefile.write(folder.model, {**tensors, **unlike}, facts)
     best = next(iter(evaluations.values()))
     one_view = {"accuracy_one_view": best.summary()["accuracy_one_view"]} if recipe.test_views != "one" else {}
     early = trained < log.course.steps

@@ -18,10 +18,10 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
 from lockstep.listeners import console
 from lockstep.messages import collected, logger
-from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.compare import differences
 from lockstep.runs.provenance import compare, texts
 from lockstep.runs.recorded import Recorded
+from lockstep.runs.statefile import StateFile
 
 
 def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ class Comparison:
         self._tensors: dict[str, Any] | None = None
         self._machine: list[dict[str, Any]] = []
 
-    def begin(self, session: Session, probe: str) -> Checkpoint | None:
+    def begin(self, session: Session, probe: str) -> StateFile | None:
         """Return the checkpoint that the replay starts from, after comparing machine and data with the run's."""
         recorded, end = self._recorded, self.points[-1]
         self._processes = session.group.processes

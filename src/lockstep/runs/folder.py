@@ -32,7 +32,7 @@ from lockstep.files import (
     replace,
 )  # fmt: skip
 from lockstep.messages import logger
-from lockstep.runs.manifest import Entries, checkpoints_in, manifest_if_valid, read_manifest
+from lockstep.runs.statefile import Entries, checkpoints_in, facts_if_valid, facts_of
 from lockstep.settings import validated
 from lockstep.words import listed
 
@@ -41,15 +41,14 @@ _FOLDERS = ("checkpoints", "tb")
 _FILES = ("recipe.json", "environment.json", "result.json", "metrics.jsonl", "log.txt", "model.safetensors")
 
 # The paths, in its folder, that a run makes before its first step.
-_FIRST_FOLDERS = re.compile(r"tb|checkpoints(/(step-0{9}|\.writing-0{9}-\d+))?")
+_FIRST_FOLDERS = re.compile(r"tb|checkpoints")
 _FIRST_FILES = re.compile(
     r"\.lock|(recipe|environment)\.json|\.(recipe|environment)\.json-\d+|metrics\.jsonl|log\.txt"
     r"|tb/events\.out\.tfevents\.[^/]+"
-    r"|checkpoints/(step-0{9}|\.writing-0{9}-\d+)/(state\.safetensors|manifest\.json)"
+    r"|checkpoints/(step-0{9}\.safetensors|\.step-0{9}\.safetensors-\d+)"
 )
 
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})-\d+")
-_MAX_HEADER_BYTES = 16 << 20  # of a model file. A JSON text takes up to 30 times its size in memory.
 
 
 _Step = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -235,17 +234,10 @@ class Run:
 
         Raises: LockstepError if the file that has them is damaged.
         """
-        if (facts := metadata(self.model)) is not None:
-            names = facts.get("classes")
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise LockstepError(f"{self.model} is damaged: it does not state the names of the classes", DATA)
-            return tuple(names)
-        for newest in [*checkpoints_in(self.checkpoints).values()][-1:]:
-            try:
-                names = read_manifest(newest).get("classes")
-            except (OSError, ValueError) as error:
-                raise LockstepError(f"checkpoint {newest} is damaged ({error})", DATA) from None
-            return tuple(names) if names else None
+        for path in (self.model, *[*checkpoints_in(self.checkpoints).values()][-1:]):
+            with contextlib.suppress(FileNotFoundError):
+                names = facts_of(path).get("classes")
+                return tuple(names) if names else None
         return None
 
     def recipe(self) -> Recipe:
@@ -270,8 +262,8 @@ class Run:
     def check_recipe(self) -> None:
         """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
         newest = [*checkpoints_in(self.checkpoints).values()][-1:]
-        if newest and (stated := manifest_if_valid(newest[0])):  # Loading a damaged checkpoint reports it.
-            self.require_recipe(newest[0], stated)
+        if newest and (facts := facts_if_valid(newest[0])):  # Loading a damaged checkpoint reports it.
+            self.require_recipe(newest[0], facts)
 
     def require_recipe(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Raise a LockstepError if what `path` states, its `facts`, is of another recipe than recipe.json."""
@@ -434,39 +426,6 @@ class Run:
             lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
             logger.warning(f"{self.metrics_path}: {lines} damaged and deleted")
         replace(self.metrics_path, b"".join(kept))
-
-
-def facts_of(path: Path) -> dict[str, Any] | None:
-    """Return what Lockstep has stated in a model file besides its tensors; None if another program wrote the file.
-
-    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON. Needs no torch.
-    Raises: OSError; ValueError if it is not a safetensors file, or damaged.
-    """
-    with open_to_read(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
-    if not isinstance(header, dict):
-        raise ValueError("it is not a safetensors file")
-    stated = header.get("__metadata__")
-    facts = stated.get("lockstep") if isinstance(stated, dict) else None
-    facts = parse_json(facts) if isinstance(facts, str) else None
-    return facts if isinstance(facts, dict) else None
-
-
-def metadata(path: Path) -> dict[str, Any] | None:
-    """Return what the model file at `path` states besides its tensors, or None if there is no file.
-
-    Raises: LockstepError if the file is not a model that Lockstep has written.
-    """
-    try:
-        facts, problem = facts_of(path), "it has no metadata of Lockstep"
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        facts, problem = None, str(error)
-    if facts is None:
-        raise LockstepError(f"{path} is not a model of Lockstep, or is damaged: {problem}", DATA)
-    return facts
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import checkpoints_in
+from lockstep.runs.statefile import checkpoints_in
 
 _SIGNS = ("recipe.json", ".lock", "checkpoints", "metrics.jsonl", "result.json")  # a folder with one of them is a run
 

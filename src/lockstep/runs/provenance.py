@@ -1,6 +1,6 @@
 """Provenance: everything besides the recipe that decides a run's bits, and how it differs from what was recorded.
 
-environment.json has an entry for each session, and the manifest of each checkpoint has the digests of data and source.
+environment.json has an entry for each session, and each checkpoint has the digests of data and source.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class Difference:
 
 
 def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return how `now` differs from what was `recorded`: entries of environment.json, manifests, or parts of them.
+    """Return how `now` differs from what was `recorded`: entries of environment.json, facts of states, or parts of them.
 
     What only one of them states is ignored; but an environment variable that only one has counts, and so does a source
     file. Changed source files come first. The probe depends on the training images, so with other images it is ignored.

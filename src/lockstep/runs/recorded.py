@@ -7,9 +7,8 @@ from typing import Any
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.messages import logger
 from lockstep.runs import checkpoint
-from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import STATE, checkpoints_in, folder_name, manifest_if_valid
+from lockstep.runs.statefile import SHA256, StateFile, checkpoints_in, facts_if_valid, file_name
 
 
 class Recorded:
@@ -44,7 +43,7 @@ class Recorded:
         self.weights_sha256: str | None = self.result.get("weights_sha256")
         step = self.result.get("best_step") or self.result.get("steps")
         self.result_step: int | None = None if self.weights_sha256 is None else step
-        self._held: dict[int, Checkpoint] = {}
+        self._held: dict[int, StateFile] = {}
 
     @property
     def points(self) -> list[int]:
@@ -53,18 +52,17 @@ class Recorded:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Return the manifest of the newest checkpoint that has one, {} if there is none."""
-        return next(filter(None, map(self._manifest, reversed(self.steps))), {})
+        """Return the facts in the newest checkpoint that is not damaged, {} if there is none."""
+        return next(filter(None, map(self._facts, reversed(self.steps))), {})
 
     def state_sha256(self, step: int) -> str | None:
-        """Return the SHA-256 that the manifest of the checkpoint after `step` updates states of its tensors."""
-        manifest = self._manifest(step)
-        return manifest["files"][STATE]["sha256"] if manifest else None
+        """Return the SHA-256 of its contents that the checkpoint after `step` updates states."""
+        return self._facts(step).get(SHA256)
 
-    def _manifest(self, step: int) -> Mapping[str, Any]:
-        return manifest_if_valid(self.run.checkpoints / folder_name(step))
+    def _facts(self, step: int) -> Mapping[str, Any]:
+        return facts_if_valid(self.run.checkpoints / file_name(step))
 
-    def read(self, step: int) -> Checkpoint | None:
+    def read(self, step: int) -> StateFile | None:
         """Return the checkpoint after `step` updates. Return None, with a message, if it is damaged or was deleted."""
         if step in self._held:
             return self._held.pop(step)

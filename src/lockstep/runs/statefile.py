@@ -1,0 +1,227 @@
+"""State files: the checkpoints of a run, and its model. One format, and nothing in it can execute code.
+
+    checkpoints/step-000001000.safetensors   the state after 1000 updates, the tensors of State.tensors()
+    model.safetensors                        a classifier's weights
+
+A state file is a safetensors file. The entry "lockstep" of its metadata is JSON of its facts: what the run knew when it
+wrote the file, and the SHA-256 of the tensors and of the facts themselves, so that a changed bit is noticed. Nothing in
+it depends on the number of processes. Reading the facts alone needs no torch.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lockstep.errors import DATA, LockstepError
+from lockstep.files import flush, parse_json, share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIX = ".safetensors"
+SHA256 = "contents_sha256"  # among the facts: that of the tensors and of the other facts
+EVALUATIONS = "evaluations"  # among the facts: what a run continues from, see `Due`
+_NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)
+_MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the safetensors library
+
+
+class Entries(BaseModel):
+    """The types of those entries of a JSON object that Lockstep reads. The object may have others."""
+
+    model_config = ConfigDict(strict=True)
+
+    @classmethod
+    def check(cls, value: object) -> None:
+        """Raise a ValueError that names the first entry of `value` with another type."""
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+        try:
+            cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
+
+
+class _Evaluations(Entries):
+    recorded: int
+    best_step: int | None
+    best_correct: int
+    waited: int
+
+
+class _Facts(Entries):
+    contents_sha256: str
+    step: int | None = Field(None, ge=0)
+    recipe_digest: str | None = None
+    data_sha256: dict[str, str] | None = None
+    model_source: dict[str, str] = {}
+    classes: list[str] | None = None
+    image_shape: list[int] | None = None
+    evaluations: _Evaluations | None = None
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A state file that was read and verified."""
+
+    path: Path
+    facts: dict[str, Any]
+    tensors: "dict[str, Tensor]"
+
+    @property
+    def step(self) -> int:
+        """Return the number of updates of a checkpoint."""
+        step: int = self.facts["step"]
+        return step
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step in the name of a checkpoint, or None if it is the name of another file."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def file_name(step: int) -> str:
+    """Return the name of the checkpoint after `step` updates."""
+    return f"step-{step:09d}{SUFFIX}"
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in `folder` by step, valid or damaged, the oldest first. Other files do not count."""
+    try:
+        paths = {step_of(path): path for path in folder.iterdir()}
+    except OSError:
+        return {}
+    return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
+
+
+def stated(path: Path) -> dict[str, Any] | None:
+    """Return the facts in a safetensors file, not verified; None if another program wrote the file.
+
+    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON.
+    Raises: OSError; ValueError if it is not a safetensors file, or damaged.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
+    if not isinstance(header, dict):
+        raise ValueError("it is not a safetensors file")
+    metadata = header.get("__metadata__")
+    facts = metadata.get("lockstep") if isinstance(metadata, dict) else None
+    facts = parse_json(facts) if isinstance(facts, str) else None
+    return facts if isinstance(facts, dict) else None
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Return the facts in a state file. Only `read` verifies them.
+
+    Raises: LockstepError if it is damaged or not a state file, FileNotFoundError if it does not exist.
+    """
+    try:
+        facts = stated(path)
+        if facts is None:
+            raise ValueError("it has no facts of Lockstep")
+        _Facts.check(facts)
+        if step_of(path) not in (None, facts.get("step")):
+            raise ValueError(f"it is the state after {facts.get('step')} steps")
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+    return facts
+
+
+def facts_if_valid(path: Path) -> dict[str, Any]:
+    """Return the facts in a state file; {} if it is damaged or does not exist."""
+    try:
+        return facts_of(path)
+    except (LockstepError, FileNotFoundError):
+        return {}
+
+
+def read(path: Path) -> StateFile:
+    """Return what is in a state file, verified.
+
+    Raises: LockstepError if it is damaged or not a state file, FileNotFoundError if it does not exist.
+    """
+    facts = facts_of(path)
+    try:
+        tensors = read_tensors(path)
+        if contents_sha256(facts, tensors) != facts[SHA256]:
+            raise ValueError("it is not the file that was written: the sha256 of its contents differs")
+        if facts.get("step") is not None and ("step" not in tensors or tensors["step"].tolist() != facts["step"]):
+            raise ValueError("its tensors are of another step")
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+    return StateFile(path, facts, tensors)
+
+
+def _damaged(path: Path, error: Exception) -> Exception:
+    if not os.path.lexists(path):
+        return FileNotFoundError(f"{path} does not exist")
+    return LockstepError(f"{path} is damaged, or not a file that Lockstep wrote ({error})", DATA)
+
+
+def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
+    """Return the tensors of any safetensors file, or of its content, by name. Raises: ValueError if it is damaged."""
+    from safetensors.torch import load, load_file
+
+    try:
+        return load(file) if isinstance(file, bytes) else load_file(file)
+    except Exception as error:  # The library raises many kinds, for types that torch does not have among others.
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def write(
+    path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None
+) -> None:
+    """Write `tensors` and `facts` to `path`. The file is there as a whole, on the disk, or unchanged.
+
+    It is written under another name, flushed and renamed. `fence` is called before it gets its name, and raises an
+    error if this program may no longer write there. Raises: OSError, or the error of `fence`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    plain = {name: _in_own_memory(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    # One key only: safetensors writes several metadata keys in no fixed order.
+    header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, plain)})}
+    try:
+        try:
+            save_file(plain, temporary, header)
+        except SafetensorError as error:
+            number = _SYSTEM_ERROR.search(str(error))
+            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+        share(temporary)
+        flush(temporary)
+        fence()
+        temporary.replace(path)
+        flush(path.parent)
+    except (OSError, LockstepError):
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _in_own_memory(tensor: "Tensor") -> "Tensor":
+    """Return the tensor, or a copy of one that is a view of others' memory, which safetensors does not write."""
+    return tensor if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def contents_sha256(facts: Mapping[str, Any], tensors: "Mapping[str, Tensor]") -> str:
+    """Return the SHA-256, in hex, of all `tensors` by name and of all `facts` but SHA256."""
+    import torch
+
+    own = {name: value for name, value in facts.items() if name != SHA256}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
