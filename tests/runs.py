@@ -1,6 +1,5 @@
 """Complete runs in the process of the test, and changes to their folders."""
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from signal import Signals
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
@@ -17,7 +15,7 @@ from lockstep.errors import SIGNAL_BASE
 from lockstep.jobs.context import Context, Display
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import StoppedError, train
-from lockstep.runs.manifest import MANIFEST, encoded, read_manifest
+from lockstep.runs import statefile
 
 
 class Outcome(NamedTuple):
@@ -43,19 +41,24 @@ def fit_here(
         return Outcome(stopped_by=stopped.code - SIGNAL_BASE)
 
 
-def change_manifest(checkpoint: Path, change: Callable[[dict], object]) -> None:
-    """Let `change` change the facts of a checkpoint, in place, as if it had been saved with them."""
-    facts = read_manifest(checkpoint)
-    change(facts)
-    (checkpoint / MANIFEST).write_bytes(encoded(facts))
+def state_path(run: Path, step: int) -> Path:
+    """Return the checkpoint of the run after `step` updates."""
+    return run / "checkpoints" / statefile.file_name(step)
+
+
+def change_state(path: Path, change: Callable[[dict, dict], object]) -> None:
+    """Let `change` change the facts and the tensors of a state file, in place, as if it had been written so."""
+    found = statefile.read(path)
+    change(found.facts, found.tensors)
+    tensors = {name: tensor.clone() for name, tensor in found.tensors.items()}
+    statefile.write(path, tensors, found.facts)
 
 
 def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:
-    """Flip the lowest bit of an element, and make the manifest match, so that only a replay can notice."""
-    folder = run / f"checkpoints/step-{step:09d}"
-    tensors = load_file(folder / "state.safetensors")
-    tensors[name].view(-1).view(torch.int32)[element] ^= 1
-    save_file(tensors, folder / "state.safetensors")
-    content = (folder / "state.safetensors").read_bytes()
-    files = {"state.safetensors": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
-    change_manifest(folder, lambda facts: facts.update(files=files))
+    """Flip the lowest bit of an element, and seal the file again, so that only a replay can notice."""
+
+    def flip(facts: dict, tensors: dict) -> None:
+        tensors[name] = tensors[name].clone()
+        tensors[name].view(-1).view(torch.int32)[element] ^= 1
+
+    change_state(state_path(run, step), flip)

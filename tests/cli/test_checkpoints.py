@@ -23,8 +23,7 @@ def test_best_and_a_step_on_any_number_of_processes(program, run):
     for which, processes in (("best", 2), (4, 1)):
         done = program("eval", run, "--checkpoint", which, "--json", "--processes", processes)
         record = json.loads(done.stdout)
-        manifest = run / f"checkpoints/step-{record['step']:09d}/manifest.json"
-        assert record["accuracy"] == json.loads(manifest.read_text())["accuracy"]
+        assert record["accuracy"] == Run(run).evaluations(record["step"])[0]["accuracy"]
         assert which in ("best", record["step"])
 
 
@@ -70,14 +69,14 @@ def test_the_model_of_another_checkpoint_and_of_the_raw_weights(program, run, tm
     with safe_open(run / "model.safetensors", "pt") as file:
         others = {"weights": "raw", "contents_sha256": facts["contents_sha256"]}
         assert facts == json.loads(file.metadata()["lockstep"]) | others
-    saved = load_file(run / "checkpoints/step-000000004/state.safetensors")
+    saved = load_file(run / "checkpoints/step-000000004.safetensors")
     for name, tensor in load_file(tmp_path / "raw").items():
         assert tensor.equal(saved[f"buffer/{name}" if "running" in name or "num_" in name else f"parameter/{name}"])
 
 
 @pytest.mark.slow
 def test_a_quiet_evaluation(program, refused_here, run):
-    flip(run / "checkpoints/step-000000010/state.safetensors")  # of which a note would be
+    flip(run / "checkpoints/step-000000010.safetensors")  # of which a note would be
     done = program("eval", run, "-q", "--json")
     assert (json.loads(done.stdout)["step"], done.stderr) == (8, "")
     done = program("eval", run, "-q", "--watch", "--once")

@@ -14,8 +14,8 @@ from tests.conftest import run_program
 import lockstep
 from lockstep.api import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
-from lockstep.runs.folder import facts_of
-from lockstep.runs.tensors import SHA256, read_safetensors, save_model
+from lockstep.runs import statefile
+from lockstep.runs.statefile import SHA256, facts_of, read_tensors
 
 onnxruntime = pytest.importorskip("onnxruntime")
 SHORT = ("digits", "--steps", 30, "--processes", 1)
@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     shutil.copytree(path, begun, ignore=shutil.ignore_patterns("checkpoints", "result.json", "model.safetensors"))
     others = tmp_path / "others.safetensors"
     facts = {name: value for name, value in facts_of(path / "model.safetensors").items() if name != SHA256}
-    save_model(others, read_safetensors(path / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
+    statefile.write(others, read_tensors(path / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
     for words, code, text in (
         (("export", path, "-o", "there.onnx"), USAGE, "exists already"),
         (("export", path, "-o", "d.pt2"), USAGE, "d.pt2: programs know a format by the name of its file"),

@@ -5,7 +5,7 @@ import resource
 import shutil
 
 import pytest
-from tests.runs import change_manifest
+from tests.runs import change_state
 from tests.unit.test_checkpoint import flip
 
 from lockstep.runs import checkpoint
@@ -102,7 +102,7 @@ def test_an_existing_run_is_never_overwritten(here, run):
 def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(here, run):
     path, result = run
     for step in (8, 10):
-        flip(path / f"checkpoints/step-{step:09d}/state.safetensors")
+        flip(path / f"checkpoints/step-{step:09d}.safetensors")
     evaluated = here("eval", path)
     assert evaluated.returncode == 0
     assert "after 4 steps" in evaluated.stdout
@@ -113,14 +113,14 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(here, ru
     assert "after step 4" in done.stdout
     assert json.loads((path / "result.json").read_text())["weights_sha256"] == result["weights_sha256"]
     kept = sorted(p.name for p in (path / "checkpoints").iterdir())
-    assert kept[:2] == ["damaged-step-000000008", "damaged-step-000000010"]
-    assert checkpoint.latest(path / "checkpoints").manifest["step"] == 10
+    assert kept[:2] == [f"damaged-step-{step:09d}.safetensors" for step in (8, 10)]
+    assert checkpoint.latest(path / "checkpoints").step == 10
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_checkpoints_damaged(here, run, processes):
     path, _ = run
-    for state in path.rglob("state.safetensors"):
+    for state in path.glob("checkpoints/*.safetensors"):
         flip(state)
     before = contents(path / "checkpoints")
     refused(here("train", path, "--resume", "--processes", processes), DATA, "every checkpoint in")
@@ -129,8 +129,8 @@ def test_all_checkpoints_damaged(here, run, processes):
 
 def test_other_data_is_refused(here, run):
     path, _ = run
-    for folder in path.glob("checkpoints/step-*"):
-        change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
+    for state in path.glob("checkpoints/step-*"):
+        change_state(state, lambda facts, _: facts["data_sha256"].update(train="0" * 64))
     refused(here("train", path, "--resume"), DATA, "not what", "was trained on")
 
 
@@ -216,6 +216,6 @@ def test_what_is_not_finite_stops_every_process_at_the_same_step_and_is_never_sa
     step = int(done.stderr.split("after ")[1].split()[0])
     assert f"at step {step}." in done.stderr
     found = checkpoint.latest(tmp_path / "runs/nan/checkpoints")
-    assert found.manifest["step"] == step
+    assert found.step == step
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
     assert not (tmp_path / "runs/nan/result.json").exists()

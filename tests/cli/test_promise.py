@@ -16,13 +16,13 @@ from tests import synthetic
 from tests.conftest import start
 from tests.contract.test_reductions import free_port as port
 from tests.disturbed import until_step
-from tests.runs import change_manifest
+from tests.runs import change_state, state_path
 
 import lockstep
 from lockstep import hardware
 from lockstep.runs import checkpoint
-from lockstep.runs.manifest import read_manifest
 from lockstep.runs.provenance import code_sha256
+from lockstep.runs.statefile import facts_of
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 STOPPED = ("--steps", 12, "--save-every", 4, "--processes", 1)
@@ -149,7 +149,7 @@ def as_stopped(run):
     """The run, finished after twelve steps, as if it had been killed after step 4."""
     (run / "result.json").unlink()
     for step in (8, 12):
-        shutil.rmtree(run / f"checkpoints/step-{step:09d}")
+        (run / f"checkpoints/step-{step:09d}.safetensors").unlink()
     return run
 
 
@@ -223,8 +223,7 @@ def test_a_model_that_was_edited_is_said_and_refused_if_strict(here, own):
     done = here("train", *STOPPED, *OWN, "--name", "b")
     assert done.returncode == 0, done.stderr
     run, named = as_stopped(own / "runs/b"), ("--model", "mine:build")
-    manifest = read_manifest(run / "checkpoints/step-000000004")
-    assert set(manifest["model_source"]) == {"mine.py", "helper.py"}
+    assert set(facts_of(state_path(run, 4))["model_source"]) == {"mine.py", "helper.py"}
     (own / "helper.py").write_text("WIDTH = 2.0\n")
     for command in (["train", run, "--resume"], ["eval", run]):
         refused = here(*command, *named, "--strict")
@@ -303,9 +302,9 @@ def test_the_printed_commands_work_as_they_are_printed(here, own, tmp_path):
 
 def test_every_split_that_training_uses_is_checked_at_resume(here, stopped):
     run = stopped()
-    path = run / "checkpoints/step-000000004"
-    assert set(read_manifest(path)["data_sha256"]) == {"train", "test"}
-    change_manifest(path, lambda facts: facts["data_sha256"].update(test="0" * 64))
+    path = state_path(run, 4)
+    assert set(facts_of(path)["data_sha256"]) == {"train", "test"}
+    change_state(path, lambda facts, _: facts["data_sha256"].update(test="0" * 64))
     refused = here("train", run, "--resume")
     assert refused.returncode == DATA
     assert "the test data is not what" in refused.stderr
@@ -314,16 +313,12 @@ def test_every_split_that_training_uses_is_checked_at_resume(here, stopped):
 @pytest.mark.slow
 def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
     run = stopped("--eval-every", 4)
-    path = run / "checkpoints/step-000000004"
-    accuracy = read_manifest(path)["accuracy"]
-    change_manifest(path, lambda facts: facts.pop("accuracy"))
     rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     kept = [row for row in rows if json.loads(row)["kind"] != "evaluation"]
     assert len(kept) < len(rows)
     (run / "metrics.jsonl").write_text("".join(kept))
     done = program("train", run, "--resume", "--eval-every", 4, "--processes", 2)
     assert done.returncode == 0, done.stderr
-    assert read_manifest(path)["accuracy"] == accuracy
     found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found if row["kind"] == "evaluation"] == [4, 4, 8, 8, 12, 12]
 
@@ -334,7 +329,7 @@ def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path):
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     files = [path for path in (tmp_path / "runs/x").rglob("*") if path.is_file()]
-    assert {path.name for path in files} >= {"model.safetensors", "state.safetensors", "metrics.jsonl", ".lock"}
+    assert {path.name for path in files} >= {"model.safetensors", "metrics.jsonl", ".lock"}
     assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: 0o640 for path in files}
 
 

@@ -32,7 +32,7 @@ def never_began(finished):
     for path in (run / "result.json", run / "model.safetensors", run / "metrics.jsonl"):
         path.unlink()
     for step in (4, 8, 10):
-        shutil.rmtree(run / f"checkpoints/step-{step:09d}")
+        (run / f"checkpoints/step-{step:09d}.safetensors").unlink()
     return run
 
 
@@ -89,7 +89,7 @@ def test_damaged_metrics_do_not_keep_a_run_from_going_on(here, tmp_path):
     options = ("--save-every", 4, "--eval-every", 2, "--digest-every", 0, "--log-every", 1)
     whole = json.loads(here("train", "--steps", 8, *options, "--name", "a", "--json").stdout)
     run = tmp_path / "runs/a"
-    for name in ("result.json", "checkpoints/step-000000008/manifest.json"):
+    for name in ("result.json", "checkpoints/step-000000008.safetensors"):
         (run / name).unlink()
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(
@@ -128,7 +128,7 @@ def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed):
     run = tmp_path / "runs/a"
     assert (run / "log.txt").read_text().count("sec/batch)") == 2  # steps 0 and 2
     assert all(json.loads(line)["step"] <= 3 for line in (run / "metrics.jsonl").read_text().splitlines())
-    assert checkpoint.latest(run / "checkpoints").manifest["step"] == 3
+    assert checkpoint.latest(run / "checkpoints").step == 3
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])

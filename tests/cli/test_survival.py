@@ -101,7 +101,7 @@ def test_nohup_stays_deaf_to_a_closed_terminal_and_kill_9_costs_at_most_the_seco
         assert process.poll() is None
         time.sleep(0.05)
     kill_all(process)
-    assert checkpoint.latest(folder).manifest["step"] >= 30
+    assert checkpoint.latest(folder).step >= 30
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 # One program imports everything and forks for each bomb: the peak memory of the fork is measured.
 PREPARE = """
-import gzip, io, json, os, resource, struct, sys, zipfile
+import gzip, io, json, os, resource, struct, sys
 from pathlib import Path
 import numpy as np, torch
 from lockstep.config.overrides import make, read_file
@@ -18,8 +18,8 @@ from lockstep.data.decode import decode_image
 from lockstep.data.folder.index import _examine
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
-from lockstep.runs.folder import Run, metadata
+from lockstep.runs import statefile
+from lockstep.runs.folder import Run
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.runs.weights_file import find_weights
 from lockstep.core.network import build_model
@@ -36,17 +36,6 @@ def sparse(name, size):
 def tensors(header, length=None, rest=b""):
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + rest
-
-def archive(*members, method=zipfile.ZIP_DEFLATED):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as zip:
-        for name, data in members:
-            zip.writestr(name, data)
-    return file.getvalue()
-
-def checkpoint_folder():
-    Path("checkpoints/step-000000001").mkdir(parents=True)
-    return Path("checkpoints/step-000000001")
 
 zeros = gzip.compress(bytes(1 << 24))
 """
@@ -67,19 +56,19 @@ call = lambda: mnist.read(Path("i"), Path("l"), count=20)
     "a number of a million digits": """
 Path('recipe.json').write_text('{"steps": ' + '9' * 1_000_000 + '}'); call = lambda: Run(Path('.')).recipe()
 """,
-    "a manifest that is a pipe": """
-folder = checkpoint_folder(); os.mkfifo(folder / "manifest.json"); call = lambda: checkpoint.read(folder)
+    "a state that is a pipe": """
+os.mkfifo("m.safetensors"); call = lambda: statefile.read(Path("m.safetensors"))
 """,
-    "a manifest that is an endless device": """
-folder = checkpoint_folder(); (folder / "manifest.json").symlink_to("/dev/zero"); call = lambda: checkpoint.read(folder)
+    "a state that is an endless device": """
+Path("m.safetensors").symlink_to("/dev/zero"); call = lambda: statefile.read(Path("m.safetensors"))
 """,
     "a model file with a header of 2^60 bytes": """
-Path("m.safetensors").write_bytes(tensors({}, 1 << 60)); call = lambda: metadata(Path("m.safetensors"))
+Path("m.safetensors").write_bytes(tensors({}, 1 << 60)); call = lambda: statefile.facts_of(Path("m.safetensors"))
 """,
     "a model file with a header of 4 GB": """
 sparse("m.safetensors", 1 << 32)
 with open("m.safetensors", "r+b") as file: file.write(struct.pack("<Q", (1 << 32) - 8))
-call = lambda: metadata(Path("m.safetensors"))
+call = lambda: statefile.facts_of(Path("m.safetensors"))
 """,
     "tensors of 2^60 values": """
 Path("w.safetensors").write_bytes(tensors({"a": {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}))
@@ -88,18 +77,6 @@ call = lambda: init("w.safetensors")
     "tensors whose size overflows": """
 Path("w.safetensors").write_bytes(tensors({"a": {"dtype": "F32", "shape": [1 << 32] * 4, "data_offsets": [0, 0]}}))
 call = lambda: init("w.safetensors")
-""",
-    "a compressed archive of torch": """
-Path("w.pt").write_bytes(archive(("a/data.pkl", b"\\x80\\x02}."), ("a/version", b"3")))
-with zipfile.ZipFile("w.pt", "a", zipfile.ZIP_DEFLATED) as zip, zip.open("a/data/0", "w", force_zip64=True) as member:
-    for _ in range(128):
-        member.write(bytes(1 << 24))
-call = lambda: init("w.pt")
-""",
-    "a pickle that reserves memory": """
-code = b"\\x80\\x02cbuiltins\\nbytearray\\n" + b"\\x8a\\x05" + (1 << 34).to_bytes(5, "little") + b"\\x85R."
-Path("w.pt").write_bytes(archive(("a/data.pkl", code), ("a/version", b"3"), method=zipfile.ZIP_STORED))
-call = lambda: init("w.pt")
 """,
     "a tensor that repeats one value": """
 torch.save({"logits.weight": torch.zeros(1).expand(1 << 40)}, "w.pt"); call = lambda: init("w.pt")

@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.runs import fit_here
+from tests.runs import fit_here, state_path
 
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
@@ -38,11 +38,10 @@ from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.listeners.evaluation_log import EvaluationLog
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
+from lockstep.runs import checkpoint, statefile
 from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run
 from lockstep.runs.listing import runs_in
-from lockstep.runs.manifest import MANIFEST, encoded
 from lockstep.runs.recorded import Recorded
 from lockstep.runs.weights_file import find_weights
 
@@ -173,7 +172,7 @@ def look_at(path):
 
 FILES = [
     "recipe.json", "environment.json", "result.json", "metrics.jsonl", "model.safetensors",
-    "checkpoints/step-000000001/manifest.json", "checkpoints/step-000000001/state.safetensors",
+    "checkpoints/step-000000001.safetensors",
 ]  # fmt: skip
 
 
@@ -218,13 +217,13 @@ def test_values_in_a_run(run, copy, name, changes):
 @pytest.mark.slow
 @bounded
 @given(changes=CHANGES)
-def test_a_manifest_that_is_sealed_with_strange_values(run, copy, changes):
+def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     """Somebody who makes a checkpoint can compute the SHA-256 of anything."""
-    path = copy / "checkpoints/step-000000001"
-    facts = with_strange_parts(json.loads((path / MANIFEST).read_text()), changes)
-    if not isinstance(facts, dict) or not isinstance(facts.get("files"), dict):
+    found = statefile.read(state_path(copy, 1))
+    facts = with_strange_parts(found.facts, changes)
+    if not isinstance(facts, dict):
         return
-    (path / MANIFEST).write_bytes(encoded(facts))
+    statefile.write(found.path, found.tensors, facts)
     try:
         look_at(copy)
         only_lockstep_errors(load_classifier, copy, 1)

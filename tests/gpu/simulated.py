@@ -90,7 +90,7 @@ def trained(recipe: Recipe, init: Path | None, device: torch.device, path: Path)
     placement = Placement(device=device.type, init=init)
     spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=0.0)
     train(spec, Context(device=device))
-    return load_file(next(path.glob(f"checkpoints/*{recipe.steps}/state.safetensors")))
+    return load_file(next(path.glob(f"checkpoints/*{recipe.steps}.safetensors")))
 
 
 def main() -> None:

@@ -72,9 +72,7 @@ def test_three_processes(one, tmp_path):
     assert all(got[name] == result[name] for name in ("weights_sha256", "accuracy", "digest"))
     many = tmp_path / "runs" / "many"
     assert checkpoints(many) == checkpoints(run)
-    assert [name for name in checkpoints(run) if name.endswith("manifest.json")] == [
-        f"checkpoints/step-{s:09d}/manifest.json" for s in (0, 8, 16, 24)
-    ]
+    assert [*checkpoints(run)] == [f"checkpoints/step-{s:09d}.safetensors" for s in (0, 8, 16, 24)]
     assert (many / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
     assert rows(many, "digest") == rows(run, "digest")
     assert [row["step"] for row in rows(run, "digest")] == [0, 5, 10, 15, 20]
@@ -98,11 +96,11 @@ def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed_on_three(one, tmp_path)
     path = tmp_path / "runs" / "stopped"
     assert train_here(path, recipe(), stop_after=13) == (None, signal.SIGTERM)
     assert Run(path).result() is None
-    assert (path / "checkpoints" / "step-000000013").is_dir()
+    assert (path / "checkpoints/step-000000013.safetensors").is_file()
     got = train(tmp_path, path, "--resume", "--save-every", 8, "--processes", 3)
     assert got["weights_sha256"] == result["weights_sha256"]
     assert got["accuracy"] == result["accuracy"]
-    last = "checkpoints/step-000000024/state.safetensors"
+    last = "checkpoints/step-000000024.safetensors"
     assert checkpoints(path)[last] == checkpoints(run)[last]
     assert [row["step"] for row in rows(path, "step")] == [0, 10, 20, 23]
 
@@ -150,10 +148,8 @@ def test_an_early_stop_is_one_result_after_kill_9_on_another_number_of_processes
     assert not (tmp_path / "runs/two/result.json").exists()
     two = train(tmp_path, tmp_path / "runs/two", "--resume", "--processes", 3, "--save-every", 1, "--keep", 100)
     assert {name: two[name] for name in OF_AN_EARLY_STOP} == {name: one[name] for name in OF_AN_EARLY_STOP}
-    last = "checkpoints/step-{:09d}/{}"
-    for name in ("state.safetensors", "manifest.json"):
-        path = last.format(one["steps"], name)
-        assert (tmp_path / "runs/one" / path).read_bytes() == (tmp_path / "runs/two" / path).read_bytes()
+    last = f"checkpoints/step-{one['steps']:09d}.safetensors"
+    assert (tmp_path / "runs/one" / last).read_bytes() == (tmp_path / "runs/two" / last).read_bytes()
     evaluated = [json.loads(here("eval", f"runs/{name}", "--json").stdout) for name in ("one", "two")]
     assert [record["step"] for record in evaluated] == [one["best_step"]] * 2
     assert evaluated[0]["accuracy"] == evaluated[1]["accuracy"] == one["accuracy"]["raw"]
@@ -190,7 +186,7 @@ def test_kill_9_during_the_evaluation_after_the_last_step_changes_nothing(tmp_pa
             "train", "digits", *options, "--processes", processes, "--json",
             "--name", path.name, cwd=tmp_path,
         )  # fmt: skip
-        while not (path / "checkpoints/step-000000019").is_dir() and run.poll() is None:
+        while not (path / "checkpoints/step-000000019.safetensors").is_file() and run.poll() is None:
             time.sleep(0.01)
         workers = [one for one in psutil.Process(run.pid).children() if "lockstep.launch.worker" in one.cmdline()]
         assert len(workers) == processes

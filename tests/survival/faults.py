@@ -130,7 +130,7 @@ def valid(folder: Path) -> list[int]:
     from lockstep.runs import checkpoint
 
     checkpoints = folder / "runs/x/checkpoints"
-    return [checkpoint.read_step(checkpoints, step).manifest["step"] for step in checkpoint.steps(checkpoints)]
+    return [checkpoint.read_step(checkpoints, step).step for step in checkpoint.steps(checkpoints)]
 
 
 if __name__ == "__main__":

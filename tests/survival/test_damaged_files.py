@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGTERM
 
 import pytest
-from tests.runs import fit_here
+from tests.runs import fit_here, state_path
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -21,7 +21,7 @@ from lockstep.runs.folder import Run
 STEPS = 6
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": STEPS, "arithmetic": "native"})
 PLACE = Placement(processes=1, save_every=1, keep=2, eval_every=2, log_every=1, summary_every=0)
-NEWEST = "checkpoints/step-000000004"
+NEWEST = "checkpoints/step-000000004.safetensors"
 RESUMED = ("train", "runs/x", "--resume", "--processes", "1", "--summary-every", "0", "--json")
 
 
@@ -86,34 +86,31 @@ def test_without_damage_it_ends_with_the_known_bits(resumed):
 @pytest.mark.parametrize(
     "damage",
     [
-        *[flipped(f"{NEWEST}/state.safetensors", share) for share in (0, 0.001, 0.01, 0.5, 1)],
-        *[flipped(f"{NEWEST}/manifest.json", share, bit=1) for share in (0.05, 0.5)],
-        *[cut(f"{NEWEST}/state.safetensors", share) for share in (0, 0.5)],
-        cut(f"{NEWEST}/manifest.json", 0),
-        lambda run: (run / NEWEST / "manifest.json").unlink(),
-        lambda run: [shutil.rmtree(run / NEWEST), (run / NEWEST).touch()],
-        lambda run: [(run / NEWEST / "state.safetensors").unlink(), (run / NEWEST / "state.safetensors").mkdir()],
-        lambda run: (run / "checkpoints/step-000000003").rename(run / "checkpoints/step-000000009"),
+        *[flipped(NEWEST, share) for share in (0, 0.001, 0.01, 0.5, 1)],
+        *[cut(NEWEST, share) for share in (0, 0.5)],
+        lambda run: [(run / NEWEST).unlink(), (run / NEWEST).mkdir()],
+        lambda run: [(run / NEWEST).unlink(), os.mkfifo(run / NEWEST)],
+        lambda run: state_path(run, 3).rename(state_path(run, 9)),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(resumed, damage):
     code, _, err = resumed(damage)
     assert code == 0
-    assert re.search(r"step-00000000[49] is damaged .*: trying the one before it", err)
+    assert re.search(r"step-00000000[49].safetensors is damaged.*: trying the one before it", err)
 
 
 @pytest.mark.slow
-def test_every_byte_region_of_a_manifest_is_covered(resumed, stopped):
-    """Also the accuracy, which chooses the best checkpoint, and the digests of recipe and data."""
-    text = (stopped[0] / NEWEST / "manifest.json").read_text()
-    for word in ('"accuracy"', '"step"', "recipe_digest", '"data_sha256"', '"files"', "manifest.json", '"sha256"'):
-        code, _, err = resumed(flipped(f"{NEWEST}/manifest.json", (text.index(word) + 3) / len(text)))
+def test_every_fact_of_a_state_is_covered(resumed, stopped):
+    """Also the evaluations, which choose the best step, and the digests of recipe and data."""
+    content = (stopped[0] / NEWEST).read_bytes()
+    for word in ("evaluations", "step", "recipe_digest", "data_sha256", "contents_sha256", "classes"):
+        code, _, err = resumed(flipped(NEWEST, (content.index(word.encode()) + 3) / len(content)))
         assert (code, "is damaged" in err) == (0, True), word
 
 
 def test_without_a_valid_checkpoint_it_stops(resumed):
     def damage(run):
-        for state in run.glob("checkpoints/step-*/state.safetensors"):
+        for state in run.glob("checkpoints/step-*"):
             cut(state.relative_to(run), 0.9)(run)
 
     code, _, err = resumed(damage)
@@ -122,11 +119,11 @@ def test_without_a_valid_checkpoint_it_stops(resumed):
 
 
 def test_foreign_files_among_the_checkpoints_are_left_alone(resumed, tmp_path):
-    names = ("step-²", "step-5", "step-new", "step-", "notes.txt", "step-000000004 (copy)")
+    names = ("step-².safetensors", "step-5.safetensors", "step-new.safetensors", "step-", "notes.txt", "step-000000004")
 
     def damage(run):
         for name in names[:4]:
-            shutil.copytree(run / NEWEST, run / "checkpoints" / name)
+            shutil.copy(run / NEWEST, run / "checkpoints" / name)
         for name in names[4:]:
             (run / "checkpoints" / name).touch()
 
@@ -138,11 +135,11 @@ def test_a_checkpoint_of_another_run_is_refused(resumed, tmp_path):
     fit_here(RECIPE.replace(seed=1), tmp_path / "other", PLACE)
 
     def damage(run):
-        shutil.copytree(tmp_path / "other/checkpoints/step-000000005", run / "checkpoints/step-000000005")
+        shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5))
 
     code, _, err = resumed(damage)
     assert code == 2
-    assert "step-000000005 was trained by another recipe than recipe.json states" in err
+    assert "step-000000005.safetensors was trained by another recipe than recipe.json states" in err
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("environment.json", "metrics.jsonl", "log.txt")]
@@ -221,7 +218,7 @@ def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, here, t
 
 
 def test_a_copy_of_the_temporary_files_of_a_killed_run_is_swept(resumed, tmp_path):
-    names = [".metrics.jsonl-12", ".model.safetensors-7", f"{NEWEST}/.manifest.json-99"]
+    names = [".metrics.jsonl-12", ".model.safetensors-7", "checkpoints/.step-000000009.safetensors-99"]
     assert resumed(lambda run: [(run / name).touch() for name in names])[0] == 0
     assert not any((tmp_path / "runs/x" / name).exists() for name in names)
     assert Run(tmp_path / "runs/x").complete

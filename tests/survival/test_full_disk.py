@@ -73,14 +73,14 @@ def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
     folder = disk(3 * 500) / "checkpoints"
     assert saved_after(folder, 4) == [None] * 4
     assert steps(folder) == [3, 4]
-    assert checkpoint.latest(folder).manifest["step"] == 4
+    assert checkpoint.latest(folder).step == 4
 
 
 def test_without_room_for_two_the_valid_one_stays(disk):
     folder = disk(500) / "checkpoints"
     assert no_room(saved_after(folder, 3)[-1])
     assert [path.name for path in folder.iterdir()] == ["step-000000001"]  # no unfinished one
-    assert checkpoint.latest(folder).manifest["step"] == 1
+    assert checkpoint.latest(folder).step == 1
 
 
 def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):

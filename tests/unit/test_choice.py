@@ -1,7 +1,9 @@
 """`eval --checkpoint`: the best checkpoint, or that of a step. A damaged one is an error. Runs in this process."""
 
+import json
+
 import pytest
-from tests.runs import change_manifest
+from tests.runs import state_path
 from tests.unit.test_checkpoint import flip
 from tests.unit.test_watch import RECIPE, Training
 
@@ -11,7 +13,7 @@ from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import submit
 from lockstep.launch.workers import Output
 from lockstep.launch.world import World
-from lockstep.runs import checkpoint
+from lockstep.runs import statefile
 
 
 @pytest.fixture
@@ -26,12 +28,13 @@ def training(tmp_path, monkeypatch):
     program.run.unlock()
 
 
-def folder(training, step):
-    return training.run.checkpoints / f"step-{step:09d}"
-
-
 def set_accuracy(training, step, accuracy):
-    change_manifest(folder(training, step), lambda facts: facts.update(accuracy=accuracy))
+    """Let metrics.jsonl hold this accuracy of the classifier's weights after `step` updates; None: no evaluation."""
+    kept = [row for row in training.run.metrics() if row["step"] != step]
+    of = RECIPE.evaluated_split, "raw" if RECIPE.ema is None else "ema"
+    row = {"kind": "evaluation", "step": step, "split": of[0], "weights": of[1], "accuracy": accuracy, "loss": 1.0}
+    rows = [*kept, *([] if accuracy is None else [row])]
+    training.run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -90,27 +93,23 @@ def test_a_run_without_checkpoints_is_an_error(training, evaluated, which):
     refused(evaluated, which, DATA, "runs/x has no checkpoint yet")
 
 
-def test_a_damaged_checkpoint_is_an_error_and_one_without_a_manifest_is_not_the_best(training, evaluated):
-    flip(folder(training, 4) / "state.safetensors")
+def test_a_damaged_checkpoint_is_an_error(training, evaluated):
+    flip(state_path(training.run.path, 4))
     for which in (4, "best"):
-        refused(evaluated, which, DATA, "step-000000004 is damaged")
+        refused(evaluated, which, DATA, r"step-000000004.safetensors is damaged")
     set_accuracy(training, 6, 0.8)
     assert evaluated("best") == 6
-    for damage in ("{", "[]", '{"accuracy": []}', '{"accuracy": "high"}'):
-        (folder(training, 2) / "manifest.json").write_text(damage)
-        assert evaluated("best", "step-000000002 is damaged") == 6  # It may have been the best.
-    assert evaluated(6) == 6
 
 
 def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, evaluated, monkeypatch):
-    read = checkpoint.read_safetensors
+    read = statefile.read_tensors
 
     def slowly(path):
         monkeypatch.undo()
         monkeypatch.chdir(training.run.path.parent.parent)
         for deleted in (4, 6):
-            folder(training, deleted).rename(training.run.checkpoints / f".deleting-step-{deleted:09d}")
+            state_path(training.run.path, deleted).unlink()
         return read(path)
 
-    monkeypatch.setattr(checkpoint, "read_safetensors", slowly)
+    monkeypatch.setattr(statefile, "read_tensors", slowly)
     assert evaluated("best") == 2

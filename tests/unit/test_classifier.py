@@ -23,8 +23,8 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.inference.sources import decoded, items
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
+from lockstep.runs import statefile
 from lockstep.runs.provenance import sources
-from lockstep.runs.tensors import save_model
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)
 TEST = load(None)["test"]
@@ -52,7 +52,7 @@ def model_file(tmp_path):
         others = {"classes": list("0123456789"), "image_shape": [8, 8, 1], "model_source": sources(recipe.model)}
         recipe_facts = {"recipe": recipe.model_dump(mode="json") | dict(stated)}
         path = tmp_path / "m.safetensors"
-        save_model(
+        statefile.write(
             path, {**dict(module.named_parameters()), **persistent_buffers(module)},
             {name: fact for name, fact in (others | recipe_facts | dict(facts)).items() if fact is not None},
         )  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_later_difference_is_found_at_the_next_common_checkpoint(runs, trained
     record = compared(runs[0], other)
     assert (record["digests"]["last_equal_step"], record["digests"]["first_different_step"]) == (0, 10)
     assert record["tensors"]["step"] == 10
-    shutil.rmtree(runs[0] / "checkpoints/step-000000010")
+    (runs[0] / "checkpoints/step-000000010.safetensors").unlink()
     assert compared(runs[0], other)["tensors"]["step"] == 20
 
 
@@ -90,11 +90,11 @@ def test_one_bit_of_one_checkpoint_is_found(runs):
 
 
 def test_damaged_checkpoints_are_named_and_left_out(runs, caplog):
-    flip(runs[1] / "checkpoints/step-000000030/state.safetensors")
+    flip(runs[1] / "checkpoints/step-000000030.safetensors")
     record = compared(*runs)
     assert record["tensors"] is None
     assert record["same"] is True  # The digests and the results are equal.
-    assert "step-000000030 is damaged" in caplog.messages[0]
+    assert "step-000000030.safetensors is damaged" in caplog.messages[0]
 
 
 def test_runs_without_anything_in_common_are_neither_equal_nor_different(runs):

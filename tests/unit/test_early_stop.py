@@ -108,7 +108,7 @@ class Killed(BaseException):
 EFFECTS = {  # of a step, and of a run's end: what is called, and the last calls that are cut off
     "update": (State, "apply", 2), "save": (OpenRun, "save", 2), "evaluate": (Session, "evaluate_all", 2),
     "rows": (MetricsFile, "evaluation", 2), "record": (Due, "record", 2), "choose": (State, "restore_best", 1),
-    "model": (jobs_train, "save_model", 1), "result": (jobs_train, "_complete", 1),
+    "model": (statefile, "write", 1), "result": (jobs_train, "_complete", 1),
 }  # fmt: skip
 
 
@@ -218,8 +218,8 @@ def test_every_state_has_the_best_weights_so_damaged_checkpoints_cost_only_time(
     shutil.copytree(original, path)
     for name in ("result.json", "model.safetensors"):
         (path / name).unlink()
-    shutil.rmtree(path / f"checkpoints/step-{result['best_step']:09d}")
-    state = path / f"checkpoints/step-{result['steps']:09d}/state.safetensors"
+    (path / f"checkpoints/step-{result['best_step']:09d}.safetensors").unlink()
+    state = path / f"checkpoints/step-{result['steps']:09d}.safetensors"
     state.write_bytes(state.read_bytes()[:-1])
     assert facts(train(path, resume=True)) == facts(result)
 
@@ -230,7 +230,7 @@ def test_the_result_is_read_from_the_newest_state(whole, tmp_path):
     run = Run(tmp_path / "run")
     shutil.rmtree(run.checkpoints / f"step-{result['best_step']:09d}")
     best = checkpoint.read_result(run)
-    assert best.manifest["step"] == result["best_step"] == int(best.tensors["step"])
+    assert best.step == result["best_step"] == int(best.tensors["step"])
     for folder in sorted(run.checkpoints.iterdir())[result["best_step"] - 1 :]:
         shutil.rmtree(folder)
     with pytest.raises(LockstepError, match=f"do not hold the weights after {result['best_step']} steps") as error:

@@ -19,8 +19,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.session import Session
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
-from lockstep.runs.tensors import save_model
+from lockstep.runs import checkpoint, statefile
 from lockstep.runs.weights_file import find_weights
 
 DIGITS = get_recipe("digits").model_dump(mode="json")
@@ -114,14 +113,14 @@ def test_other_classes_of_the_file_are_named(tmp_path):
         return dict(table.lines()).get("classes", "")
 
     path, digits = tmp_path / "state.safetensors", "0123456789"
-    save_model(path, model().state_dict(), {"classes": list(digits)})
+    statefile.write(path, model().state_dict(), {"classes": list(digits)})
     assert "label 2 is '2' in it, and 'x' in the dataset" in line(path, "01x3456789")
     assert line(path, digits) == line(path, "01") == ""
     save_file(model().state_dict(), path)
     assert line(path, "01x3456789") == ""
     found = checkpoint.save(tmp_path, {"step": torch.tensor(1), **model().state_dict()}, {"classes": list(digits)})
-    sha256 = files.sha256(found / "state.safetensors")
-    table = load_initial_weights(model(), "digits", found / "state.safetensors", sha256, "01x3456789")
+    sha256 = files.sha256(found)
+    table = load_initial_weights(model(), "digits", found, sha256, "01x3456789")
     assert table.other_class == (2, "'2'", "'x'")
 
 
@@ -251,7 +250,7 @@ def test_a_run_gives_its_final_weights_or_its_newest_valid_checkpoint(finished, 
     copy = shutil.copytree(finished, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
     found = find_weights(copy)
-    assert found.path == copy / "checkpoints/step-000000004/state.safetensors"
+    assert found.path == copy / "checkpoints/step-000000004.safetensors"
     into, _ = loaded(found.path)  # of a checkpoint the averaged weights are loaded, as of the model
     assert all(torch.equal(tensor, final[key]) for key, tensor in into.state_dict().items())
     assert find_weights(found.path.parent).path == found.path
@@ -259,7 +258,7 @@ def test_a_run_gives_its_final_weights_or_its_newest_valid_checkpoint(finished, 
     found.path.write_bytes(b"cut")
     assert find_weights(copy).path.parent.name == "step-000000002"
     for folder in copy.glob("checkpoints/step-*"):
-        (folder / "state.safetensors").write_bytes(b"cut")
+        folder.write_bytes(b"cut")
     with pytest.raises(LockstepError, match=r"nor a valid checkpoint \(checkpoint .*: train it first"):
         find_weights(copy)
     shutil.rmtree(copy / "checkpoints")
@@ -277,7 +276,7 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     own, placement = starting(copy, seed=5)
     whole = fit_here(own, tmp_path / "b", placement.replace(save_every=2)).result
     assert "loaded" in capsys.readouterr().err
-    first = load_file(tmp_path / "b/checkpoints/step-000000000/state.safetensors")
+    first = load_file(tmp_path / "b/checkpoints/step-000000000.safetensors")
     weights = load_file(copy)
     for name, tensor in first.items():
         kind, _, key = name.partition("/")

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.runs import change_checkpoint, change_manifest
+from tests.runs import change_checkpoint, change_state
 from tests.unit.test_checkpoint import flip
 
 from lockstep.api.specs import verify_spec
@@ -50,7 +50,7 @@ def change_rows(run: Path, kind: str, step: int, **changes) -> None:
 def kept(run: Path, *steps: int) -> None:
     for step in checkpoint.steps(run / "checkpoints"):
         if step not in steps:
-            shutil.rmtree(run / f"checkpoints/step-{step:09d}")
+            (run / f"checkpoints/step-{step:09d}.safetensors").unlink()
 
 
 def ranges(run: Path, start=None, steps=None):
@@ -81,10 +81,10 @@ def test_without_checkpoints_everything_is_replayed(run):
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(run):
-    flip(run / "checkpoints/step-000000020/state.safetensors")
+    flip(run / "checkpoints/step-000000020.safetensors")
     start, end, points, notes = ranges(run)
     assert (start, end, points) == (10, 30, (20, 30))
-    assert "step-000000020 is damaged" in notes[0]
+    assert "step-000000020.safetensors is damaged" in notes[0]
     record = record_of(run)
     assert record["same"]
     assert record["compared"]["checkpoints"] == 1
@@ -185,8 +185,8 @@ def test_other_data_is_refused_without_a_word_about_the_machine(run, stated_by):
     if stated_by == "environment.json":
         entry["data_sha256"]["train"] = "0" * 64
     else:
-        for folder in run.glob("checkpoints/*"):
-            change_manifest(folder, lambda facts: facts["data_sha256"].update(train="0" * 64))
+        for path in run.glob("checkpoints/*"):
+            change_state(path, lambda facts, _: facts["data_sha256"].update(train="0" * 64))
     (run / "environment.json").write_text(json.dumps([entry]))
     with collected() as notes, pytest.raises(LockstepError, match="the training data is not what") as raised:
         record_of(run)
@@ -214,7 +214,7 @@ def test_if_nothing_could_be_read_nothing_is_claimed(run, monkeypatch):
     change = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     change = [row for row in change if row["kind"] != "digest"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in change))
-    flip(run / "checkpoints/step-000000020/state.safetensors")
+    flip(run / "checkpoints/step-000000020.safetensors")
     with pytest.raises(LockstepError, match="nothing was compared") as raised:
         record_of(run, start=10, steps=10)
     assert raised.value.code == DATA

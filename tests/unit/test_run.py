@@ -29,9 +29,8 @@ def stopped(tmp_path):
     run.metrics_path.touch()
     run.summaries.mkdir()
     (run.summaries / "events.out.tfevents.1700000000.host.1.000000").touch()
-    for name in ("step-000000000", ".writing-000000000-77"):
-        (run.checkpoints / name).mkdir()
-        (run.checkpoints / name / "state.safetensors").touch()
+    for name in ("step-000000000.safetensors", ".step-000000000.safetensors-77"):
+        (run.checkpoints / name).touch()
     (run.path / ".environment.json-77").touch()
     run.unlock()
     return run.path
@@ -75,8 +74,8 @@ def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_nam
     "name",
     [
         "result.json", "model.safetensors", "notes.txt", "tb/mine.txt", "checkpoints/notes.txt", "eval/metrics.jsonl",
-        "checkpoints/step-000000001/manifest.json", "checkpoints/mine/manifest.json",
-        "checkpoints/step-000000000/mine", "checkpoints/damaged-step-000000000/manifest.json", "sub/recipe.json",
+        "checkpoints/step-000000001.safetensors", "checkpoints/mine/step-000000000.safetensors",
+        "checkpoints/damaged-step-000000000.safetensors", "sub/recipe.json",
     ],
 )  # fmt: skip
 def test_a_folder_with_any_other_file_is_rejected(stopped, name):
@@ -170,7 +169,7 @@ def test_a_program_that_lost_the_folder_may_not_write_a_checkpoint(tmp_path):
     (run.path / ".lock").write_text("the token of another host")
     with pytest.raises(LockstepError, match="another program has continued"):
         checkpoint.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000001"]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000001.safetensors"]
     run.unlock()
 
 
@@ -253,8 +252,8 @@ def test_several_damaged_lines_are_one_message_and_a_loss_that_is_not_finite_is_
     "name",
     [
         ".lock", "log.txt", "environment.json", "result.json", "model.safetensors", "tb",
-        "tb/events.out.tfevents.1700000000.host.1.000000", "checkpoints", "checkpoints/step-000000000",
-        "checkpoints/step-000000000/state.safetensors",
+        "tb/events.out.tfevents.1700000000.host.1.000000", "checkpoints",
+        "checkpoints/step-000000000.safetensors",
     ],
 )  # fmt: skip
 def test_a_run_with_a_link_where_it_writes_is_not_locked(stopped, tmp_path, name):

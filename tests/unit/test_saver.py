@@ -168,13 +168,13 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
         save(saves, state)
     saves.wait()
     again = Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which has verified no checkpoint yet
-    damaged = tmp_path / "step-000000002" / "state.safetensors"
+    damaged = tmp_path / "step-000000002.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     state.update()
     save(again, state)
     again.wait()
     assert steps(tmp_path) == [1, 3]
-    assert (tmp_path / "damaged-step-000000002").is_dir()
+    assert (tmp_path / "damaged-step-000000002.safetensors").is_file()
 
 
 def test_the_next_checkpoint_reuses_the_memory_of_the_previous_one(tmp_path, monkeypatch):

@@ -21,8 +21,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import metadata
-from lockstep.runs.tensors import save_model
+from lockstep.runs import statefile
 
 HEAD = {
     "model": "digits", "head": "logits", "image_px": 32, "augmentation": {"kind": "flip-translate", "pixels": 0},
@@ -129,8 +128,8 @@ def test_changed_or_unsound_facts_are_refused(head_run, tmp_path):
     cut = {"references": found["unlike/references"][:, 1:].contiguous()}, {"threshold": torch.zeros(2)}
     for change in cut:
         changed = found | {f"unlike/{name}": tensor for name, tensor in change.items()}
-        save_model(tmp_path / "m.safetensors", {**weights, **changed}, metadata(own))
+        statefile.write(tmp_path / "m.safetensors", {**weights, **changed}, statefile.facts_of(own))
         with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
             lockstep.load(tmp_path / "m.safetensors")
-    save_model(tmp_path / "m.safetensors", weights, metadata(own))
+    statefile.write(tmp_path / "m.safetensors", weights, statefile.facts_of(own))
     assert [p.unlike for p in lockstep.load(tmp_path / "m.safetensors").predict(NOISE[:1])] == [None]

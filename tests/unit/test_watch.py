@@ -214,7 +214,7 @@ def test_a_file_named_eval_prevents_the_record_only(training, evaluate, asleep):
 def test_a_damaged_checkpoint_is_named_once_and_skipped(training, evaluate, asleep):
     training.save(2)
     training.save(4)
-    (training.run.checkpoints / "step-000000004" / "state.safetensors").write_bytes(b"")
+    (training.run.checkpoints / "step-000000004.safetensors").write_bytes(b"")
     asleep(int, int, training.end)
     code, out, err = evaluate()
     assert code == 0

@@ -56,7 +56,7 @@ class Difference:
 
 
 def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return how `now` differs from what was `recorded`: entries of environment.json, facts of states, or parts of them.
+    """Return how `now` differs from what was `recorded`: entries of environment.json, facts of states, or parts.
 
     What only one of them states is ignored; but an environment variable that only one has counts, and so does a source
     file. Changed source files come first. The probe depends on the training images, so with other images it is ignored.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import flush, parse_json, share
+from lockstep.files import flush, open_to_read, parse_json, share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ def stated(path: Path) -> dict[str, Any] | None:
     The file begins with the length of its header, 8 bytes little-endian, and the header as JSON.
     Raises: OSError; ValueError if it is not a safetensors file, or damaged.
     """
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
     if not isinstance(header, dict):
