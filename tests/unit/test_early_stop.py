@@ -26,7 +26,7 @@ from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
+from lockstep.runs import checkpoint, statefile
 from lockstep.runs.folder import Run
 
 

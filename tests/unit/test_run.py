@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_nam
     "name",
     [
         "result.json", "model.safetensors", "notes.txt", "tb/mine.txt", "checkpoints/notes.txt", "eval/metrics.jsonl",
-        "checkpoints/step-000000001.safetensors", "checkpoints/mine/step-000000000.safetensors",
+        "checkpoints/step-000000001.safetensors", "checkpoints/mine/x",
         "checkpoints/damaged-step-000000000.safetensors", "sub/recipe.json",
     ],
 )  # fmt: skip
