@@ -9,6 +9,8 @@ import pytest
 from tests.cli.test_mistakes import ENVIRONMENT, USAGE, contents, refused
 from tests.unit.test_checkpoint import flip
 
+from lockstep.runs.folder import Run
+
 
 @pytest.fixture
 def run(trained_once, tmp_path):

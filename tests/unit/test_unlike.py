@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.images import bright_and_dark
-from tests.runs import fit_here
+from tests.runs import fit_here, state_path
 
 import lockstep
 from lockstep.config.overrides import make
@@ -87,7 +87,7 @@ def test_noise_is_marked_and_images_like_the_training_images_are_not(head_run):
     assert found[:6] == [True] * 6
     assert sum(found[6:-1]) <= 2  # of 80, some of which were held out
     assert found[-1] is None
-    (checkpoint,) = (head_run / "run/checkpoints").glob("*4")
+    checkpoint = state_path(head_run / "run", 4)
     assert [p.unlike for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
 
 

@@ -335,8 +335,6 @@ def load(
     own = sources(weights.recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
     recorded = weights.facts.get("model_source", {})
-    if not isinstance(recorded, dict):
-        raise weights.damaged("its model_source is not a JSON object")
     before = {file: sha256 for file, sha256 in recorded.items() if file in own}
     if changed := compare({"model_source": before}, {"model_source": own}):
         logger.warning(
@@ -362,7 +360,7 @@ def _computing() -> Iterator[None]:
 
 
 def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _Weights:
-    """Return the weights of a run, a checkpoint's folder or a model file. Raises: LockstepError."""
+    """Return the weights of a run, a checkpoint or a model file. Raises: LockstepError."""
     run, step = run_of(source)
     if run is None:
         path = Path(str(source)).expanduser()
@@ -386,9 +384,9 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _
 def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, int, int]]:
     """Return the names of the classes, and (height, width, channels). Raises: LockstepError if either is not sound."""
     classes, shape = weights.facts.get("classes"), weights.facts.get("image_shape")
-    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
+    if not classes:
         raise weights.damaged("it does not state the names of the classes")
-    if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
+    if not shape or len(shape) != 3 or min(shape) < 1:
         raise weights.damaged("it does not state the size of the images")
     if math.prod(shape) > _MAX_IMAGE_VALUES:
         raise weights.damaged(f"its images have {shape} values")

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import pickle
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ _WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # the key of the
 _PREFIXES = ("module.", "_orig_mod.")  # of names that DistributedDataParallel and torch.compile have saved
 _NAMES_SHOWN = 6
 _COUNTER = "num_batches_tracked"
+_NEEDED_CODE = re.compile(r"GLOBAL ([\w.]+) (?:was not an allowed global|whose module)")  # in torch's messages
 
 Line = tuple[str, str]  # (label, text)
 
@@ -145,11 +148,15 @@ def _tensors(path: Path, content: bytes) -> dict[str, Tensor]:
         with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
             value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise many kinds
-        raise LockstepError(
-            f"--init {path}: the file is damaged, or loading it would execute code ({str(error).splitlines()[0]}). "
-            f"Save the weights alone, where you trust the file: torch.save(model.state_dict(), 'weights.pt')",
-            DATA,
-        ) from None
+        if needed := _NEEDED_CODE.search(str(error)):
+            raise LockstepError(
+                f"--init {path}: loading it would execute code ({needed[1]}). Save the weights alone, where you trust "
+                f"the file: torch.save(model.state_dict(), 'weights.pt')"
+            ) from None
+        # A message of the unpickler is long, and has escape sequences.
+        first = "" if isinstance(error, pickle.UnpicklingError) else str(error).partition("\n")[0]
+        problem = first or "torch.save did not write it, or it is not complete"
+        raise LockstepError(f"--init {path}: the file is damaged ({problem})", DATA) from None
     return _of_pickle(value, path)
 
 
