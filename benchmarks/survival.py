@@ -9,7 +9,7 @@ Every run trains `digits` for 60 steps while a random schedule of one to four fa
     resize           SIGTERM, then a resume on another number of processes
     stop and term    SIGSTOP of one worker process and SIGTERM of the launcher, then a resume
     disk full        the disk of the run is full for two seconds
-    corruption       kill -9 of the launcher; then a bit of the newest checkpoint is flipped, or a file cut or deleted
+    corruption       kill -9 of the launcher; then a bit of the newest checkpoint is flipped, or it is cut or deleted
 
 The run survives if its weights have the sha256 of an undisturbed run on one process. Recovery is the time from a fault
 to the next finished step, or the end of the run. "disk full" needs root, for a small file system in memory; elsewhere
@@ -194,7 +194,7 @@ class Run:
         psutil.wait_procs(workers, 10)
         checkpoints = sorted((self._run / "checkpoints").glob("step-*"))
         if len(checkpoints) > 1:  # The one before the newest stays whole.
-            self._damage(self._chance.choice(sorted(checkpoints[-1].iterdir())))
+            self._damage(checkpoints[-1])
         self._resume()
 
     def _damage(self, path: Path) -> None:

@@ -126,7 +126,7 @@ def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_i
     monkeypatch.setattr("lockstep.serve.server.serve_until_signal", lambda server, listening: listening.close())
     done = here("serve", run, "--host", "0.0.0.0", "--port", 0)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030, 10 classes\nhttp://0.0.0.0:")
+    assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://0.0.0.0:")
     assert done.stderr == "--host 0.0.0.0: everyone on the network can use this server\n"
     shutil.rmtree(run / "checkpoints")
     refused, predicted = here("serve", run, "--port", 0), here("predict", run, "x.png")

@@ -79,7 +79,7 @@ def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
 def test_without_room_for_two_the_valid_one_stays(disk):
     folder = disk(500) / "checkpoints"
     assert no_room(saved_after(folder, 3)[-1])
-    assert [path.name for path in folder.iterdir()] == ["step-000000001"]  # no unfinished one
+    assert [path.name for path in folder.iterdir()] == ["step-000000001.safetensors"]  # no unfinished one
     assert checkpoint.latest(folder).step == 1
 
 

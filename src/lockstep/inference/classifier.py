@@ -316,7 +316,7 @@ def load(
     model: str | None = None,
     device: str = "auto",
 ) -> Classifier:
-    """Return the classifier of a run, a checkpoint's folder, a model file or an ONNX file; see `lockstep.load`.
+    """Return the classifier of a run, a checkpoint, a model file or an ONNX file; see `lockstep.load`.
 
     Raises: LockstepError.
     """
