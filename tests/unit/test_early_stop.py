@@ -8,7 +8,7 @@ from functools import cache
 from signal import SIGTERM
 
 import pytest
-from tests.runs import fit_here
+from tests.runs import fit_here, state_path
 from torch import nn
 
 from lockstep.config.overrides import make
@@ -207,7 +207,7 @@ def test_few_checkpoints_and_evaluations_that_do_not_count_change_nothing(whole,
     result, _ = whole
     path, stop = tmp_path / "run", result["best_step"] + 6
     assert train(path, stop_after=stop, keep=1, eval_every=1) is None
-    assert {f"step-{step:09d}" for step in (result["best_step"], stop)} <= {p.name for p in path.glob("checkpoints/*")}
+    assert {result["best_step"], stop} <= {*checkpoint.steps(path / "checkpoints")}
     assert [row["step"] for row in rows(path)] == [*range(1, stop + 1)]
     assert facts(train(path, resume=True, keep=1, save_every=3)) == facts(result)
 
@@ -218,8 +218,8 @@ def test_every_state_has_the_best_weights_so_damaged_checkpoints_cost_only_time(
     shutil.copytree(original, path)
     for name in ("result.json", "model.safetensors"):
         (path / name).unlink()
-    (path / f"checkpoints/step-{result['best_step']:09d}.safetensors").unlink()
-    state = path / f"checkpoints/step-{result['steps']:09d}.safetensors"
+    state_path(path, result["best_step"]).unlink()
+    state = state_path(path, result["steps"])
     state.write_bytes(state.read_bytes()[:-1])
     assert facts(train(path, resume=True)) == facts(result)
 
@@ -228,11 +228,11 @@ def test_the_result_is_read_from_the_newest_state(whole, tmp_path):
     result, original = whole
     shutil.copytree(original, tmp_path / "run")
     run = Run(tmp_path / "run")
-    shutil.rmtree(run.checkpoints / f"step-{result['best_step']:09d}")
+    state_path(run.path, result["best_step"]).unlink()
     best = checkpoint.read_result(run)
     assert best.step == result["best_step"] == int(best.tensors["step"])
-    for folder in sorted(run.checkpoints.iterdir())[result["best_step"] - 1 :]:
-        shutil.rmtree(folder)
+    for state in sorted(run.checkpoints.iterdir())[result["best_step"] - 1 :]:
+        state.unlink()
     with pytest.raises(LockstepError, match=f"do not hold the weights after {result['best_step']} steps") as error:
         checkpoint.read_result(run)
     assert error.value.code == DATA
