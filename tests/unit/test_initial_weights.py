@@ -98,8 +98,8 @@ def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
         (
             "loaded",
             "13 of 17 tensors, 37,440 of 58,474 parameters; "
-            "3 have another shape in the file (conv2.weight, logits.weight, logits.bias); "
-            "1 are not in the file (norm1.bias); 1 of the file are not in the model (head.bias)",
+            "of another shape or type in the file: 3 (conv2.weight, logits.weight, logits.bias); "
+            "not in the file: 1 (norm1.bias); not in the model: 1 (head.bias)",
         )
     ]
     kept = {"conv2.weight", "logits.weight", "logits.bias", "norm1.bias"}
@@ -134,7 +134,7 @@ def test_a_line_of_many_tensors_stays_short(tmp_path):
     assert table.lines()[1:] == [
         (
             "loaded",
-            "80 of 200 tensors, 240 of 600 parameters; 120 are not in the file "
+            "80 of 200 tensors, 240 of 600 parameters; not in the file: 120 "
             "(40.weight, 40.bias, 41.weight, 41.bias, 42.weight, 42.bias, and 114 more)",
         )
     ]

@@ -55,10 +55,10 @@ class InitialWeights:
         total = len(self.loaded) + len(self.new) + len(self.mismatched)
         text = f"{len(self.loaded)} of {total} tensors, {self.values:,} of {self.values_of_model:,} parameters"
         for names, why in (
-            (self.mismatched, "have another shape in the file"), (self.new, "are not in the file"),
-            (self.unused, "of the file are not in the model"),
+            (self.mismatched, "of another shape or type in the file"), (self.new, "not in the file"),
+            (self.unused, "not in the model"),
         ):  # fmt: skip
-            text += f"; {len(names)} {why} ({_some(names)})" if names else ""
+            text += f"; {why}: {len(names)} ({_some(names)})" if names else ""
         lines = [("init", f"{self.path} (sha256 {self.sha256[:12]})"), ("loaded", text)]
         if self.other_class:
             label, name, own = self.other_class
