@@ -28,6 +28,13 @@ def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_pat
     assert checkpoint.latest(tmp_path) is None
 
 
+def test_tensors_with_gaps_or_in_others_memory_are_written(tmp_path):
+    table = torch.rand(3, 4)
+    views = {"turned": table.t(), "row": table[1], "repeated": torch.ones(1).expand(5)}
+    statefile.write(tmp_path / "m.safetensors", views, {})
+    assert all(tensor.equal(views[name]) for name, tensor in statefile.read(tmp_path / "m.safetensors").tensors.items())
+
+
 def flip(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -210,8 +210,9 @@ def write(
 
 
 def _in_own_memory(tensor: "Tensor") -> "Tensor":
-    """Return the tensor, or a copy of one that is a view of others' memory, which safetensors does not write."""
-    return tensor if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    """Return the tensor, or a copy of one that shares others' memory or has gaps, which safetensors does not write."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def contents_sha256(facts: Mapping[str, Any], tensors: "Mapping[str, Tensor]") -> str:
