@@ -1,17 +1,53 @@
-"""Messages for the user: Python's logger "lockstep".
+"""Messages for the user: Python's logger "lockstep", and the commands that messages name.
 
 A program that calls Lockstep gets them as it gets those of every library: on stderr, or where it sends them. The
 command line and the worker processes handle them with `handled`.
 """
 
 import logging
+import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from lockstep.errors import printable
 
 logger = logging.getLogger("lockstep")
+
+PROGRAM = "LOCKSTEP_PROGRAM"  # the variable that tells workers how the user starts Lockstep
+
+
+def program() -> str:
+    """Return how the user's shell starts Lockstep: as this program was started.
+
+    In a Python program of the user's: the script beside its Python, by its name if the shell finds it.
+    """
+    if PROGRAM in os.environ:
+        return os.environ[PROGRAM]
+    started = Path(sys.argv[0])
+    if (started.parent.name, started.name) == ("lockstep", "__main__.py"):
+        return shlex.join([sys.orig_argv[0], "-m", "lockstep"])
+    if started.name != "lockstep":
+        started = Path(sys.executable).with_name("lockstep")
+    found = shutil.which("lockstep")
+    if sys.argv[0] == "lockstep" or (found and started.exists() and os.path.samefile(found, started)):
+        return "lockstep"
+    return shlex.quote(str(started)) if started.exists() else shlex.join([sys.executable, "-m", "lockstep"])
+
+
+def with_program(text: str) -> str:
+    """Return a text about commands of `lockstep` with the words that start it in the user's shell."""
+    start = program()
+    return text if start == "lockstep" else re.sub(r"(?<=[\s`(])lockstep(?= [a-z[-])", lambda _: start, text)
+
+
+def command(*words: object) -> str:
+    """Return a command of Lockstep that works in the user's shell as it is printed."""
+    return f"{program()} {shlex.join(map(str, words))}"
 
 
 def _escape(record: logging.LogRecord) -> bool:

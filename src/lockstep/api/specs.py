@@ -23,7 +23,7 @@ from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.specs import EvaluateSpec, FoldsSpec, TrainSpec, VerifySpec
 from lockstep.launch.world import World
-from lockstep.messages import collected, handled, logger, muted
+from lockstep.messages import collected, command, handled, logger, muted
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
@@ -355,12 +355,13 @@ def folds_spec(
     if recipe.dataset != IMAGE_FOLDER:
         raise LockstepError(
             f"--folds divides a folder of images, and recipe {recipe.name} is for dataset {recipe.dataset}: leave it "
-            f"out, or use: lockstep train DIR --folds N"
+            f"out, or use: {command('train', 'DIR', '--folds', 'N')}"
         )
     if recipe.head is None:
         raise LockstepError(
             f"--folds needs a recipe that trains only a head, such as photos: each fold of recipe {recipe.name} would "
-            f"take as long as the whole training. Use: lockstep train photos --data DIR --folds {others['folds']}"
+            f"take as long as the whole training. Use: "
+            f"{command('train', 'photos', '--data', 'DIR', '--folds', others['folds'])}"
         )
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe, precision_note = fixed_precision(recipe.replace(held_out=0, patience=None), placement.device)

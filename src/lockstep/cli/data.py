@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.options import STARTED, Command, Json, require_new_file
 from lockstep.errors import DATA, LockstepError, printable, unknown
+from lockstep.messages import command
 
 if TYPE_CHECKING:
     from lockstep.data.catalog import Source
@@ -107,7 +107,7 @@ def list_(json_output: Json = False) -> None:
     print(f"{'dataset':14} {'images':>7}  {'download':>9}  folder")
     for source in sources:
         download = size(source.size_bytes) if source.archives else "none"
-        absent = f"none yet: lockstep data fetch {source.name}" if source.archives else "comes with lockstep"
+        absent = f"none yet: {command('data', 'fetch', source.name)}" if source.archives else "comes with lockstep"
         print(f"{source.name:14} {source.images:7}  {download:>9}  {folders.get(source.name, absent)}")
 
 
@@ -167,8 +167,8 @@ def check(
     folder, managed = (located(source, data) if source.archives else None) or (None, False)
     if folder and managed:
         if problem := manifest.problem(folder):
-            given = f" --data {data}" if data else ""
-            raise LockstepError(f"dataset {name}: {problem}. Replace it with: lockstep data fetch {name}{given}", DATA)
+            again = command("data", "fetch", name, *(("--data", data) if data else ()))
+            raise LockstepError(f"dataset {name}: {problem}. Replace it with: {again}", DATA)
         count, checked = len(manifest.files(folder)), "sizes and sha256"
     else:
         load_object(DATASETS[name])(data)  # raises a LockstepError if the files are missing or malformed
@@ -207,7 +207,7 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool, labels: bo
     found.require_sound()
     if not json_output:
         recipe = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
-        _print_lines([f"ok: lockstep train {quote(str(folder))}{'/' if recipe else ''}"])
+        _print_lines([f"ok: {command('train', f'{folder}/' if recipe else folder)}"])
 
 
 def _check_labels(folder: Path, html: Path | None, json_output: bool) -> dict[str, Any]:

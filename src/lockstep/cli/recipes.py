@@ -8,6 +8,7 @@ import typer
 
 from lockstep.cli.options import Json
 from lockstep.errors import printable
+from lockstep.messages import command, with_program
 from lockstep.words import plural
 
 
@@ -23,15 +24,15 @@ def recipes(json_output: Json = False) -> None:
     from lockstep.recipes import RECIPES
 
     texts = {
-        name: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
+        name: [with_program(" ".join(part.split())) for part in (inspect.getdoc(make) or "").split("\n\n")]
         for name, make in RECIPES.items()
     }
     if json_output:
         print(json.dumps({name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}))
         return
     for name, parts in texts.items():
-        data = " --data DIR" if RECIPES[name]().dataset == IMAGE_FOLDER else ""
-        print(name, *(f"  {part}" for part in parts), f"  lockstep train {name}{data}", "", sep="\n")
+        data = ("--data", "DIR") if RECIPES[name]().dataset == IMAGE_FOLDER else ()
+        print(name, *(f"  {part}" for part in parts), f"  {command('train', name, *data)}", "", sep="\n")
 
 
 def show(

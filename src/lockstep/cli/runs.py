@@ -10,6 +10,7 @@ import typer
 
 from lockstep.cli.options import Json
 from lockstep.errors import printable
+from lockstep.messages import command
 from lockstep.words import duration, plural, size
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def runs(
         print(json.dumps({"runs": [dataclasses.asdict(run) for run in listed]}))
         return
     if not listed:
-        print(printable(f"no runs in {folder}: lockstep train starts one"))
+        print(printable(f"no runs in {folder}: `{command('train')}` starts one"))
         return
     rows = [_HEAD, *map(_row, listed)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]

@@ -6,7 +6,6 @@ All other settings are in `placement.py`.
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Features, Policy
 from lockstep.errors import LockstepError, printable, unknown
+from lockstep.messages import command
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.settings import Settings, choose, dotted
@@ -262,7 +262,7 @@ class Recipe(Settings):
     def command(self, name: str, run: Path, *options: str) -> str:
         """Return a shell command on the folder `run`. It names the user's code, because the command runs it."""
         code = [word for setting, value in self.custom_code.items() for word in (f"--{setting}", value)]
-        return shlex.join(["lockstep", name, str(run), *options, *code])
+        return command(name, run, *options, *code)
 
     @property
     def evaluated_split(self) -> str:

@@ -9,6 +9,7 @@ import platformdirs
 
 from lockstep.data.catalog import Source
 from lockstep.errors import DATA, LockstepError
+from lockstep.messages import command
 
 
 class Incomplete(NamedTuple):
@@ -107,5 +108,5 @@ def _cache(source: Source) -> Path:
 
 
 def _or_fetch(source: Source, folder: Path | None) -> str:
-    option = f" --data {folder}" if folder is not None else ""
-    return f", or download it: lockstep data fetch {source.name}{option}"
+    option = ("--data", folder) if folder is not None else ()
+    return f", or download it: {command('data', 'fetch', source.name, *option)}"

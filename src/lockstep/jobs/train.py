@@ -26,7 +26,7 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
 from lockstep.kernels.portable import arithmetic
-from lockstep.messages import Held, handled, logger
+from lockstep.messages import Held, command, handled, logger
 from lockstep.runs import statefile
 from lockstep.words import counted, plural, wilson_interval
 
@@ -236,7 +236,7 @@ def _complete(
             ("speed", f"{log.images_per_s:,.0f} images/s; {seconds}"),
             ("sha256", f"{result['weights_sha256']} ({_scope_of_bits(recipe, run.mixed_arithmetic)})"),
             ("next", f"{recipe.command('eval', folder.path, *test_split)}   or   "
-                     f"{suggestion if recipe.dataset == IMAGE_FOLDER else 'lockstep recipes'}"),
+                     f"{suggestion if recipe.dataset == IMAGE_FOLDER else command('recipes')}"),
         ]
     )  # fmt: skip
     return result

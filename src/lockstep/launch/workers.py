@@ -18,6 +18,7 @@ from lockstep.errors import CRASH, ENVIRONMENT
 from lockstep.files import replace
 from lockstep.jobs.specs import Spec, encoded
 from lockstep.launch.world import World
+from lockstep.messages import PROGRAM, program
 
 _POLL_S = 0.005  # seconds between two looks of a worker whether its record was taken
 _KILLED_S = 5.0  # seconds for a killed worker to end
@@ -120,7 +121,7 @@ class Workers:
                     sys.executable, "-P", "-m", "lockstep.launch.worker",
                     str(self.folder), str(os.getpid()), json.dumps(output), *import_folders,
                 ],
-                env={**os.environ, **(variables or {}), **self._numbers(number)},
+                env={**os.environ, PROGRAM: program(), **(variables or {}), **self._numbers(number)},
                 stdin=subprocess.DEVNULL if out is not None else None,
                 stdout=out,
                 stderr=err,

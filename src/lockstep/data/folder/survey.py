@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lockstep.data.folder.index import Index, index_of
 from lockstep.data.folder.scan import Group, Scan, scan
 from lockstep.errors import DATA, LockstepError
+from lockstep.messages import command
 from lockstep.words import listed, plural
 
 ORDER = ("train", "validation", "test")
@@ -89,7 +90,8 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
     Raises: LockstepError if `root` is no folder.
     """
     if root is None:
-        raise LockstepError("dataset folder: give the folder of images as --data DIR, or lockstep train DIR", DATA)
+        give = f"give the folder of images as --data DIR, or {command('train', 'DIR')}"
+        raise LockstepError(f"dataset folder: {give}", DATA)
     scanned = scan(root)
     index = index_of(scanned)
     problems = list(scanned.problems)
@@ -193,7 +195,7 @@ def _unreadable(index: Index, skip: bool, notes: list[str]) -> list[str]:
     listed = [lines[row] for row in lines if row not in skipped]
     if not listed:
         return []
-    rest = [f"and {len(listed) - _LISTED} others: lockstep data check lists them"] if len(listed) > _LISTED else []
+    rest = [f"and {len(listed) - _LISTED} others: `lockstep data check` lists them"] if len(listed) > _LISTED else []
     it = "it" if len(listed) == 1 else "them"
     advice = (
         f" now. skip_unreadable does not skip {it}, as another start may read {it}. Make {it} readable, or remove {it}:"
