@@ -1,41 +1,35 @@
-"""The commands and the Python of README, CONTRIBUTING and docs, and shorter forms that run in seconds."""
+"""The commands that Lockstep prints, from documents and source, and shorter forms that run in seconds."""
 
+import ast
+import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from typer.main import get_command
+
+from lockstep.cli import app
+from lockstep.cli.hints import _EQUIVALENTS
 from lockstep.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src/lockstep"
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
-# Commands that no test runs, by how they begin, and why. The part after it that is Lockstep's is parsed all the same.
+# Commands that no test runs wherever they stand, by how they begin, and why. A comment above a block, as in
+# `<!-- not run: needs Slurm -->`, says it of all its lines. Each command of Lockstep in them is parsed all the same.
 NOT_RUN = {
     "make ": "tests/unit/test_contributing.py compares targets with the Makefile",
     "pip install ": "changes the environment the tests run in",
     ".ci/run": "runs the tests",
     "tensorboard ": "a server without an end",
-    "python examples/use_exported.py": "needs a file of lockstep export; tests/cli/test_export.py runs it",
     "lockstep doctor": "tests/cli/test_doctor.py runs it",
     "lockstep serve ": "a server without an end; tests/cli/test_serve.py starts it",
-    "curl ": "needs that server; tests/serve/test_application.py sends the same",
-    "torchrun ": "tests/hosts/test_several_hosts.py runs it",
-    "srun ": "needs Slurm; tests/hosts/test_several_hosts.py sets its variables",
-    "mpirun ": "needs Open MPI; tests/hosts/test_several_hosts.py sets its variables",
-    "RANK=": "needs several terminals; tests/hosts/test_several_hosts.py sets these variables",
-    "lockstep train runs/killed ": "needs a host that has died; tests/hosts/test_faults.py resumes",
-    "lockstep diff runs/two ": "needs that run too; tests/cli/test_verify.py compares others",
-    "docker ": "needs Docker; tests/unit/test_dockerfile.py reads the file",
-    "sbatch ": "needs Slurm; tests/unit/test_clusters.py checks the file",
-    "kubectl ": "needs Kubernetes; tests/unit/test_clusters.py checks the file",
-    "examples/clusters/ssh_torchrun.sh ": "tests/hosts/test_several_hosts.py runs it",
-    "ray start ": "starts a server",
-    "python examples/clusters/ray_train.py ": "tests/api/test_outer_launch.py runs it",
     "lockstep --install-completion": "writes to the user's shell; tests/cli/test_hints.py completes",
-    "python -m benchmarks.": "minutes, and real data; tests/unit/test_results.py checks what it writes",
-    "git clone ": "needs the network",
+    "LOCKSTEP_MIRROR=": "needs a server of files; tests/cli/test_download.py starts one",
+    "curl ": "needs the server; tests/serve/test_application.py sends the same",
 }
 
 PHOTOS = "photos/"  # a user's own images, for which tests/synthetic.py stands in
@@ -57,16 +51,18 @@ _WITH_VALUE_LEFT_OUT = {
 
 
 class Block(NamedTuple):
-    """A fenced block: its page, language and text."""
+    """A fenced block: its page, language and text, and why no test runs it; "" if one does."""
 
     page: str
     language: str
     text: str
+    not_run: str = ""
 
 
 def blocks(text: str, page: str = "") -> list[Block]:
-    """The fenced blocks of a page."""
-    return [Block(page, language, body) for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)]
+    """Return the fenced blocks of a page."""
+    found = re.findall(r"^(?:<!-- not run: (.+?) -->\n)?```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [Block(page, language, body, why) for why, language, body in found]
 
 
 def lines(block: Block) -> list[str]:
@@ -85,9 +81,84 @@ def parts(line: str) -> list[str]:
     return found
 
 
-def reason(line: str) -> str | None:
+def reason(line: str, block: Block | None = None) -> str | None:
     """Why no test runs a line; None if one does."""
+    if block is not None and block.not_run:
+        return block.not_run
     return next((why for start, why in NOT_RUN.items() if line.startswith(start)), None)
+
+
+def spans(text: str) -> list[str]:
+    """Return the commands of Lockstep in the inline code of a text."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    return [part for span in re.findall(r"`([^`]+)`", text) for part in parts(" ".join(span.split()))]
+
+
+def examples_of_help() -> dict[str, list[str]]:
+    """Return the examples of every `lockstep COMMAND --help`, by command, without the words beside them."""
+    found, todo = {}, [("lockstep", get_command(app))]
+    while todo:
+        name, command = todo.pop()
+        todo += [(f"{name} {inner}", each) for inner, each in getattr(command, "commands", {}).items()]
+        _, _, text = (command.help or "").partition("Examples:\n")
+        lines = [line.strip() for line in text.partition("\n\n")[0].splitlines()]
+        found[name] = [re.split(r"\s{2,}", line)[0] for line in lines] + re.findall(r"  then: (.*)", text)
+    return found
+
+
+def calls_in_source() -> Iterator[tuple[str, str]]:
+    """Yield (place, command) of each call of `command` in the source: 2 stands for what only the run can say."""
+    for path, node in _nodes():
+        if not isinstance(node, ast.Call) or getattr(node.func, "attr", getattr(node.func, "id", "")) != "command":
+            continue
+        words = [each.value if isinstance(each, ast.Constant) else "2" for each in node.args
+                 if not isinstance(each, ast.Starred)]  # fmt: skip
+        if words and words[0] != "2" and ast.unparse(node.func) != "app.command":
+            yield f"{path}:{node.lineno}", shlex.join(["lockstep", *("2" if word == "N" else word for word in words)])
+
+
+def strings_in_source() -> Iterator[tuple[str, str]]:
+    """Yield (place, text) of each string in the source: 2 stands for what only the run can say."""
+    inner = set()
+    for path, node in _nodes():
+        if isinstance(node, ast.JoinedStr):
+            inner |= {id(part) for part in node.values}
+            yield f"{path}:{node.lineno}", "".join(str(getattr(part, "value", "")) if isinstance(part, ast.Constant)
+                                                   else "2" for part in node.values)  # fmt: skip
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield f"{path}:{node.lineno}", node.value
+
+
+def _nodes() -> Iterator[tuple[Path, ast.AST]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            yield path.relative_to(ROOT), node
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield (place, text) of everything that names commands in inline code."""
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
+        yield page.name, page.read_text()
+    for path in (ROOT / "examples").glob("*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            if cell["cell_type"] == "markdown":
+                yield path.name, "".join(cell["source"])
+    yield from strings_in_source()
+
+
+def lines_of_examples() -> Iterator[tuple[str, str]]:
+    """Yield (name, command) of the indented commands in the comments and docstrings of examples/."""
+    for path in sorted((ROOT / "examples").rglob("*.*")):
+        if path.suffix in (".py", ".sh", ".sbatch", ".yaml"):
+            for line in re.findall(r"^(?:#  +|    )(\S.*)$", path.read_text().replace("\\\n", " "), re.M):
+                if line.startswith(("lockstep ", "torchrun ", "srun ")):
+                    yield path.name, re.split(r"\s{2,}", line)[0]
+
+
+def hints() -> list[str]:
+    """Return the commands that answer the options of the original programs."""
+    answers = [text for each in _EQUIVALENTS.values() for text in (each if isinstance(each, tuple) else (each,))]
+    return ["lockstep " + re.split(r" \(|, | without ", re.sub(r"\{\w+\}", "2", text))[0] for text in answers]
 
 
 def shortened(words: list[str]) -> list[str]:

@@ -57,7 +57,7 @@ def test_train_then_eval(program, here, tmp_path):
     assert f"sha256    {result['weights_sha256']} " in done.stdout
     assert 0 < result["total_s"] < time.time() - started
     assert (run / "log.txt").read_text() == done.stdout
-    next_command = re.search(r"next +lockstep (eval \S+)", done.stdout).group(1)
+    next_command = re.search(r"next .*?lockstep (eval \S+)", done.stdout).group(1)
     record = json.loads(program(*next_command.split(), "--json", "--processes", 2).stdout)
     assert record["accuracy"] == result["accuracy"]["ema"]
     assert record["loss"] == result["loss"]["ema"]

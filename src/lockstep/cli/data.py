@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lockstep.data.catalog import Source
 
 app = typer.Typer(
+    cls=HintingGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="""Download, list and check datasets.

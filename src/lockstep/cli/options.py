@@ -10,12 +10,12 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.messages import on_stderr
+from lockstep.messages import on_stderr, with_program
 from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
@@ -33,7 +33,19 @@ Quiet = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout, and nothing else there.")]
 
 
-class Command(TyperCommand):
+class _Named:
+    """Names the program in the help as the user started it."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, with commands that work as they are printed."""
+        return with_program(super().get_help(ctx))  # type: ignore[misc]
+
+
+class Group(_Named, TyperGroup):
+    """A group of commands."""
+
+
+class Command(_Named, TyperCommand):
     """A command that says that Ctrl-C has stopped it, where it does not say so itself."""
 
     def invoke(self, ctx: Any) -> Any:

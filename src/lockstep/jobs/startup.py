@@ -3,6 +3,7 @@
 import os
 import shlex
 import socket
+import sys
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from lockstep.core.reduction import owned, owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session, exchange
+from lockstep.messages import script
 from lockstep.words import plural
 
 Line = tuple[str, str]  # (label, text)
@@ -37,7 +39,8 @@ def startup_lines(
     data = str(placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
     shape = "x".join(map(str, session.splits["train"].images.shape[1:]))
     watch = f"tail -f {shlex.quote(str(run / 'log.txt'))}"
-    watch += f", or tensorboard --logdir {shlex.quote(str(run))}" if placement.summary_every else ""
+    tensorboard = script(Path(sys.executable).with_name("tensorboard"))
+    watch += f", or {tensorboard} --logdir {shlex.quote(str(run))}" if placement.summary_every else ""
     lines = [
         ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
         ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
