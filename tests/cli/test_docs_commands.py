@@ -281,7 +281,7 @@ def test_the_page_works_from_top_to_bottom(page, place, monkeypatch, capsys):
 def test_the_examples_of_help_texts_run(place, trained_once, capsys):
     """Each, where the runs and pictures that it names are small ones."""
     small, _ = trained_once("digits", "--steps", 4, "--processes", 1)
-    for name in ("digits-1", "digits-2", "mine", "big", "first", "second", "try"):
+    for name in ("digits-1", "digits-2", "big", "first", "second", "other"):
         shutil.copytree(small, place / "runs" / name)
     shutil.copytree(small, place / "downloaded/run")
     shutil.copy(small / "model.safetensors", place)
