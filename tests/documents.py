@@ -165,7 +165,8 @@ def shortened(words: list[str]) -> list[str]:
     """The arguments of `lockstep` for something that takes seconds and needs no download."""
     command, *rest = words or [""]
     if command == "data":
-        return [command, *("digits" if word in ("cifar10", "mnist", "fashion-mnist") else word for word in rest)]
+        downloaded = any(word in ("cifar10", "mnist", "fashion-mnist") for word in rest)
+        return [command, rest[0], "digits"] if downloaded else words
     if command not in _SHORT:
         return words
     if PHOTOS in rest:

@@ -1,4 +1,4 @@
-"""The only writer of torch's global flags, of thread counts, and of the environment variables that decide them.
+"""Training's only writer of torch's global flags, of thread counts, and of the variables that decide them.
 
 The number of threads changes low-order bits (a sum split over two threads rounds differently), so it is part of the
 recipe. It must be in the environment before torch is imported: a thread pool ignores later changes.
