@@ -1,11 +1,12 @@
 """Hooks of mkdocs: README is the start page, and links of the repository's Markdown lead to pages and files here.
 
 Links stay as a Git host shows them: relative to the file that they stand in. A linked file outside docs/ is copied to
-repository/, and a linked folder becomes a page that lists its files.
+repository/, and a linked folder becomes a page that lists the files of it that git knows, without runs trained there.
 """
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def _file(path: str, config: MkDocsConfig) -> File:
     if not (ROOT / path).is_dir():
         content = (ROOT / path).read_bytes()
         return File.generated(config, _uri(path), content=content.decode() if path.endswith(".md") else content)
-    files = sorted(file for file in (ROOT / path).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
-    names = [file.relative_to(ROOT / path).as_posix() for file in files]
+    known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT / path, capture_output=True, text=True)
+    if known.returncode:
+        raise PluginError(f"make docs needs a clone of the repository: {known.stderr.strip()}")
+    names = sorted(name for name in known.stdout.split("\0") if (ROOT / path / name).is_file())
     return File.generated(config, _uri(path), content=f"# {path}\n\n" + "".join(f"- [{n}]({n})\n" for n in names))

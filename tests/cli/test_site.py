@@ -124,14 +124,35 @@ def test_search_finds_a_word_in_pages_opened_as_files(site, width):
 
 
 @pytest.mark.slow
+def test_a_run_that_was_trained_in_examples_is_not_in_the_site(tmp_path):
+    root = copied(tmp_path)
+    (root / "examples/runs/digits-1").mkdir(parents=True)
+    for name in ("log.txt", ".lock"):
+        (root / "examples/runs/digits-1" / name).touch()
+    assert build(tmp_path / "site", root).returncode == 0
+    listed = (tmp_path / "site/repository/examples/index.html").read_text()
+    assert "own_model.py" in listed
+    assert "digits-1" not in listed
+
+
+def copied(folder):
+    """Return a copy of the files that git knows, as a repository of its own."""
+    known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, known.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "clone" / name)
+    for words in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *words], cwd=folder / "clone", check=True)
+    return folder / "clone"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("link", ["nothing.md", "usage.md#nowhere", "../nothing.json"])
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, link):
-    for name in ("docs", "examples", "benchmarks", "src"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    with (tmp_path / "docs/serve.md").open("a") as page:
+    root = copied(tmp_path)
+    with (root / "docs/serve.md").open("a") as page:
         page.write(f"\n[x]({link})\n")
-    done = build(tmp_path / "site", tmp_path)
+    done = build(tmp_path / "site", root)
     assert done.returncode != 0
     assert link.rpartition("#")[2] in done.stderr

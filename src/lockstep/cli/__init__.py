@@ -33,8 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N. The code for GPUs is not yet
-proven: it has never run on one.
+    help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N.
+The code for GPUs has not yet run on one.
 
 The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides only the speed.
 
