@@ -167,6 +167,8 @@ def shortened(words: list[str]) -> list[str]:
     if command == "data":
         downloaded = any(word in ("cifar10", "mnist", "fashion-mnist") for word in rest)
         return [command, rest[0], "digits"] if downloaded else words
+    if command == "show":
+        return [command, *("digits" if word in _DOWNLOADED else word for word in rest)]
     if command not in _SHORT:
         return words
     if PHOTOS in rest:
