@@ -40,12 +40,14 @@ _SHORT = {
     "train": ["--steps", "4", "--inline"],
     "eval": ["--inline"],
     "verify": ["--inline"],
+    "export": [],
     "bench": ["--steps", "2", "--warmup", "0", "--processes", "1"],
 }
 _WITH_VALUE_LEFT_OUT = {
     "train": ("--epochs", "--steps", "--processes", "--device", "--data", "--lr"),
     "bench": ("--processes", "--steps", "--warmup", "--device", "--data"),
     "eval": ("--data", "--device", "--processes"),
+    "export": ("--data",),
     "verify": ("--from", "--steps", "--data", "--device", "--processes"),
 }
 

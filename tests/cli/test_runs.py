@@ -70,7 +70,7 @@ def test_the_table_names_problems_below_their_runs(folder, capsys):
 def test_an_empty_or_missing_folder_is_no_error_and_a_name_is_escaped(tmp_path, capsys):
     for _ in range(2):
         runs(tmp_path / "runs")
-        assert capsys.readouterr().out == f"no runs in {tmp_path}/runs: lockstep train starts one\n"
+        assert capsys.readouterr().out == f"no runs in {tmp_path}/runs: `lockstep train` starts one\n"
         (tmp_path / "runs").mkdir(exist_ok=True)
     (tmp_path / "runs/a\x1b[31m").mkdir()
     (tmp_path / "runs/a\x1b[31m/recipe.json").write_text("{")
