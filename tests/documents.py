@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from typer.main import get_command
 
 from lockstep.cli import app
-from lockstep.cli.hints import _EQUIVALENTS
 from lockstep.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -155,12 +154,6 @@ def lines_of_examples() -> Iterator[tuple[str, str]]:
             for line in re.findall(r"^(?:#  +|    )(\S.*)$", path.read_text().replace("\\\n", " "), re.M):
                 if line.startswith(("lockstep ", "torchrun ", "srun ")):
                     yield path.name, re.split(r"\s{2,}", line)[0]
-
-
-def hints() -> list[str]:
-    """Return the commands that answer the options of the original programs."""
-    answers = [text for each in _EQUIVALENTS.values() for text in (each if isinstance(each, tuple) else (each,))]
-    return ["lockstep " + re.split(r" \(|, | without ", re.sub(r"\{\w+\}", "2", text))[0] for text in answers]
 
 
 def shortened(words: list[str]) -> list[str]:

@@ -69,7 +69,6 @@ def test_every_command_that_the_source_makes_can_be_given():
     calls = list(documents.calls_in_source())
     assert len(calls) > 12
     assert problems(calls) == []
-    assert problems(("hints", line) for line in documents.hints()) == []
 
 
 def test_the_source_prints_commands_only_by_the_function_that_knows_how_lockstep_was_started():

@@ -14,7 +14,7 @@ from lockstep.cli.diff import diff
 from lockstep.cli.doctor import doctor
 from lockstep.cli.evaluate import evaluate
 from lockstep.cli.export import export
-from lockstep.cli.options import Command
+from lockstep.cli.options import Command, Group
 from lockstep.cli.predict import predict
 from lockstep.cli.recipes import recipes, show
 from lockstep.cli.report import report
@@ -29,12 +29,12 @@ from lockstep.messages import handled, on_stderr
 
 app = typer.Typer(
     name="lockstep",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N.
-The code for GPUs has not yet run on one.
 
 The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides only the speed.
 

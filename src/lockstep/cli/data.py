@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, Command, Json, require_new_file
+from lockstep.cli.options import STARTED, Command, Group, Json, require_new_file
 from lockstep.errors import DATA, LockstepError, printable, unknown
 from lockstep.messages import command
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.data.catalog import Source
 
 app = typer.Typer(
-    cls=HintingGroup,
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="""Download, list and check datasets.
