@@ -5,7 +5,9 @@ recipe. It must be in the environment before torch is imported: a thread pool ig
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
+from lockstep import hardware
 from lockstep.hardware import cpu_flags
 
 _SILENCE = {
@@ -55,6 +57,21 @@ def configure(threads: int, exact: bool) -> None:
     torch.backends.cudnn.deterministic = exact
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def workers() -> int:
+    """Return how many threads keep this process's cores busy, if each computes with torch's number of threads."""
+    import torch
+
+    return max(2, hardware.cores() // torch.get_num_threads())  # Two: one decodes an image, and one computes.
+
+
+def pool(count: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool of threads, each of which computes with torch's number of threads in this program."""
+    import torch
+
+    # A new thread computes with all cores of the machine until torch looks the number up in it.
+    return ThreadPoolExecutor(count, name, torch.get_num_threads)
 
 
 def configure_compiler(exact: bool) -> None:

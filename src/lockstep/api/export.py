@@ -14,7 +14,7 @@ from lockstep.config.placement import Placement
 from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError
 from lockstep.files import deliver
-from lockstep.inference.origin import is_onnx, recipe_of, run_of
+from lockstep.inference.origin import recipe_of, run_of
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.settings import import_path_restored, validated
@@ -98,8 +98,6 @@ def export(
         raise LockstepError(
             f"{file}: programs know a format by the name of its file: give one that ends in .{format}, or a --format"
         )
-    if is_onnx(source):
-        raise LockstepError(f"{source} is exported already: give the run, or model.safetensors")
     recipe, (run, _) = recipe_of(source), run_of(source)
     origin = run.path if run else Path(str(source))
     check_code(origin, recipe, {"model": model, "dataset": dataset})

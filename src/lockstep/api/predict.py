@@ -25,8 +25,8 @@ def load(
 
     It preprocesses as evaluation does, and computes in the recipe's precision, with this process's number of threads.
     Another number than the recipe's may change low-order bits of the probabilities; `lockstep predict` uses the
-    recipe's. A network that the recipe compiles is computed uncompiled. torch's default dtype does not matter, and
-    sys.path is left as it was.
+    recipe's. A network that the recipe compiles is computed uncompiled. No setting of torch is changed, and its default
+    dtype does not matter. sys.path is left as it was.
 
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.

@@ -42,7 +42,6 @@ def export(
     Examples:
       lockstep export runs/digits-1                          writes digits-1.onnx
       lockstep export model.safetensors --format pt2 -o digits.pt2 --data DIR
-      lockstep predict digits-1.onnx new.png
     """
     import lockstep
     from lockstep import numerics

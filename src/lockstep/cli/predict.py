@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 Source = Annotated[
     Path,
-    typer.Argument(metavar="RUN|MODEL", help="A run's folder, model.safetensors, or an ONNX file of lockstep export."),
+    typer.Argument(metavar="RUN|MODEL", help="A run's folder, or model.safetensors."),
 ]
 Checkpoint = Annotated[
     str | None,
@@ -42,14 +43,6 @@ def predict(
     ],
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to print.")] = 1,
     checkpoint: Checkpoint = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Images in one forward pass. Default: as in evaluation, with the same low-order bits. A smaller "
-            "batch prints the first result sooner.",
-        ),
-    ] = None,
     model: Code = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each image.")] = False,
     csv_output: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
@@ -58,22 +51,21 @@ def predict(
     """Classify images with a trained run, or with a model file alone.
 
     Prints path, class and probability of each image, in the order in which the images are given. A folder's images
-    are sorted by name. Preprocessing, precision and test_views are those of evaluation, so the counts over the files of
-    a test set are those of `lockstep eval`, except with test_views=flip-translate-unsure: it chooses the views of an
-    image by the others in its batch.
+    are sorted by name. Each image is prepared as in evaluation and computed alone, so its probabilities have the same
+    bits beside any others. `lockstep eval` computes batches: its probabilities may differ in low-order bits.
 
     A run of recipe photos also marks images that are unlike its training images, as about 1 % of held-out images are.
     The class of a marked image means little.
 
-    Results are printed batch by batch. A file that cannot be read is reported on stderr, the others go on, and the exit
-    code is 3 at the end.
+    Each result is printed as soon as those before it are. A file that cannot be read is reported on stderr, the others
+    go on, and the exit code is 3 at the end.
 
     \b
     Examples:
       lockstep predict runs/photos cat.jpg holiday/
       lockstep predict runs/photos holiday/ --top 3 --csv > labels.csv
       lockstep predict model.safetensors new/ --json
-      find . -name '*.jpg' | lockstep predict runs/photos - --batch 16
+      find . -name '*.jpg' | lockstep predict runs/photos -
     """
     if json_output and csv_output:
         raise LockstepError("--json and --csv are two formats: give one of them")
@@ -82,7 +74,7 @@ def predict(
     classifier = load_alone(source, checkpoint, model, options["device"])
     printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
     count = unreadable = 0
-    for prediction in classifier.predict(_paths(images), top, batch):
+    for prediction in chain.from_iterable(classifier.predict(paths, top) for paths in _paths(images)):
         count += 1
         printer.show(prediction)
         if prediction.error is not None:
@@ -110,15 +102,18 @@ def load_alone(source: Path, checkpoint: str | None, model: str | None, device: 
     return load(source, step, model, device or "auto")
 
 
-def _paths(images: list[str]) -> Iterator[Path]:
-    """Yield the paths; for -, those on stdin as soon as each is there."""
-    for path in images:
-        if path != "-":
-            yield Path(path)
+def _paths(images: list[str]) -> Iterator[list[Path]]:
+    """Yield the paths; for -, those that stdin has at a time, so that no result waits for a later path."""
+    for stdin, group in groupby(images, "-".__eq__):
+        if not stdin:
+            yield [Path(path) for path in group]
             continue
-        for line in sys.stdin.buffer:
-            if name := line.rstrip(b"\r\n"):
-                yield Path(os.fsdecode(name))
+        line = b""
+        while block := os.read(sys.stdin.fileno(), 1 << 16):
+            *lines, line = (line + block).split(b"\n")
+            yield [Path(os.fsdecode(name)) for one in lines if (name := one.rstrip(b"\r"))]
+        if line:
+            yield [Path(os.fsdecode(line))]
 
 
 class _Text:

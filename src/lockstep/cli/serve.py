@@ -29,8 +29,8 @@ def serve(
     """Classify pictures on a page of this machine, and for other programs by POST /predict.
 
     On the page you drop pictures, or take one with the camera. It shows the most probable classes, the picture as the
-    network sees it, and whether it is unlike the training images. Pictures that arrive together are one batch. Only
-    this machine can use the page, and no page of another site, unless --host says otherwise. Ctrl-C ends it.
+    network sees it, and whether it is unlike the training images. Only this machine can use the page, and no page of
+    another site, unless --host says otherwise. Ctrl-C ends it.
 
     \b
     Examples:

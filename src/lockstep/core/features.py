@@ -8,7 +8,7 @@ dataset of features in place of images.
 import copy
 import hashlib
 from collections import Counter, deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from lockstep import numerics
 from lockstep.config.recipe import Recipe
 from lockstep.core.group import Group
 from lockstep.core.network import Network, Shape, failure, persistent_buffers
@@ -83,7 +84,6 @@ class Prefix:
         self._augmentation, self._device = recipe.augmentation, device
         self._views = recipe.augmentation.views or 1
         self._height, self._width, self._channels = shape[1], shape[2], shape[0]
-        self._threads = torch.get_num_threads()
         self.shape = (1, self._views, self(self._noise()).shape[-1])
         self.output = (self.shape[2] // 4, 1, self._views)
 
@@ -148,7 +148,7 @@ class Prefix:
 
         with (
             shown or nullcontext() as advance,
-            ThreadPoolExecutor(threads, "features", torch.set_num_threads, (self._threads,)) as pool,
+            numerics.pool(threads, "features") as pool,
         ):
             try:
                 for row, position in enumerate(own):
@@ -183,7 +183,7 @@ def head_of(recipe: Recipe, model: nn.Module) -> Head:
 
 def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Shape) -> None:
     """Raise a LockstepError unless the `layers` before the head return [n, D], and the head's output is the model's."""
-    images = torch.zeros(2, *shape)
+    images = torch.zeros(2, *shape, dtype=torch.float32)
     training = model.training
     try:
         with torch.no_grad():

@@ -32,6 +32,7 @@ FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 byt
 RULES = 2  # the version of the rules in `decode_image`; another version may give other pixels
 
 REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+_BAND_PIXELS = 1 << 18  # of a 16-bit image that become 8-bit at a time; the whole image would take 13 bytes a pixel
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS: dict[object, str] = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
@@ -132,6 +133,13 @@ def inspect_image(data: bytes) -> ImageFacts:
     return ImageFacts(format, width, height, grey=bool((pixels == pixels[..., :1]).all()))
 
 
+def stored_pixels(data: bytes, limit: int) -> int:
+    """Return how many pixels the header of a file's bytes states. Raises: UnreadableImageError beyond `limit`."""
+    with _opened(data) as image:
+        _require_size(image, limit)
+        return image.width * image.height
+
+
 def decoder_versions() -> dict[str, str | None]:
     """Return the versions of Pillow and of the libraries that it decodes with. Other versions may give other pixels."""
     from PIL import features
@@ -173,17 +181,24 @@ def _luminance(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
     """Return the pixels, the format and the stored size of a file's bytes. Raises: UnreadableImageError."""
+    _require_default_switches()
+    with _opened(data) as image:
+        format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
+        pixels = _square(image, image_px, draft=True)
+    _require_default_switches()  # Another thread may have set one meanwhile.
+    return pixels, format, size
+
+
+@contextlib.contextmanager
+def _opened(data: bytes) -> "Iterator[Image]":
+    """Open a file's bytes, of which Pillow reads the header. An error within the context is an UnreadableImageError."""
     from PIL import Image
 
     _load_plugins()
     if not data:
         raise UnreadableImageError("empty")
-    _require_default_switches()
     with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
-        pixels = _square(image, image_px, draft=True)
-    _require_default_switches()  # Another thread may have set one meanwhile.
-    return pixels, format, size
+        yield image
 
 
 def _require_default_switches() -> None:
@@ -254,11 +269,8 @@ def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.ui
 
     width: float
     height: float
+    _require_size(image, PIXEL_LIMIT)
     width, height = image.size
-    if width * height > PIXEL_LIMIT:
-        raise UnreadableImageError(f"{width * height / 1e6:.0f} megapixels, more than {PIXEL_LIMIT / 1e6:.0f}")
-    if not width or not height:
-        raise UnreadableImageError("no pixels")
     coarse = int(REDUCING_GAP * image_px)
     if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
         width, height = scaled[1][2:]  # not image.size, which is rounded up
@@ -278,6 +290,14 @@ def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.ui
     return np.array(small if small.mode == "RGB" else small.convert("RGB"))
 
 
+def _require_size(image: "Image", limit: int) -> None:
+    width, height = image.size
+    if width * height > limit:
+        raise UnreadableImageError(f"{width * height / 1e6:.0f} megapixels, more than {limit / 1e6:.0f}")
+    if not width or not height:
+        raise UnreadableImageError("no pixels")
+
+
 def _eight_bit(image: "Image") -> "Image":
     """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is not supported."""
     from PIL import Image
@@ -285,11 +305,14 @@ def _eight_bit(image: "Image") -> "Image":
     if image.mode in _UNSUPPORTED_MODES:
         raise UnreadableImageError(f"{_UNSUPPORTED_MODES[image.mode]} are not supported")
     if _SIXTEEN_BIT.fullmatch(image.mode):
-        values = np.asarray(image).astype(np.uint32)
-        grey = ((values + 128) // 257).astype(np.uint8)
-        if isinstance(transparent := image.info.get("transparency"), int):
-            grey[values == transparent] = 255
-        return Image.fromarray(grey)
+        transparent, grey = image.info.get("transparency"), Image.new("L", image.size)
+        for top in range(0, image.height, rows := 1 + _BAND_PIXELS // image.width):
+            values = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height)))).astype(np.uint32)
+            band = ((values + 128) // 257).astype(np.uint8)
+            if isinstance(transparent, int):
+                band[values == transparent] = 255
+            grey.paste(Image.fromarray(band), (0, top))
+        return grey
     if image.mode in ("1", "L", "P", "RGB") and image.has_transparency_data:
         return image.convert("RGBA")
     return image.convert(_RESIZED_AS[image.mode]) if image.mode in _RESIZED_AS else image

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from lockstep import hardware, words
+from lockstep import hardware
 from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
@@ -24,9 +24,9 @@ from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.inference.graph import graph_recipe
-from lockstep.inference.origin import file_recipe, is_onnx, run_of
-from lockstep.inference.sources import Source, Sources, decoded, image_of, items
+from lockstep.inference.graph import alone, graph_recipe
+from lockstep.inference.origin import file_recipe, run_of
+from lockstep.inference.sources import Source, Sources, image_of, in_order, items
 from lockstep.messages import logger
 from lockstep.runs.checkpoint import read_chosen, read_result
 from lockstep.runs.folder import Run
@@ -35,7 +35,6 @@ from lockstep.runs.statefile import contents_sha256, read
 from lockstep.settings import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
-_MAX_BATCH_BYTES = 1 << 32  # of one batch as the network's float32 input
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Classifier:
     def __init__(self, weights: _Weights, device: torch.device) -> None:
         self.recipe, self.device, self.origin = weights.recipe, device, weights.origin
         self.classes, self.image_shape = _classes_and_shape(weights)
-        self._weights, self._threads = weights, torch.get_num_threads()
+        self._weights = weights
         if self.recipe.precision == "auto":
             raise weights.damaged("its recipe does not fix the precision")
         try:
@@ -116,17 +115,13 @@ class Classifier:
         except ValueError as error:
             raise weights.damaged(error) from None
         # Uncompiled: the compiler takes a minute, and changes torch's settings in the caller's program.
-        computed, trained = self.recipe.replace(compile=False), self._build()
+        computed, trained, shape = self.recipe.replace(compile=False), self._build(), self._shape
         self._prefix = None
         if self.recipe.head is not None:
-            trained.load_state_dict(dict(weights.tensors), strict=False)
-            with _computing():
-                self._prefix = Prefix(self.recipe, trained, self._shape, device)
+            self._prefix = Prefix(self.recipe, trained, shape, device)
             computed, trained = self.recipe.replace(precision="float32"), head_of(self.recipe, trained)
-        shape = self._prefix.output if self._prefix else self._shape
+            shape = self._prefix.output
         self._network = Network(computed, trained, shape, device)
-        self._network.load_parameters({name: self._tensor(name) for name in self._network.parameters})
-        self._network.load_buffers({name: self._tensor(name) for name in self._network.buffers})
         self._network.module.eval()
         self._unlike = None
         if weights.unlike:
@@ -140,13 +135,17 @@ class Classifier:
         return f"<Classifier {self.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
 
     def _build(self) -> nn.Module:
-        """Return the recipe's model with initial weights, on the CPU. Raises: LockstepError if it is another model."""
+        """Return the trained model, on the CPU. Raises: LockstepError if the file is of another model than the recipe."""
         # The shapes of a built-in model are compared before any memory is taken for them: a damaged or hostile file
         # may ask for any width. A user's model may need real tensors while it is built.
         for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):
-            with _computing(), torch.device(device):
+            with torch.device(device):
                 module = build_model(self.recipe.replace(arithmetic="native"), self._shape, len(self.classes))
             self._require_same_tensors(module)
+        # A new tensor has the default dtype of the caller's program. So the file's tensors take the place of the new
+        # ones, with their own dtypes.
+        own = {name: tensor.clone() for name, tensor in self._weights.tensors.items()}
+        module.load_state_dict(own, strict=False, assign=True)
         return module
 
     def _require_same_tensors(self, module: nn.Module) -> None:
@@ -161,9 +160,6 @@ class Classifier:
                 DATA,
             )
 
-    def _tensor(self, name: str) -> Tensor:
-        return self._weights.tensors[name].to(self.device)
-
     @cached_property
     def module(self) -> nn.Module:
         """Return the network as a plain float32 torch.nn.Module on the CPU, in evaluation mode.
@@ -171,9 +167,7 @@ class Classifier:
         It maps float32 images [n, C, h, w] from `preprocess` to logits [n, classes]. It is independent of the
         classifier: change it as you like.
         """
-        module = self._build()
-        module.load_state_dict(dict(self._weights.tensors), strict=False)
-        return module.eval()
+        return self._build().eval()
 
     @property
     def weights_sha256(self) -> str:
@@ -191,102 +185,84 @@ class Classifier:
         brought to `image_shape` and then preprocessed as in evaluation.
         Raises: LockstepError if it cannot be read.
         """
-        with _computing():
-            return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
+        return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
-    def predict(self, sources: Sources, top: int = 1, batch: int | None = None) -> Iterator[Prediction]:
+    def predict(self, sources: Sources, top: int = 1) -> Iterator[Prediction]:
         """Classify images, and yield a prediction for each, in order.
 
-        `sources` is one of these, or an iterable of them, which is read as far as it is needed: a path of a file or a
-        folder (with its subfolders, sorted by name), a pattern such as "photos/*.jpg", the bytes of a file, a Pillow
-        image, an array or tensor uint8 [H, W] or [H, W, C], or one [N, H, W, C] for several.
+        `sources` is one of these, or an iterable of them: a path of a file or a folder (with its subfolders, sorted by
+        name), a pattern such as "photos/*.jpg", the bytes of a file, a Pillow image, an array or tensor uint8 [H, W] or
+        [H, W, C], or one [N, H, W, C] for several. An iterable is read a few images ahead.
 
-        An image that cannot be read gives a prediction with an `error`, and the others go on. Images are classified
-        `batch` at a time, by default as many as in an evaluation. The first prediction comes after the first batch, so
-        a smaller one answers sooner; its low-order bits may differ from those of the evaluation.
-        Raises: LockstepError if `top` or `batch` is less than 1, `sources` is none of these, or a batch needs more
-        memory than there is.
+        Each image is computed alone, so its prediction has the same bits beside any others. With
+        test_views=flip-translate-unsure, every image has the further views, and not a quarter of a batch. Several
+        threads may call this at the same time.
+
+        An image that cannot be read gives a prediction with an `error`, and the others go on.
+        Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs more memory than
+        there is.
         """
         if not (isinstance(sources, Path | Image) or hasattr(sources, "__iter__") or hasattr(sources, "__getitem__")):
             raise LockstepError(f"sources: got {type(sources).__name__}: give a path, an image, or several of them")
-        size = self.recipe.eval_batch if batch is None else batch
-        for name, value in (("top", top), ("batch", size)):
-            if value < 1:
-                raise LockstepError(f"{name}: got {value}: give 1 or more")
-        if (needed := 4 * size * math.prod(self.image_shape)) > _MAX_BATCH_BYTES:
-            raise LockstepError(
-                f"a batch of {size} images of {list(self.image_shape)} takes {words.size(needed)} before the first "
-                f"layer: give a smaller batch (--batch)"
-            )
-        return self._predict(sources, top, size)
+        if top < 1:
+            raise LockstepError(f"top: got {top}: give 1 or more")
+
+        def work(name: Path | int, image: Source | LockstepError) -> Prediction:
+            try:
+                if isinstance(image, LockstepError):
+                    raise image
+                pixels = self.pixels(image)
+            except LockstepError as error:
+                return Prediction(name, error=str(error))
+            return self.predict_pixels(pixels, top, name)
+
+        return in_order(items(sources), work)
+
+    def predict_pixels(self, pixels: NDArray[np.uint8], top: int = 1, name: Path | int = 0) -> Prediction:
+        """Return the prediction for what `pixels` returned, computed in this thread; `name` is its source.
+
+        Raises: LockstepError for too little memory.
+        """
+        with _memory_named():
+            inputs = self._inputs(pixels)
+            row = self._probabilities(alone(self.recipe), inputs, torch.ones(1, dtype=torch.bool))[0].tolist()
+        # Among equal probabilities the first class counts, as in evaluation.
+        best = sorted(range(len(row)), key=lambda label: -row[label])[:top]
+        if math.isnan(row[best[0]]):
+            return Prediction(name, error="the network's output is not finite")
+        unlike = self._unlike(plain_view(inputs))[0] if self._unlike else None
+        ranked = tuple((self.classes[label], row[label]) for label in best)
+        return Prediction(name, ranked[0][0], best[0], ranked[0][1], ranked, unlike=unlike)
 
     def probabilities(self, images: NDArray[np.uint8], batch: int | None = None) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if they are not finite.
 
-        They are classified `batch` at a time, by default as many as in an evaluation.
+        They are classified `batch` at a time, by default as many as in an evaluation, as an evaluation classifies them:
+        repeats fill up the last batch.
         """
-        rows, size = [], batch or self.recipe.eval_batch
-        for start in range(0, len(images), size):
-            found = [pixels for _, pixels in decoded(items(images[start : start + size]), self._input)]
-            rows.append(self._probabilities(np.stack(found), size).numpy())  # type: ignore[arg-type]
-        return np.concatenate(rows)
+        size = min(batch or self.recipe.eval_batch, len(images))
+        inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
+        rows = []
+        for start in range(0, len(inputs), size):
+            index = torch.arange(start, start + size)
+            counted = index < len(inputs)
+            rows.append(self._probabilities(self.recipe, inputs[index.clamp(max=len(inputs) - 1)], counted)[counted])
+        return torch.cat(rows).numpy()
 
-    def _predict(self, sources: Sources, top: int, size: int) -> Iterator[Prediction]:
-        waiting: list[tuple[Path | int, NDArray[np.uint8] | LockstepError]] = []
-        images = 0
-        for name, pixels in decoded(items(sources), self._input, ahead=size - 1):
-            waiting.append((name, pixels))
-            images += not isinstance(pixels, LockstepError)
-            if images == size:
-                yield from self._predict_batch(waiting, top, size)
-                waiting, images = [], 0
-        yield from self._predict_batch(waiting, top, size)
-
-    def _predict_batch(
-        self, images: list[tuple[Path | int, NDArray[np.uint8] | LockstepError]], top: int, size: int
-    ) -> Iterator[Prediction]:
-        """Yield the predictions of at most `size` images that can be read, and of those that cannot."""
-        readable = [pixels for _, pixels in images if not isinstance(pixels, LockstepError)]
-        inputs = np.stack(readable) if readable else None
-        rows = iter(() if inputs is None else self._probabilities(inputs, size).tolist())
-        marks = iter(() if inputs is None or not self._unlike else self._unlike(plain_view(torch.from_numpy(inputs))))
-        for name, pixels in images:
-            if isinstance(pixels, LockstepError):
-                yield Prediction(name, error=str(pixels))
-                continue
-            row, unlike = next(rows), next(marks, None)
-            # Among equal probabilities the first class counts, as in evaluation.
-            best = sorted(range(len(row)), key=lambda label: -row[label])[:top]
-            if row[best[0]] != row[best[0]]:
-                yield Prediction(name, error="the network's output is not finite")
-                continue
-            ranked = tuple((self.classes[label], row[label]) for label in best)
-            yield Prediction(name, *ranked[0][:1], best[0], ranked[0][1], ranked, unlike=unlike)
+    def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""
+        image = torch.from_numpy(pixels)[None]
+        return image if self._prefix is None else self._prefix(image)
 
     @torch.no_grad()
-    def _probabilities(self, images: NDArray[np.uint8], size: int) -> Tensor:
-        """Return the probabilities, float64 [n, classes], of what `_input` returns for n images.
+    def _probabilities(self, recipe: Recipe, inputs: Tensor, counted: Tensor) -> Tensor:
+        """Return the probabilities, float64 [n, classes] on the CPU, in the views of `recipe`.
 
-        They are NaN if logits are not finite.
-        The images are padded to `size` as evaluation pads its last chunk.
+        `inputs` are results of `_inputs`, and `counted` is as in `classify`. They are NaN if logits are not finite.
         """
-        with _computing():
-            index = torch.arange(size).clamp_(max=len(images) - 1)
-            counted = (torch.arange(size) < len(images)).to(self.device)
-            batch = torch.from_numpy(images)[index].to(self.device)
-            logits, _ = classify(self.recipe, self._network, batch, counted)
-            finite = logits.isfinite().all(1, keepdim=True)
-            probabilities = logits.double().softmax(1).masked_fill(~finite, torch.nan)
-            return probabilities[: len(images)].cpu()
-
-    def _input(self, source: Source) -> NDArray[np.uint8]:
-        """Return what the recipe's `input` takes: pixels, or the bytes of features if only a head was trained."""
-        pixels = self.pixels(source)
-        if self._prefix is None:
-            return pixels
-        # Several threads are here at a time, so nothing of the whole program may change, such as torch's default type.
-        torch.set_num_threads(self._threads)  # of this thread, which decodes ahead; a new one has the machine's cores
-        return self._prefix(torch.from_numpy(pixels)[None])[0].numpy()
+        logits, _ = classify(recipe, self._network, inputs.to(self.device), counted.to(self.device))
+        finite = logits.isfinite().all(1, keepdim=True)
+        return logits.double().softmax(1).masked_fill(~finite, torch.nan).cpu()
 
     def pixels(self, image: Source) -> NDArray[np.uint8]:
         """Return an image brought to `image_shape`, uint8 [H, W, C]: as it is before preprocessing.
@@ -316,22 +292,14 @@ def load(
     model: str | None = None,
     device: str = "auto",
 ) -> Classifier:
-    """Return the classifier of a run, a checkpoint, a model file or an ONNX file; see `lockstep.load`.
+    """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`.
 
     Raises: LockstepError.
     """
-    if is_onnx(source):
-        from lockstep.inference.onnx_classifier import OnnxClassifier
-
-        if checkpoint is not None or model is not None or device not in ("auto", "cpu"):
-            raise LockstepError(
-                f"{source} is an ONNX file: it has one set of weights, contains its network and computes on the CPU. "
-                "Leave out --checkpoint, --model and --device"
-            )
-        return OnnxClassifier(Path(str(source)).expanduser())
     weights = _weights(source, checkpoint)
     check_code(weights.origin, weights.recipe, {"model": model})
-    classifier = Classifier(weights, _device(device_for(weights.recipe.arithmetic, device)))
+    with _memory_named():
+        classifier = Classifier(weights, _device(device_for(weights.recipe.arithmetic, device)))
     own = sources(weights.recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
     recorded = weights.facts.get("model_source", {})
@@ -345,18 +313,14 @@ def load(
 
 
 @contextmanager
-def _computing() -> Iterator[None]:
-    """Compute with float32 as torch's default, and turn a lack of memory into a LockstepError."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+def _memory_named() -> Iterator[None]:
+    """Turn a lack of memory into a LockstepError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if problem := hardware.memory_problem(error):
-            raise LockstepError(f"too little memory ({problem}): give a smaller batch (--batch)", ENVIRONMENT) from None
+            raise LockstepError(f"too little memory ({problem}): end other programs", ENVIRONMENT) from None
         raise
-    finally:
-        torch.set_default_dtype(default)
 
 
 def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _Weights:

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.inference.classifier import Classifier
 from lockstep.inference.graph import Compute, Graph
-from lockstep.inference.onnx_file import MAX_BYTES, METADATA, missing, session
 from lockstep.words import size
 
 Format = Literal["onnx", "pt2"]
+
+MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
+METADATA = "lockstep"  # the name of the facts in an exported file
 
 _EXAMPLE = (2, 37, 41)  # images, height, width: of an example that the exporter traces. Each may differ later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
@@ -44,7 +46,7 @@ def exported(classifier: Classifier, format: Format, facts: Mapping[str, Any]) -
             file = io.BytesIO()
             torch.export.save(program, file, extra_files={METADATA: json.dumps(facts)})
             return file.getvalue()
-        with missing():
+        with _packages_named():
             import onnxscript  # noqa: F401  # which torch.onnx needs
 
             made = torch.onnx.export(
@@ -61,7 +63,11 @@ def exported(classifier: Classifier, format: Format, facts: Mapping[str, Any]) -
 def loaded(content: bytes, format: Format) -> Compute:
     """Return the function that the runtime of a file computes: onnxruntime, or torch."""
     if format == "onnx":
-        running = session(content)
+        with _packages_named():
+            import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        running = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         return lambda images: running.run(None, {"images": images})[0]
     with _quiet():
         module = torch.export.load(io.BytesIO(content)).module()
@@ -72,6 +78,18 @@ def loaded(content: bytes, format: Format) -> Compute:
         return found
 
     return run
+
+
+@contextlib.contextmanager
+def _packages_named() -> Iterator[None]:
+    """Turn the lack of the packages for ONNX into a LockstepError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LockstepError(
+            f"ONNX files need the package {error.name}, which is not installed: pip install 'lockstep[export]'",
+            ENVIRONMENT,
+        ) from None
 
 
 @contextlib.contextmanager

@@ -29,25 +29,13 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
     return Run.existing(path), None
 
 
-def is_onnx(source: str | Path | Run) -> bool:
-    """Return whether `source` names an ONNX file, by its name."""
-    return not isinstance(source, Run) and Path(source).suffix.lower() == ".onnx"
-
-
 def file_recipe(path: Path) -> tuple[Recipe, dict[str, Any]]:
     """Return the recipe and the other facts in a model file. Raises: LockstepError."""
-    if is_onnx(path):
-        from lockstep.inference.onnx_file import opened  # imports onnxruntime
-
-        facts: dict[str, Any] | None = opened(path, 1)[1]
-    elif path.suffix == ".pt2":
+    if path.suffix.lower() in (".onnx", ".pt2"):
         raise LockstepError(
-            f"{path}: torch.export.load, which reads pt2 files, executes code that a file may hold: give the run, "
-            f"model.safetensors or an ONNX file"
+            f"{path} is for other programs, as docs/deploy.md shows: give the run, or model.safetensors"
         )
-    else:
-        facts = facts_of(path)
-    assert facts is not None
+    facts = facts_of(path)
     if not isinstance(facts.get("recipe"), dict):
         raise LockstepError(f"{path} is damaged: it does not contain its recipe", DATA)
     return validated(Recipe, facts["recipe"]), facts

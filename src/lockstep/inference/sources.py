@@ -1,10 +1,10 @@
-"""From the files and arrays that a user wants classified to single images, decoded ahead of time by a few threads."""
+"""From the files and arrays that a user wants classified to single images. A few threads work ahead."""
 
 import glob
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
+from lockstep import numerics
 from lockstep.data.folder.scan import IGNORED, SUFFIXES, UNSUPPORTED
 from lockstep.errors import DATA, LockstepError
 
@@ -21,9 +22,6 @@ from lockstep.errors import DATA, LockstepError
 Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8] | Tensor
 _ALLOWED = "give a path, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or [H, W, C]"
 Sources: TypeAlias = Source | Iterable[Source]
-
-_THREADS = 4
-_AHEAD = 4 * _THREADS  # greatest number of images that are decoded before they are needed
 
 T = TypeVar("T")
 
@@ -107,28 +105,17 @@ def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:
             yield Item(member, member)
 
 
-def decoded(
-    images: Iterable[Item], decode: Callable[[Source], T], ahead: int = _AHEAD
-) -> Iterator[tuple[Path | int, "T | LockstepError"]]:
-    """Yield (name, decoded image or error) for each item, in order. A few threads decode up to `ahead` images ahead."""
-
-    def attempt(image: Source | LockstepError) -> T | LockstepError:
-        if isinstance(image, LockstepError):
-            return image
-        try:
-            return decode(image)
-        except LockstepError as error:
-            return error
-
-    waiting: deque[tuple[Path | int, Future[T | LockstepError]]] = deque()
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="decode")
+def in_order(images: Iterable[Item], work: Callable[[Path | int, Any], T]) -> Iterator[T]:
+    """Yield `work(name, image)` for each item, in order. A few threads work ahead, each with the program's threads."""
+    workers = numerics.workers()
+    waiting: deque[Future[T]] = deque()
+    pool = numerics.pool(workers, "predict")
     try:
         for item in images:
-            waiting.append((item.name, pool.submit(attempt, item.image)))
-            if len(waiting) > min(ahead, _AHEAD):
-                name, future = waiting.popleft()
-                yield name, future.result()
-        for name, future in waiting:
-            yield name, future.result()
+            waiting.append(pool.submit(work, *item))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

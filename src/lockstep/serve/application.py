@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.inference.classifier import Classifier
-from lockstep.serve.batches import Batches, Pixels
+from lockstep.serve.answers import Answers, Pixels
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -48,7 +48,7 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
 
     Raises: LockstepError if it cannot classify pictures.
     """
-    if problem := next(classifier.predict(Image.new("RGB", (64, 64)), batch=1)).error:
+    if problem := next(classifier.predict(Image.new("RGB", (64, 64)))).error:
         raise LockstepError(f"{classifier.origin} cannot classify pictures: {problem}", DATA)
     service = _Service(classifier, name)
     return Starlette(
@@ -67,7 +67,7 @@ class _Service:
     """The answers to requests, and the bytes that these hold."""
 
     def __init__(self, classifier: Classifier, name: str) -> None:
-        self._classifier, self._batches, self._held = classifier, Batches(classifier), 0
+        self._classifier, self._answers, self._held = classifier, Answers(classifier), 0
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
         environment = Environment(loader=PackageLoader("lockstep.serve"), autoescape=True, undefined=StrictUndefined)
         environment.filters["printable"] = printable
@@ -79,13 +79,11 @@ class _Service:
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
-        """Classify within the context."""
-        task = asyncio.create_task(self._batches.run())
+        """End the threads after the context."""
         try:
             yield
         finally:
-            task.cancel()
-            self._batches.close()
+            self._answers.close()
 
     async def page(self, request: Request) -> Response:
         """Answer GET /."""
@@ -95,7 +93,7 @@ class _Service:
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health: what is served, and how many pictures wait for an answer."""
-        return JSONResponse({"status": "ok", **self._facts, "unanswered": self._batches.unanswered})
+        return JSONResponse({"status": "ok", **self._facts, "unanswered": self._answers.unanswered})
 
     async def predict(self, request: Request) -> Response:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it."""
@@ -103,10 +101,10 @@ class _Service:
         try:
             async with _time_limit(BODY_LIMIT_S, 408, "the request did not arrive within {} s: send it again"):
                 pictures = await self._pictures(request)
-            if self._batches.unanswered + len(pictures) > QUEUE_LIMIT:
-                raise _busy(f"{self._batches.unanswered:,} pictures wait for an answer")
+            if self._answers.unanswered + len(pictures) > QUEUE_LIMIT:
+                raise _busy(f"{self._answers.unanswered:,} pictures wait for an answer")
             async with _time_limit(ANSWER_LIMIT_S, 504, "no answer within {} s: send fewer pictures at a time"):
-                answers = await self._batches.answers([picture for _, picture in pictures])
+                answers = await self._answers.answers([picture for _, picture in pictures])
         finally:
             self._held -= request.state.held
         records = []
