@@ -135,7 +135,7 @@ class Classifier:
         return f"<Classifier {self.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
 
     def _build(self) -> nn.Module:
-        """Return the trained model, on the CPU. Raises: LockstepError if the file is of another model than the recipe."""
+        """Return the trained model, on the CPU. Raises: LockstepError if the file is of another model."""
         # The shapes of a built-in model are compared before any memory is taken for them: a damaged or hostile file
         # may ask for any width. A user's model may need real tensors while it is built.
         for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):

@@ -76,7 +76,7 @@ def sliced(x: Tensor) -> Slices | None:
         return None
     parts = torch.empty((2, *values.shape), dtype=torch.uint8)
     chunks = [torch.split(t, _CHUNK) for t in (values.reshape(-1), parts[0].view(-1), parts[1].view(-1))]
-    rounder = torch.tensor(_ROUNDER + 128 * _OFFSET + _OFFSET)
+    rounder = torch.tensor(_ROUNDER + 128 * _OFFSET + _OFFSET, dtype=torch.float32)
     for part, high, low in zip(*chunks, strict=True):
         # The product by a power of two is exact, and the sum is rounded once: the low 14 bits are the two slices.
         # A conversion to uint8 keeps the low 8 bits. The eighth bit of the high slice is 0.
@@ -88,7 +88,7 @@ def sliced(x: Tensor) -> Slices | None:
 
 def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
     """Return float32 `x` times a power of two, rounded to int32; the values must be below 2**22 in magnitude."""
-    rounder = torch.tensor(_ROUNDER)
+    rounder = torch.tensor(_ROUNDER, dtype=torch.float32)
     values = (x * scale).add_(rounder) if isinstance(scale, Tensor) else torch.add(rounder, x, alpha=scale)
     return values.view(torch.int32).sub_(_ROUNDER_BITS)
 

@@ -67,7 +67,7 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
     for x in (a, b):
         exponent = exponent_of(x, bits)
         if exponent is None:
-            return torch.full((*a.shape[:-1], b.shape[-1]), torch.nan)
+            return torch.full((*a.shape[:-1], b.shape[-1]), torch.nan, dtype=a.dtype)
         factors.append(x.double().mul_(2.0**exponent).round_())
         scale -= exponent
     result = torch.matmul(*factors).mul_(2.0**scale).add_(0.0)  # A sum that is -0 becomes 0.
@@ -94,7 +94,7 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     if at.groups > 1 or not (few or outputs >= _MANY_CHANNELS):
         return unit().convolution(x, weight, at, _power(x, weight))
     matrices = weight.signed().parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
-    result = torch.empty((batch, *size, outputs))
+    result = torch.empty((batch, *size, outputs), dtype=torch.float32)
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
     for part, out in zip(torch.split(x.signed().parts, count, 1), torch.split(result, count), strict=True):
         high, mixed = _product(_columns(part, sides, size, at), matrices)

@@ -77,8 +77,9 @@ class Int8:
 
     def _convolved(self, x: Tensor, offset: int, weight: Tensor, at: Geometry, power: int) -> Tensor:
         shape = at.stride, at.padding, at.dilation, at.groups
-        packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(1), 1.0, offset, *shape, list(x.shape))
-        zero, scale = torch.zeros(1, dtype=torch.int32), torch.tensor([2.0**power])
+        one, scale = (torch.tensor([number], dtype=torch.float32) for number in (1.0, 2.0**power))
+        packed = torch.ops.onednn.qconv_prepack(weight, one, 1.0, offset, *shape, list(x.shape))
+        zero = torch.zeros(1, dtype=torch.int32)
         result: Tensor = torch.ops.onednn.qconv2d_pointwise(
             x, 1.0, offset, packed, scale, zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
         )
