@@ -22,7 +22,7 @@ from lockstep.recipes import get_recipe
 
 RUNS = [
     ("digits", "--steps", 30, "--processes", 2),
-    # The views of the least sure images depend on the other images of the batch.
+    # eval gives further views to a quarter of each batch, and predict to each image.
     ("digits", "--steps", 20, "--precision", "bfloat16", "--set", "test_views=flip-translate-unsure", "--set",
      "eval_batch=64", "--processes", 1),
 ]  # fmt: skip
@@ -49,18 +49,25 @@ def rows(done):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", RUNS, ids=["float32", "views-bfloat16"])
-def test_predicting_the_files_of_the_test_set_counts_as_eval_does(options, trained_once, program, predict, pictures):
+@pytest.mark.parametrize(
+    ("options", "tolerance"), list(zip(RUNS, (1e-3, 0.1), strict=True)), ids=["float32", "views-bfloat16"]
+)
+def test_predicting_the_files_of_the_test_set_counts_as_eval_does(
+    options, tolerance, trained_once, program, predict, pictures
+):
     run, _ = trained_once(*options)
     folder, labels = pictures
-    done = program("predict", run, folder, "--json")
+    done = program("predict", run, folder, "--json", "--top", 2)
     assert (done.returncode, done.stderr) == (0, "")
     confusion = np.zeros((10, 10), int)
     np.add.at(confusion, (labels, [row["index"] for row in rows(done)]), 1)
     record = json.loads(program("eval", run, "--json").stdout)
-    assert confusion.tolist() == record["confusion"]
-    assert int(confusion.trace()) == record["correct"]
-    assert predict(run / "model.safetensors", folder, "--json").stdout == done.stdout
+    # eval computes batches, so images whose two best classes are about equally probable may be counted otherwise.
+    best = [[probability for _, probability in map(dict.values, row["top"])] for row in rows(done)]
+    close = sum(first - second < tolerance for first, second in best)
+    assert close < 20
+    assert np.abs(confusion - record["confusion"]).sum() <= 2 * close
+    assert predict(run / "model.safetensors", folder, "--json", "--top", 2).stdout == done.stdout
 
 
 def write_photos(root):
@@ -157,7 +164,7 @@ def test_a_message_is_escaped(capsys):
 def test_paths_come_from_stdin_and_the_first_results_before_the_last_path(trained_once, pictures):
     run, _ = trained_once(*RUNS[0])
     folder, _ = pictures
-    command = [sys.executable, "-m", "lockstep", "predict", str(run), "-", "--batch", "1"]
+    command = [sys.executable, "-m", "lockstep", "predict", str(run), "-"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=folder, env=_outside(), text=True, **pipes) as process:
         for name in ("0000.png", "0007.png"):
@@ -172,7 +179,7 @@ def test_paths_come_from_stdin_and_the_first_results_before_the_last_path(traine
 
 def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictures):
     run, _ = trained_once(*RUNS[0])
-    command = [sys.executable, "-m", "lockstep", "predict", str(run), str(pictures[0]), "--batch", "1"]
+    command = [sys.executable, "-m", "lockstep", "predict", str(run), str(pictures[0])]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=_outside(), text=True, **pipes) as process:
         assert process.stdout.readline()

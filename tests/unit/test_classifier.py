@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -17,10 +18,9 @@ from PIL import Image
 
 import lockstep
 from lockstep.core.network import build_model, persistent_buffers
-from lockstep.data.decode import decode_image
 from lockstep.data.digits import load
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.inference.sources import decoded, items
+from lockstep.inference.sources import items
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -47,8 +47,8 @@ def model_file(tmp_path):
     The file states the recipe with the changes `stated`, and the other facts with the changes `facts`.
     """
 
-    def write(recipe=get_recipe("digits"), stated=(), facts=(), side=8):  # noqa: B008  a frozen recipe
-        module = build_model(recipe, (1, side, side), 10)
+    def write(recipe=get_recipe("digits"), stated=(), facts=(), shape=(8, 8, 1)):  # noqa: B008  a frozen recipe
+        module = build_model(recipe, recipe.augmentation.shape(*shape), 10)
         others = {"classes": list("0123456789"), "image_shape": [8, 8, 1], "model_source": sources(recipe.model)}
         recipe_facts = {"recipe": recipe.model_dump(mode="json") | dict(stated)}
         path = tmp_path / "m.safetensors"
@@ -91,12 +91,42 @@ def test_a_batch_of_images_is_one_array(classifier):
     assert [p.source for p in classifier.predict(arrays)] == list(range(7))
 
 
-def test_predictions_do_not_depend_on_the_batch_except_in_low_order_bits(classifier):
-    arrays = TEST.images[:20].numpy()
-    whole, small = (list(classifier.predict(arrays, batch=batch)) for batch in (None, 3))
-    assert labels(whole) == labels(small)
-    # Portable arithmetic rounds each tensor to 14 bits of its largest value, and a batch is one tensor.
-    assert [p.probability for p in whole] == pytest.approx([p.probability for p in small], rel=1e-3)
+# The recipe, the size and channels of its images, and its changes.
+NETWORKS = {
+    "digits": ((8, 8, 1), {}),
+    "mnist": ((28, 28, 1), {"precision": "float32"}),
+    "mnist-bfloat16": ((28, 28, 1), {"precision": "bfloat16"}),
+    "cifar10": ((32, 32, 3), {"precision": "float32"}),
+    "cifar10-bfloat16": ((32, 32, 3), {"precision": "bfloat16"}),
+    "photos": ((64, 64, 3), {"precision": "float32"}),
+    "photos-bfloat16": ((64, 64, 3), {"precision": "bfloat16"}),
+}
+
+
+@pytest.fixture(scope="module")
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("name", "number"), list(zip(NETWORKS, itertools.cycle([2, 1]), strict=False)))
+def test_a_prediction_has_the_same_bits_beside_any_others(name, number, model_file, threads):
+    shape, changes = NETWORKS[name]
+    recipe = get_recipe(name.removesuffix("-bfloat16")).replace(**changes)
+    threads(number)
+    classifier = lockstep.load(model_file(recipe, facts={"image_shape": list(shape)}, shape=shape))
+    generator = np.random.default_rng(0)
+    images = [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(3)]
+    others = [TEST.images[i].numpy() for i in range(40)] if name == "digits" else [images[1] * 0, images[2] | 255]
+    alone = next(classifier.predict(images[0], 10)).top
+    for place in {0, len(others)}:
+        row = list(classifier.predict([*others[:place], images[0], *others[place:]], 10))[place]
+        assert row.top == alone, f"{place} before it"
+    assert [p.top for p in classifier.predict(images, 10)] == [p.top for p in classifier.predict(images[::-1], 10)][
+        ::-1
+    ]
+    assert sum(probability for _, probability in alone) == pytest.approx(1)
 
 
 def test_the_plain_module_and_preprocessing_give_the_same_classes(classifier, run):
@@ -163,7 +193,7 @@ def test_sources_are_read_only_as_far_as_needed(classifier):
             taken.append(1)
             yield TEST.images[0].numpy()
 
-    predictions = classifier.predict(endless(), batch=2)
+    predictions = classifier.predict(endless())
     assert taken == []
     assert [next(predictions).label for _ in range(4)]
     assert 4 <= len(taken) <= 30
@@ -180,16 +210,17 @@ def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
     assert [item.name for item in items(tmp_path)] == [tmp_path / name for name in names]
 
 
-def test_a_pipe_or_a_device_is_an_error_in_its_place(tmp_path):
+def test_a_pipe_or_a_device_is_an_error_in_its_place(classifier, tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     Image.new("RGB", (8, 8)).save(tmp_path / "z.png")
     sources = [tmp_path, Path("/dev/zero")]
-    results = dict(decoded(items(sources), lambda image: decode_image(image, 8).shape))
-    assert results[tmp_path / "z.png"] == (8, 8, 3)
-    assert str(results[tmp_path / "pipe.png"]) == str(results[Path("/dev/zero")]) == "not a regular file"
+    results = {prediction.source: prediction.error for prediction in classifier.predict(sources)}
+    assert results == {
+        tmp_path / "pipe.png": "not a regular file", tmp_path / "z.png": None, Path("/dev/zero"): "not a regular file",
+    }  # fmt: skip
 
 
-def test_a_folder_that_can_be_listed_but_not_entered_gives_errors(tmp_path, monkeypatch):
+def test_a_folder_that_can_be_listed_but_not_entered_gives_errors(classifier, tmp_path, monkeypatch):
     (tmp_path / "a.png").touch()
     real = os.stat
 
@@ -200,14 +231,13 @@ def test_a_folder_that_can_be_listed_but_not_entered_gives_errors(tmp_path, monk
 
     monkeypatch.setattr(os, "stat", denied)
     for source in (tmp_path, tmp_path / "a.png"):
-        ((name, error),) = decoded(items(source), lambda image: decode_image(image, 8))
-        assert (name, str(error)) == (tmp_path / "a.png", "permission denied")
+        (prediction,) = classifier.predict(source)
+        assert (prediction.source, prediction.error) == (tmp_path / "a.png", "permission denied")
 
 
 def test_a_wrong_argument_is_an_error_at_once(classifier):
-    for name in ("top", "batch"):
-        with pytest.raises(LockstepError, match=f"{name}: got 0: give 1 or more"):
-            classifier.predict([], **{name: 0})
+    with pytest.raises(LockstepError, match="top: got 0: give 1 or more"):
+        classifier.predict([], top=0)
     with pytest.raises(LockstepError, match="sources: got int: give a path"):
         classifier.predict(3)
     assert list(classifier.predict([])) == []
@@ -253,20 +283,23 @@ def test_a_hostile_or_damaged_model_file_is_one_message_before_it_takes_memory(m
         lockstep.load(model_file(stated=stated, facts=facts))
 
 
-def test_a_batch_that_does_not_fit_in_memory_is_one_message(model_file, monkeypatch):
-    large = {"model": "residual", "weight_decay": {}, "augmentation": "plain", "eval_batch": 65_536}
-    path = model_file(get_recipe("digits").replace(**large), facts={"image_shape": [2048, 2048, 1]}, side=2048)
-    images = np.zeros((1, 2048, 2048, 1), np.uint8)
-    with pytest.raises(LockstepError, match=r"a batch of 65536 images .* takes 1099.5 GB .* smaller batch"):
-        lockstep.load(path).predict(images)
+def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model_file, monkeypatch):
+    classifier = lockstep.load(model_file(stated={"eval_batch": 65_536}))
+    sizes = []
+    monkeypatch.setattr(
+        "lockstep.inference.classifier.classify",
+        lambda recipe, network, images, counted: sizes.append(len(images)) or (torch.zeros(len(images), 10),) * 2,
+    )
+    assert len(list(classifier.predict(TEST.images[:3]))) == 3
+    assert classifier.probabilities(TEST.images[:3].numpy()).shape == (3, 10)
+    assert sizes == [1, 1, 1, 3]
 
     def allocate(*_):
         torch.empty(1 << 60)
 
-    classifier = lockstep.load(path)
     monkeypatch.setattr("lockstep.inference.classifier.classify", allocate)
-    with pytest.raises(LockstepError, match=r"too little memory .*allocate.*smaller batch") as caught:
-        next(classifier.predict(images, batch=1))
+    with pytest.raises(LockstepError, match=r"too little memory .*allocate.*end other programs") as caught:
+        next(classifier.predict(TEST.images[0]))
     assert caught.value.code == ENVIRONMENT
 
 
@@ -286,11 +319,26 @@ def test_the_settings_of_torch_in_the_callers_program_do_not_matter_and_stay(mod
     monkeypatch.setattr("lockstep.core.network.configure_compiler", None)
     torch.set_default_dtype(torch.float64)
     try:
-        loaded = lockstep.load(path)
-        assert torch.equal(loaded.preprocess(image), expected.preprocess(image))
-        assert next(loaded.predict(image)) == next(expected.predict(image))
-        assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.float32}
-        assert torch.get_default_dtype() == torch.float64
+        with monkeypatch.context() as settings:
+            for setting in ("set_default_dtype", "set_num_threads", "set_deterministic_debug_mode"):
+                settings.setattr(torch, setting, None)
+            loaded = lockstep.load(path)
+            assert torch.equal(loaded.preprocess(image), expected.preprocess(image))
+            assert next(loaded.predict(image)) == next(expected.predict(image))
+            assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.float32}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if "-" not in name])
+def test_the_default_dtype_of_the_callers_program_changes_no_bit(name, model_file):
+    shape, changes = NETWORKS[name]
+    path = model_file(get_recipe(name).replace(**changes), facts={"image_shape": list(shape)}, shape=shape)
+    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    expected = next(lockstep.load(path).predict(image, 10))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert next(lockstep.load(path).predict(image, 10)) == expected
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, TiffImagePlugin
 
+from lockstep.data import decode
 from lockstep.data.decode import UnreadableImageError, decode_image, inspect_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
@@ -158,6 +160,20 @@ def test_16_bit_grey_is_scaled_and_not_clipped(format):
     pixels = decode_image(encoded(Image.fromarray(values), format), 32)
     assert near(pixels[..., 0], (values / 257).round(), 0)
     assert (pixels[0, 0].tolist(), pixels[-1, -1].tolist()) == ([0, 0, 0], [255, 255, 255])
+
+
+def test_16_bit_grey_takes_no_more_memory_than_its_pixels_do():
+    values = np.arange(1500 * 2000, dtype=np.uint32).astype(np.uint16).reshape(1500, 2000)
+    image = Image.fromarray(values)
+    image.info["transparency"] = 40_000
+    expected = ((values.astype(int) + 128) // 257).astype(np.uint8)
+    expected[values == 40_000] = 255
+    tracemalloc.start()
+    grey = decode._eight_bit(image)
+    peak = tracemalloc.get_traced_memory()[1]  # of Python and numpy; Pillow's images are not in it
+    tracemalloc.stop()
+    assert np.array_equal(np.asarray(grey), expected)
+    assert peak < 2 * values.size
 
 
 def png_16_bit_rgb(pixels, size=None):

@@ -83,7 +83,7 @@ def head_run(tmp_path_factory):
 def test_noise_is_marked_and_images_like_the_training_images_are_not(head_run):
     classifier = lockstep.load(head_run / "run")
     (bad := head_run / "bad.png").write_bytes(b"no image")
-    found = [p.unlike for p in classifier.predict([*NOISE, head_run / "photos/dark", bad], batch=7)]
+    found = [p.unlike for p in classifier.predict([*NOISE, head_run / "photos/dark", bad])]
     assert found[:6] == [True] * 6
     assert sum(found[6:-1]) <= 2  # of 80, some of which were held out
     assert found[-1] is None

@@ -15,7 +15,7 @@ from lockstep.inference.classifier import Classifier, Prediction
 
 TOP = 5  # classes in an answer
 PIXEL_LIMIT = 55_000_000  # of a picture, as stored. A phone's photo has up to 50 million.
-_SMALL = 4_000_000  # pixels of a picture that is decoded beside others
+_SMALL = 2_000_000  # pixels of a picture that is decoded beside others
 _WORKERS = 4  # threads that decode small pictures and classify, at most
 
 Pixels: TypeAlias = NDArray[np.uint8]

@@ -28,7 +28,7 @@ from lockstep.serve.answers import Answers, Pixels
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
-MEMORY_LIMIT = 500_000_000  # bytes of all requests that are being answered
+MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
 FILE_LIMIT = 16  # files of a request
 QUEUE_LIMIT = 1024  # pictures that wait for an answer
 BODY_LIMIT_S = 30.0  # to receive the body of a request
