@@ -22,9 +22,7 @@ from lockstep.recipes import get_recipe
 
 RUNS = [
     ("digits", "--steps", 30, "--processes", 2),
-    # eval gives further views to a quarter of each batch, and predict to each image.
-    ("digits", "--steps", 20, "--precision", "bfloat16", "--set", "test_views=flip-translate-unsure", "--set",
-     "eval_batch=64", "--processes", 1),
+    ("digits", "--steps", 60, "--precision", "bfloat16", "--set", "test_views=flip-translate", "--processes", 1),
 ]  # fmt: skip
 
 
@@ -50,7 +48,7 @@ def rows(done):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "tolerance"), list(zip(RUNS, (1e-3, 0.1), strict=True)), ids=["float32", "views-bfloat16"]
+    ("options", "tolerance"), list(zip(RUNS, (1e-3, 0.02), strict=True)), ids=["float32", "views-bfloat16"]
 )
 def test_predicting_the_files_of_the_test_set_counts_as_eval_does(
     options, tolerance, trained_once, program, predict, pictures
@@ -65,7 +63,7 @@ def test_predicting_the_files_of_the_test_set_counts_as_eval_does(
     # eval computes batches, so images whose two best classes are about equally probable may be counted otherwise.
     best = [[probability for _, probability in map(dict.values, row["top"])] for row in rows(done)]
     close = sum(first - second < tolerance for first, second in best)
-    assert close < 20
+    assert close < 30
     assert np.abs(confusion - record["confusion"]).sum() <= 2 * close
     assert predict(run / "model.safetensors", folder, "--json", "--top", 2).stdout == done.stdout
 

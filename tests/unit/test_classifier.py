@@ -287,8 +287,7 @@ def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model
     classifier = lockstep.load(model_file(stated={"eval_batch": 65_536}))
     sizes = []
     monkeypatch.setattr(
-        "lockstep.inference.classifier.classify",
-        lambda recipe, network, images, counted: sizes.append(len(images)) or (torch.zeros(len(images), 10),) * 2,
+        classifier, "_network", lambda inputs: sizes.append(len(inputs)) or torch.zeros(len(inputs), 10)
     )
     assert len(list(classifier.predict(TEST.images[:3]))) == 3
     assert classifier.probabilities(TEST.images[:3].numpy()).shape == (3, 10)
@@ -297,7 +296,7 @@ def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model
     def allocate(*_):
         torch.empty(1 << 60)
 
-    monkeypatch.setattr("lockstep.inference.classifier.classify", allocate)
+    monkeypatch.setattr(classifier, "_network", allocate)
     with pytest.raises(LockstepError, match=r"too little memory .*allocate.*end other programs") as caught:
         next(classifier.predict(TEST.images[0]))
     assert caught.value.code == ENVIRONMENT

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.core.evaluate import evaluate
+from lockstep.core.evaluate import classify_alone, evaluate
 from lockstep.core.group import Alone
 from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.data.dataset import Dataset
@@ -153,6 +153,11 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
         assert unsure.max() < 53
         logits[unsure] = moved[unsure]
     assert agrees(result, logits, dataset)
+    network.load_parameters(parameters)
+    expected = logits if views == "flip" else moved
+    for row in (0, 52):  # alone, every image is moved
+        found = classify_alone(recipe, network, dataset.images[row : row + 1])
+        assert torch.allclose(found, expected[row : row + 1], atol=1e-2)
     alone = int((model(images).argmax(1) == dataset.labels).sum())
     assert result.correct_one_view == alone
     assert result.summary()["accuracy_one_view"] == alone / 53

@@ -145,12 +145,32 @@ def _classified(recipe: Recipe, network: Forward, images: Tensor, counted: Tenso
         return unmoved, one_view
     chosen = _unsure(unmoved, counted) if "unsure" in views else None
     moved_images, by_unmoved = (images, unmoved) if chosen is None else (images[chosen], unmoved[chosen])
-    height, width = images.shape[2:]
-    padded = functional.pad(moved_images, (1, 1, 1, 1), mode="reflect")
-    shifted = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
-    moved = sum(network(image) + network(image.flip(-1)) for image in shifted) / 4
+    moved = sum(network(image) + network(image.flip(-1)) for image in _shifted(moved_images)) / 4
     logits = (by_unmoved + moved) / 2
     return logits if chosen is None else unmoved.index_copy(0, chosen, logits), one_view
+
+
+def classify_alone(recipe: Recipe, network: Forward, image: Tensor) -> Tensor:
+    """Return float32 logits [1, classes]: the mean over the views of `image`, uint8 [1, H, W, C], which are one batch.
+
+    They depend on nothing but the image. With "unsure" in the views, every image is moved: no quarter is chosen.
+    """
+    with arithmetic(recipe.arithmetic):
+        views = [recipe.input.test(image)]
+        if recipe.test_views == "one":
+            return network(views[0])
+        if "translate" in recipe.test_views:
+            views += _shifted(views[0])
+        logits = network(torch.cat([*views, *(view.flip(-1) for view in views)]))
+        unmoved, *moved = logits.view(2, len(views), -1).mean(0, keepdim=True).unbind(1)
+        return (unmoved + sum(moved) / len(moved)) / 2 if moved else unmoved
+
+
+def _shifted(images: Tensor) -> list[Tensor]:
+    """Return `images` [b, C, h, w] moved by one pixel: down and right, and up and left."""
+    height, width = images.shape[2:]
+    padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+    return [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
 
 
 def predicted(logits: Tensor, classes: int) -> Tensor:

@@ -18,13 +18,13 @@ from lockstep import hardware
 from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluate import classify
+from lockstep.core.evaluate import classify, classify_alone
 from lockstep.core.features import Prefix, head_of
 from lockstep.core.network import Network, build_model, persistent_buffers
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.inference.graph import alone, graph_recipe
+from lockstep.inference.graph import graph_recipe
 from lockstep.inference.origin import file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, image_of, in_order, items
 from lockstep.messages import logger
@@ -218,6 +218,7 @@ class Classifier:
 
         return in_order(items(sources), work)
 
+    @torch.no_grad()
     def predict_pixels(self, pixels: NDArray[np.uint8], top: int = 1, name: Path | int = 0) -> Prediction:
         """Return the prediction for what `pixels` returned, computed in this thread; `name` is its source.
 
@@ -225,7 +226,7 @@ class Classifier:
         """
         with _memory_named():
             inputs = self._inputs(pixels)
-            row = self._probabilities(alone(self.recipe), inputs, torch.ones(1, dtype=torch.bool))[0].tolist()
+            row = _softmax(classify_alone(self.recipe, self._network, inputs.to(self.device)))[0].tolist()
         # Among equal probabilities the first class counts, as in evaluation.
         best = sorted(range(len(row)), key=lambda label: -row[label])[:top]
         if math.isnan(row[best[0]]):
@@ -234,6 +235,7 @@ class Classifier:
         ranked = tuple((self.classes[label], row[label]) for label in best)
         return Prediction(name, ranked[0][0], best[0], ranked[0][1], ranked, unlike=unlike)
 
+    @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8], batch: int | None = None) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if they are not finite.
 
@@ -246,23 +248,15 @@ class Classifier:
         for start in range(0, len(inputs), size):
             index = torch.arange(start, start + size)
             counted = index < len(inputs)
-            rows.append(self._probabilities(self.recipe, inputs[index.clamp(max=len(inputs) - 1)], counted)[counted])
+            chunk = inputs[index.clamp(max=len(inputs) - 1)].to(self.device)
+            logits, _ = classify(self.recipe, self._network, chunk, counted.to(self.device))
+            rows.append(_softmax(logits)[counted])
         return torch.cat(rows).numpy()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""
         image = torch.from_numpy(pixels)[None]
         return image if self._prefix is None else self._prefix(image)
-
-    @torch.no_grad()
-    def _probabilities(self, recipe: Recipe, inputs: Tensor, counted: Tensor) -> Tensor:
-        """Return the probabilities, float64 [n, classes] on the CPU, in the views of `recipe`.
-
-        `inputs` are results of `_inputs`, and `counted` is as in `classify`. They are NaN if logits are not finite.
-        """
-        logits, _ = classify(recipe, self._network, inputs.to(self.device), counted.to(self.device))
-        finite = logits.isfinite().all(1, keepdim=True)
-        return logits.double().softmax(1).masked_fill(~finite, torch.nan).cpu()
 
     def pixels(self, image: Source) -> NDArray[np.uint8]:
         """Return an image brought to `image_shape`, uint8 [H, W, C]: as it is before preprocessing.
@@ -310,6 +304,11 @@ def load(
             f"({'; '.join(map(str, changed))}). If a file was edited after the import, start the program again"
         )
     return classifier
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Return the probabilities, float64 [n, classes] on the CPU; NaN where logits are not finite."""
+    return logits.double().softmax(1).masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan).cpu()
 
 
 @contextmanager

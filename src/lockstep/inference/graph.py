@@ -48,14 +48,13 @@ class Graph(nn.Module):
         return logits.softmax(1)
 
 
-def alone(recipe: Recipe) -> Recipe:
-    """Return `recipe` for one image without a batch: -unsure, which moves a quarter of a batch, becomes all."""
-    return recipe.replace(test_views=recipe.test_views.removesuffix("-unsure"))
-
-
 def graph_recipe(recipe: Recipe) -> Recipe:
-    """Return `recipe` as a graph computes it: whole, in float32, and each image in the same views."""
-    return alone(recipe).replace(head=None, precision="float32", arithmetic="native", compile=False)
+    """Return `recipe` as a graph computes it: whole, in float32, and each image in the same views.
+
+    The setting flip-translate-unsure chooses the images of a batch that get further views; in a graph all get them.
+    """
+    views = recipe.test_views.removesuffix("-unsure")
+    return recipe.replace(head=None, precision="float32", arithmetic="native", compile=False, test_views=views)
 
 
 def in_batches(compute: Compute, images: NDArray[np.uint8]) -> NDArray[np.floating]:
