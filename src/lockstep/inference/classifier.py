@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -108,6 +109,9 @@ class Classifier:
         self.recipe, self.device, self.origin = weights.recipe, device, weights.origin
         self.classes, self.image_shape = _classes_and_shape(weights)
         self._weights = weights
+        # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
+        # several times as slow as one thread.
+        self._turn = Lock() if self.recipe.arithmetic == "portable" else nullcontext()
         if self.recipe.precision == "auto":
             raise weights.damaged("its recipe does not fix the precision")
         try:
@@ -224,7 +228,7 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with _memory_named():
+        with self._turn, _memory_named():
             inputs = self._inputs(pixels)
             row = _softmax(classify_alone(self.recipe, self._network, inputs.to(self.device)))[0].tolist()
         # Among equal probabilities the first class counts, as in evaluation.

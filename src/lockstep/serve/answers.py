@@ -50,14 +50,23 @@ class Answers:
     async def _answer(self, picture: bytes) -> Answer:
         run = asyncio.get_running_loop().run_in_executor
         try:
-            stored = await run(self._workers, stored_pixels, picture, PIXEL_LIMIT)
-            pool = self._workers if stored <= _SMALL else self._large
-            pixels = await run(pool, self._classifier.pixels, picture)
+            answer = await run(self._workers, self._small_answer, picture)
+            if answer is None:
+                pixels = await run(self._large, self._classifier.pixels, picture)
+                answer = await run(self._workers, self._classified, pixels)
+            return answer
         except LockstepError as error:
             if error.code != DATA:
                 raise
             return Prediction(0, error=str(error)), None
-        return await run(self._workers, self._classifier.predict_pixels, pixels, TOP), pixels
+
+    def _small_answer(self, picture: bytes) -> Answer | None:
+        """Return the answer for a picture, or None if it is a large one."""
+        large = stored_pixels(picture, PIXEL_LIMIT) > _SMALL
+        return None if large else self._classified(self._classifier.pixels(picture))
+
+    def _classified(self, pixels: Pixels) -> Answer:
+        return self._classifier.predict_pixels(pixels, TOP), pixels
 
     def close(self) -> None:
         """End the threads, without the work that they have not begun."""
