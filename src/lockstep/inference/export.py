@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.inference.classifier import Classifier
 from lockstep.inference.graph import Compute, Graph
-from lockstep.words import size
+from lockstep.words import extra, size
 
 Format = Literal["onnx", "pt2"]
 
@@ -87,8 +87,7 @@ def _packages_named() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise LockstepError(
-            f"ONNX files need the package {error.name}, which is not installed: pip install 'lockstep[export]'",
-            ENVIRONMENT,
+            f"ONNX files need the package {error.name}, which is not installed: {extra('export')}", ENVIRONMENT
         ) from None
 
 
