@@ -153,6 +153,6 @@ def _machine_lines(machine: list[dict[str, Any]], same: bool) -> Iterator[str]:
         words = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
         probe = words.get(session["probe_equal"], "no arithmetic probe is recorded")
         if session["probe_equal"] and session["portable"]:
-            probe += ", as on every machine"
+            probe += ", as on every kind of CPU tried"
         where = f" (session from step {session['from_step']})" if len(machine) > 1 else ""
         yield f"  machine   {probe}{where}: {'; '.join(session['changes']) or _ALIKE}"

@@ -15,5 +15,8 @@ RECIPE_OPTIONS: dict[str, tuple[type, str]] = {
     "model": (str, "A built-in model, or your own as package.module:function."),
     "dataset": (str, "A built-in dataset, or your own as package.module:function."),
     "precision": (str, "float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware."),
-    "portable": (bool, "Compute the same bits on every CPU, in float32, at about twice the time; or --no-portable."),
+    "portable": (
+        bool,
+        "Compute the same bits on every kind of CPU tried, in float32, at about twice the time; or --no-portable.",
+    ),
 }

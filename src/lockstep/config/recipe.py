@@ -130,8 +130,8 @@ class Recipe(Settings):
             reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
             bfloat16 or float32 when a run is created, by the hardware (precision.py).
         arithmetic: "native" computes with the fastest kernels, whose low-order bits depend on the kind of CPU.
-            "portable" computes the same bits on every CPU, in float32, with torch's operations that docs/portable.md
-            lists (kernels/portable). `--portable` sets it.
+            "portable" computes the same bits on every kind of CPU tried, in float32, with torch's operations that
+            docs/portable.md lists (kernels/portable). `--portable` sets it.
         compile: compile the network with torch.compile, in every process at its start. Meant for GPUs, not yet run on
             one. On a CPU it takes a minute and gains nothing. It needs a C compiler.
         threads_per_tower: CPU threads of a tower. In native arithmetic, a sum over two threads has other low-order bits

@@ -46,7 +46,7 @@ def startup_lines(
         ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
                  f"images, {shape}, {len(train_set.classes)} classes"),
         ("model", f"{recipe.model}: {_parameters(session)}, computed in {recipe.precision}"
-                  + (", the same bits on every CPU" if recipe.arithmetic == "portable" else "")),
+                  + (", the same bits on every kind of CPU tried" if recipe.arithmetic == "portable" else "")),
         ("batch", f"{recipe.batch} images a step (global) = {plural(recipe.towers, 'tower')} "
                   f"x {recipe.tower_batch}; {len(train_set) / recipe.batch:.1f} steps an epoch"),
         ("length", f"{course.steps} steps = {course.epochs:.1f} epochs"),

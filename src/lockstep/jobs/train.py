@@ -261,5 +261,5 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
     if not recipe.exact:
         return "raw weights: not exact, as set in the recipe"
     if recipe.arithmetic == "portable":
-        return "raw weights: the same on every machine"
+        return "raw weights: the same on every kind of CPU tried"
     return "raw weights: the same on any number of processes"
