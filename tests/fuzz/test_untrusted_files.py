@@ -165,7 +165,7 @@ def look_at(path):
         lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: checkpoint.latest(run.checkpoints), lambda: checkpoint.read_chosen(run, "best"),
         lambda: checkpoint.read_result(run), lambda: difference(path, path), lambda: find_weights(path),
-        lambda: page([Recorded(path)]), lambda: page([Recorded(path), Recorded(path)]),
+        lambda: page([Recorded(path)]),
     ):  # fmt: skip
         only_lockstep_errors(read)
 
