@@ -34,7 +34,8 @@ def test_a_run_is_verified_on_two_processes_and_not_written_to(run, program):
     assert record["same"] is True
     assert (record["from_step"], record["to_step"], record["processes"]) == (10, 30, 2)
     # Digests after 10 and 20 steps, checkpoints after 20 and 30, losses of the steps 10, 20 and 29.
-    assert record["compared"] == {"digests": 2, "checkpoints": 2, "weights_sha256": 1, "losses": 3}
+    compared = {what: count for what, count in record["compared"].items() if count}
+    assert compared == {"digests": 2, "checkpoints": 2, "weights_sha256": 1, "losses": 3}
     assert [session["probe_equal"] for session in record["machine"]] == [True]
     assert contents(run) == before
     assert {path.name for path in run.rglob("*")} == names
