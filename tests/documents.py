@@ -150,7 +150,7 @@ def texts() -> Iterator[tuple[str, str]]:
 def lines_of_examples() -> Iterator[tuple[str, str]]:
     """Yield (name, command) of the indented commands in the comments and docstrings of examples/."""
     for path in sorted((ROOT / "examples").rglob("*.*")):
-        if path.suffix in (".py", ".sh", ".sbatch", ".yaml"):
+        if path.suffix in (".py", ".sh", ".sbatch", ".toml", ".yaml"):
             for line in re.findall(r"^(?:#  +|    )(\S.*)$", path.read_text().replace("\\\n", " "), re.M):
                 if line.startswith(("lockstep ", "torchrun ", "srun ")):
                     yield path.name, re.split(r"\s{2,}", line)[0]

@@ -60,7 +60,7 @@ def test_every_example_of_a_help_text_can_be_given():
 
 def test_every_command_in_examples_can_be_given():
     found = list(documents.lines_of_examples())
-    assert {name for name, _ in found} >= {"own_model.py"}
+    assert {name for name, _ in found} >= {"own_model.py", "cifar10-record.toml"}
     assert problems(found) == []
 
 
