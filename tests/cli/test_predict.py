@@ -208,7 +208,7 @@ def test_a_name_that_is_not_utf8_is_classified(trained_once, predict, pictures, 
         (("RUN", "x.png", "--model", "mynet:build"), "was trained with model digits"),
         (("RUN", "x.png", "--device", "cuda"), "portable arithmetic, which computes on a CPU"),
         (("nothing", "x.png"), "nothing does not exist: give the folder of a run"),
-        (("RUN/log.txt", "x.png"), "is not a model of Lockstep, or is damaged"),
+        (("RUN/log.txt", "x.png"), "is damaged, or not a file that Lockstep wrote"),
         (("RUN/model.safetensors", "x.png", "--checkpoint", "best"), "--checkpoint is for runs"),
     ],
 )
