@@ -55,8 +55,9 @@ def open_to_read(path: Path) -> io.BufferedReader:
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if it is larger."""
     with open_to_read(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        known = os.fstat(file.fileno()).st_size  # so that a large file is not read to be refused
+        content = file.read(most + 1) if known <= most else None
+    if content is None or len(content) > most:
         raise ValueError(f"it is larger than {most:,} bytes")
     return content
 

@@ -285,7 +285,7 @@ def test_the_printed_commands_work_as_they_are_printed(here, own, tmp_path):
     out, err = first.communicate(timeout=100)
     assert first.returncode == 130, err
     again = re.search(r"^  resume +(.+)$", out, re.M)[1]
-    assert shlex.split(again)[:2] == ["lockstep", "train"]
+    assert shlex.split(again)[1:4] == ["-m", "lockstep", "train"]  # as the program was started
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("LOCKSTEP_DATA", None)
     second = subprocess.Popen(

@@ -325,7 +325,7 @@ def test_mnist_files(tmp_path, edits, compressed):
 def test_cifar_files(tmp_path, edits):
     (tmp_path / "batch.bin").write_bytes(edited(bytes(5 * 3073), edits))
     only_lockstep_errors(
-        lambda: cifar.read([tmp_path / "batch.bin"], records=5, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+        lambda: cifar.read([tmp_path / "batch.bin"], records=5)
     )
 
 
@@ -334,7 +334,7 @@ def test_a_pickle_in_the_place_of_a_cifar_batch_is_not_loaded(tmp_path):
         pickle.dumps({b"data": np.zeros((10, 3072), np.uint8), b"labels": [0] * 10})
     )
     with pytest.raises(LockstepError, match="not in CIFAR binary format"):
-        cifar.read([tmp_path / "data_batch_1"], records=10, label_bytes=1, classes=cifar.CIFAR10_CLASSES)
+        cifar.read([tmp_path / "data_batch_1"], records=10)
 
 
 def weights(kind):

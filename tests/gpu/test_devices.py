@@ -80,7 +80,7 @@ def trained(tmp_path, monkeypatch, error, world):
 
     monkeypatch.setattr(Tower, "_vector", fails)
     spec = TrainSpec(recipe=RECIPE, placement=Placement(processes=1), path=tmp_path / "x", started=0.0)
-    mail = worker.Mail(lambda record: None, lambda path: None, lambda: None)
+    mail = worker.Mail(lambda record: None, lambda path: None)
     return worker.compute(spec, world, Output(quiet=True), mail)
 
 
