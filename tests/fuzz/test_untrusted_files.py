@@ -324,9 +324,7 @@ def test_mnist_files(tmp_path, edits, compressed):
 @given(edits=EDITS)
 def test_cifar_files(tmp_path, edits):
     (tmp_path / "batch.bin").write_bytes(edited(bytes(5 * 3073), edits))
-    only_lockstep_errors(
-        lambda: cifar.read([tmp_path / "batch.bin"], records=5)
-    )
+    only_lockstep_errors(lambda: cifar.read([tmp_path / "batch.bin"], records=5))
 
 
 def test_a_pickle_in_the_place_of_a_cifar_batch_is_not_loaded(tmp_path):
