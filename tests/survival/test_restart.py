@@ -7,8 +7,6 @@ from signal import SIGKILL, Signals
 
 import pytest
 from tests.disturbed import (
-
-from lockstep.runs.statefile import checkpoints_in
     HANGS,
     RUN,
     STEPS,
@@ -24,6 +22,8 @@ from lockstep.runs.statefile import checkpoints_in
     workers,
     write_model,
 )
+
+from lockstep.runs.statefile import checkpoints_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -101,7 +101,8 @@ def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path
     assert "it was killed, and the newest checkpoint stays" in err
     assert "lockstep train runs/x --resume" in err
     assert gone(children)
-    assert max(checkpoints_in(tmp_path / RUN / "checkpoints")) >= 5  # 7 was printed, and 5 and 10 are due by the number of steps
+    steps = checkpoints_in(tmp_path / RUN / "checkpoints")
+    assert max(steps) >= 5  # 7 was printed, and 5 and 10 are due by the number of steps
     assert resume(here, 1) == undisturbed
 
 
