@@ -212,7 +212,7 @@ def one_hash(here: Machine) -> Any:
 
 
 def reductions(here: Machine) -> Any:
-    """On two processes, the reductions tree and central have one hash: by NCCL, and Gloo beside it."""
+    """Check that tree and central give one hash on two processes, over NCCL and over Gloo."""
     if here.gpus:
         here.need_gpus(2)
     found = {

@@ -92,7 +92,7 @@ def quota(groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs
     inner = mounts / path.lstrip("/")
     for group in (inner, *inner.parents):
         if group.is_relative_to(mounts):
-            with contextlib.suppress(OSError, ValueError):  # No limit: no such file, or "max" in it.
+            with contextlib.suppress(OSError, ValueError):  # The file is missing or says "max": there is no limit.
                 limit, period = (group / "cpu.max").read_text().split()
                 limits.append(int(limit) / int(period))
     return min(limits)
