@@ -101,8 +101,7 @@ def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path
     assert "it was killed, and the newest checkpoint stays" in err
     assert "lockstep train runs/x --resume" in err
     assert gone(children)
-    steps = checkpoints_in(tmp_path / RUN / "checkpoints")
-    assert max(steps) >= 5  # 7 was printed, and 5 and 10 are due by the number of steps
+    assert max(checkpoints_in(tmp_path / RUN / "checkpoints")) >= 5  # 7 was printed, and every fifth step is due
     assert resume(here, 1) == undisturbed
 
 

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 import lockstep
+from lockstep.api.export import _in_batches
 from lockstep.core.evaluate import classify
 from lockstep.core.network import Network, build_model
 from lockstep.data.decode import decode_image
 from lockstep.errors import LockstepError
 from lockstep.inference import export
 from lockstep.inference.export import exported, loaded
-from lockstep.inference.graph import Graph, batch_of, graph_recipe, in_batches
+from lockstep.inference.graph import Graph, batch_of, graph_recipe
 from lockstep.recipes import RECIPES, get_recipe
 
 SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}
@@ -145,8 +146,8 @@ def test_weights_that_an_onnx_file_cannot_hold_are_refused(monkeypatch):
 
 
 def test_large_images_are_computed_in_small_batches():
-    sizes = []
-    found = in_batches(lambda part: sizes.append(len(part)) or np.zeros((len(part), 2)), images(60, 224, 224))
+    sizes, few = [], batch_of((224, 224, 3))
+    found, _ = _in_batches(lambda part: np.zeros((len(part), 2)), images(60, 224, 224), few, sizes.append)
     assert found.shape == (60, 2)
-    assert max(sizes) == batch_of((224, 224, 3)) < 60
+    assert max(sizes) == few < 60
     assert lockstep.RECIPES["photos"]().eval_batch > max(sizes)

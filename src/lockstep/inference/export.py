@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.inference.classifier import Classifier
-from lockstep.inference.graph import Compute, Graph
+from lockstep.inference.graph import Graph
 from lockstep.words import extra, size
 
 Format = Literal["onnx", "pt2"]
+Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
 
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
 METADATA = "lockstep"  # the name of the facts in an exported file

@@ -1,18 +1,14 @@
 """Graph: preprocessing, network and softmax as one torch module, to export. It needs neither Pillow nor Lockstep."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.data.decode import REDUCING_GAP
-
-Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
 
 _BATCH_VALUES = 1 << 22
 _SHARPNESS = -0.5  # of the cubic filter, as Pillow has it
@@ -55,12 +51,6 @@ def graph_recipe(recipe: Recipe) -> Recipe:
     """
     views = recipe.test_views.removesuffix("-unsure")
     return recipe.replace(head=None, precision="float32", arithmetic="native", compile=False, test_views=views)
-
-
-def in_batches(compute: Compute, images: NDArray[np.uint8]) -> NDArray[np.floating]:
-    """Return what `compute` returns for images [n, H, W, C], called with as many as fit a cache at a time."""
-    size = batch_of(images.shape[1:])
-    return np.concatenate([compute(images[start : start + size]) for start in range(0, len(images), size)])
 
 
 def batch_of(shape: Sequence[int]) -> int:

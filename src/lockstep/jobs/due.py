@@ -48,16 +48,17 @@ class Due:
         if step in (0, self._recorded):
             return False
         every = self._placement.eval_every
-        return (
-            step == self._course.steps
-            or (every is not None and step % every == 0)
-            or (self._patience is not None and self._course.completes_epoch(step))
-        )
+        asked = step == self._course.steps or (every is not None and step % every == 0)
+        return asked or (self._patience is not None and self._counts(step))
+
+    def _counts(self, step: int) -> bool:
+        """Return whether the evaluation after `step` updates counts for the best step."""
+        return self._patience is None or step == self._course.steps or self._course.completes_epoch(step)
 
     def record(self, step: int, correct: int) -> None:
         """Take the evaluation after `step` updates, with `correct` images."""
         self._recorded = step
-        if self._patience is not None and step != self._course.steps and not self._course.completes_epoch(step):
+        if not self._counts(step):
             return
         if correct > self._best_correct:
             self.best_step, self._best_correct, self._waited = step, correct, 0

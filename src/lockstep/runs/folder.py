@@ -396,15 +396,22 @@ class Run:
         """Return the rows of metrics.jsonl for evaluations after `step` updates."""
         return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
 
+    def judged(self) -> dict[int, dict[str, Any]]:
+        """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by step.
+
+        Raises: LockstepError if recipe.json is damaged.
+        """
+        recipe = self.recipe()
+        kind = ("evaluation", recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
+        names = ("kind", "split", "weights")
+        return {row["step"]: row for row in self.metrics() if tuple(map(row.get, names)) == kind}
+
     def best_step(self, steps: Sequence[int]) -> int | None:
         """Return which of `steps` has the best accuracy in metrics.jsonl, the first of equals; None if none has one.
 
         The accuracy is that of the classifier's weights in training. Raises: LockstepError if recipe.json is damaged.
         """
-        recipe = self.recipe()
-        kind = (recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
-        rows = (row for row in self.metrics() if row["kind"] == "evaluation")
-        known = {row["step"]: row["accuracy"] for row in rows if (row["split"], row["weights"]) == kind}
+        known = {step: row["accuracy"] for step, row in self.judged().items()}
         return max((step for step in sorted(steps) if step in known), key=known.__getitem__, default=None)
 
     def forget_ahead(self, step: int, evaluation: bool) -> None:

@@ -33,10 +33,8 @@ class Recorded:
         self.digests = {row["step"]: str(row.get("digest")) for row in rows if row["kind"] == "digest"}
         losses = ((row["step"], row.get("loss")) for row in rows if row["kind"] == "step")
         self.losses = {step: loss for step, loss in losses if loss is None or isinstance(loss, float)}
-        recipe = self.run.recipe()
-        kind = (recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
-        evaluated = (row for row in rows if row["kind"] == "evaluation" and (row["split"], row["weights"]) == kind)
-        self.correct = {row["step"]: row["correct"] for row in evaluated if isinstance(row.get("correct"), int)}
+        judged = self.run.judged().items()
+        self.correct = {step: row["correct"] for step, row in judged if isinstance(row.get("correct"), int)}
         self.steps = list(checkpoints_in(self.run.checkpoints))
         self.sessions = self.run.sessions()
         self.result: dict[str, Any] = self.run.result() or {}
