@@ -83,7 +83,7 @@ def write(splits: dict[str, Dataset], folder: Path, ending: str) -> None:
     for name, dataset in splits.items():
         for title in dataset.classes:
             (folder / name / title).mkdir(parents=True)
-        pairs = zip(dataset.images[:].numpy(), dataset.labels.tolist(), strict=True)
+        pairs = zip(dataset.pixels(slice(None)).numpy(), dataset.labels.tolist(), strict=True)
         for number, (image, label) in enumerate(pairs):
             picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
             path = folder / name / dataset.classes[label] / f"{number:05d}.{ending}"

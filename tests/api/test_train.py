@@ -240,7 +240,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
     def stored(data, image_px):
         raise LockstepError(f"stored at {image_px}")
 
-    monkeypatch.setattr("lockstep.data.custom.store_in_memory", stored)
+    monkeypatch.setattr("lockstep.data.arrays.store", stored)
     run = Run.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
     run.unlock()
     run.model.write_bytes(b"weights")

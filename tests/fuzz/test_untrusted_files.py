@@ -22,15 +22,13 @@ from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model, persistent_buffers
 from lockstep.core.state import State
-from lockstep.data import cifar, mnist
+from lockstep.data import arrays, cifar, mnist
 from lockstep.data.decode import decode_image, inspect_image
 from lockstep.data.download import manifest as downloads
 from lockstep.data.download.fetch import _unpack
 from lockstep.data.folder import index
 from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
-from lockstep.data.images import open_images
-from lockstep.data.images.mapped import MappedImages
 from lockstep.errors import LockstepError, printable
 from lockstep.inference.classifier import load as load_classifier
 from lockstep.inference.origin import recipe_of
@@ -424,29 +422,23 @@ def test_archives(tmp_path, edits):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "out"]
 
 
-class Grey:
-    count, shape = 5, (4, 4, 1)
-
-    def decode(self, row):
-        return np.full(self.shape, row, np.uint8)
-
-
-@pytest.mark.parametrize("name", ["pixels", "crc32", "manifest.json"])
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
 @bounded
 @given(edits=EDITS, changes=CHANGES)
-def test_a_cache_of_images(tmp_path, name, edits, changes):
+def test_a_file_of_images_and_its_labels(tmp_path, suffix, edits, changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        folder = open_images(Grey(), "key", cache_limit=1.0).folder
-    good = (folder / name).read_bytes()
-    bad = [edited(good, edits)]
-    if name == "manifest.json":
-        bad.append(json.dumps(with_strange_parts(json.loads(good), changes)).encode())
-    for content in bad:
-        (folder / name).unlink()
-        (folder / name).write_bytes(content)
-        only_lockstep_errors(lambda: MappedImages(folder)[0:5])
-    (folder / name).write_bytes(good)
+        sha256 = arrays.store({"train": (np.zeros((5, 4, 4), np.uint8), [0, 1, 0, 1, 0])}, None)
+        path = next(tmp_path.rglob(f"*{suffix}"))
+        good = path.read_bytes()
+        bad = [edited(good, edits)]
+        if suffix == ".json":
+            bad.append(json.dumps(with_strange_parts(json.loads(good), changes)).encode())
+        for content in bad:
+            path.unlink()
+            path.write_bytes(content)
+            only_lockstep_errors(arrays.load_stored, sha256)
+        path.write_bytes(good)
 
 
 @bounded

@@ -40,19 +40,19 @@ def read_until(stream, text):
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The SHA-256 of a run on one process, without a cache; and its parent folder, which holds the photos."""
+    """The SHA-256 of a run on one process; and its parent folder, which holds the photos."""
     root = tmp_path_factory.mktemp("photos")
     bright_and_dark(root / "photos", 300)  # The features take seconds, so that a kill can come meanwhile.
     (root / "one").mkdir()
-    return result(train(root / "one", "--processes", 1, "--cache-limit", 0))["weights_sha256"], root
+    return result(train(root / "one", "--processes", 1))["weights_sha256"], root
 
 
-def test_two_and_three_processes_with_and_without_the_cache(expected):
+def test_two_and_three_processes_with_and_without_their_files(expected):
     sha256, root = expected
-    for processes, options in ((2, ()), (3, ("--cache-limit", 0))):
+    for processes in (2, 3):
         folder = root / f"on{processes}"
         folder.mkdir()
-        assert result(train(folder, "--processes", processes, *options))["weights_sha256"] == sha256
+        assert result(train(folder, "--processes", processes))["weights_sha256"] == sha256
     again = train(root / "on2", "--processes", 3, "--name", "cached")
     out, err = again.communicate(timeout=240)
     assert json.loads(out.splitlines()[-1])["weights_sha256"] == sha256

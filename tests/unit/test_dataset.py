@@ -1,4 +1,4 @@
-"""Dataset: the same examples and the same run, whether its images are in memory, mapped or decoded on the fly."""
+"""Dataset: the same examples and the same run, whether its images are in memory, or in a file that is mapped."""
 
 import itertools
 
@@ -8,14 +8,9 @@ import torch
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
-from lockstep.core import loop
-from lockstep.core.group import Alone
-from lockstep.core.log import Log
-from lockstep.core.reduction import Reduction
-from lockstep.core.tower import Tower
 from lockstep.data import digits
 from lockstep.data.dataset import Dataset
-from lockstep.data.images import DecodedImages, Images, MappedImages, open_images
+from lockstep.data.pixels import opened_or_made
 from lockstep.errors import LockstepError
 from lockstep.jobs import session
 from lockstep.jobs.context import Context
@@ -23,18 +18,7 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.startup import placement_lines
 from lockstep.recipes import get_recipe
 
-KINDS = ["mapped", "decoded"]
-
-
-class Pixels:
-    """A source whose images are in memory. It counts which rows it decodes."""
-
-    def __init__(self, pixels):
-        self.pixels, self.count, self.shape, self.decoded = pixels, len(pixels), pixels.shape[1:], []
-
-    def decode(self, row):
-        self.decoded.append(row)
-        return self.pixels[row].copy()
+KINDS = ["mapped", "mapped in another order"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +27,17 @@ def cache(tmp_path, monkeypatch):
 
 
 def through(kind, dataset):
-    """Return the same dataset with its images in memory, mapped or decoded on the fly, and the source of these."""
-    source = Pixels(dataset.images.numpy())
+    """Return the same dataset with its images in memory, in a file, or in other rows of a file."""
     if kind == "memory":
-        return dataset, source
-    images = open_images(source, dataset.sha256, cache_limit=0 if kind == "decoded" else None)
-    assert isinstance(images, MappedImages if kind == "mapped" else DecodedImages)
-    return Dataset(images, dataset.labels, dataset.classes, dataset.sha256), source
+        return dataset
+    images = dataset.pixels(slice(None)).numpy()
+    rows = None
+    if kind != "mapped":
+        images, rows = images[::-1], torch.arange(len(images)).flip(0)
+    mapped = opened_or_made(
+        dataset.sha256 + kind, len(images), images.shape[1:], lambda part: images[part.start : part.stop], "images"
+    )
+    return Dataset(mapped, dataset.labels, dataset.classes, dataset.sha256, rows, mapped=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +51,7 @@ def plan(step=0, **changes):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shard_is_the_same(kind, train_set):
-    dataset, _ = through(kind, train_set)
+    dataset = through(kind, train_set)
     for step, tower in itertools.product((0, 2), range(4)):  # step 2 has examples of two epochs
         expected, got = train_set.shard(plan(step), tower), dataset.shard(plan(step), tower)
         assert torch.equal(got.images, expected.images)
@@ -73,34 +61,26 @@ def test_a_shard_is_the_same(kind, train_set):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
-    dataset, source = through(kind, train_set)
-    source.decoded.clear()
+    dataset = through(kind, train_set)
     parts = [dataset.first(40), *dataset.held_out(50), dataset.held_out(50)[1].first(7)]
     expected = [train_set.first(40), *train_set.held_out(50), train_set.held_out(50)[1].first(7)]
-    assert source.decoded == []
     for part, other in zip(parts, expected, strict=True):
-        assert isinstance(part.images, Images)
-        assert torch.equal(part.images[:], other.images)
+        assert part.images.data_ptr() == dataset.images.data_ptr()
+        assert torch.equal(part.pixels(slice(None)), other.pixels(slice(None)))
+        assert torch.equal(part.pixels(torch.tensor([3, 0])), other.pixels(slice(4))[[3, 0]])
         assert torch.equal(part.labels, other.labels)
+        assert part.sha256 == other.sha256
     assert len({part.sha256 for part in (*parts, dataset)}) == 5
-    assert dataset.first(40).sha256 == parts[0].sha256
 
 
-@pytest.mark.parametrize("kind", ["memory", *KINDS])
-def test_what_is_expected_is_what_the_shards_read(kind, train_set):
-    dataset, source = through(kind, train_set)
-    source.decoded.clear()
-    dataset.prefetch(plan(), range(1, 3))
-    held = dataset.held_bytes
-    for tower in (1, 2):
-        dataset.shard(plan(), tower)
-    if kind == "decoded":
-        assert held == 64 * 64
-        assert sorted(source.decoded) == sorted(plan().examples[1:3].flatten())
-        assert dataset.held_bytes == 0
-    else:
-        assert source.decoded == []
-        assert held == dataset.held_bytes == (300 * 64 if kind == "memory" else 0)
+def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
+    """The device "meta" stands for a GPU: a tensor on it has no values."""
+    meta = torch.device("meta")
+    for kind, limit, place in (("memory", 0, "meta"), (KINDS[1], 0, "cpu"), (KINDS[1], 1 << 30, "meta")):
+        monkeypatch.setattr("lockstep.data.dataset._MAX_COPIED_BYTES", limit)
+        moved = through(kind, train_set).to(meta)
+        assert (moved.images.device.type, moved.labels.device.type) == (place, "meta")
+        assert moved.pixels(slice(5)).device.type == moved.pixels(torch.tensor([2, 1])).device.type == "meta"
 
 
 def test_a_run_has_the_same_bits(monkeypatch, tmp_path, train_set):
@@ -108,7 +88,7 @@ def test_a_run_has_the_same_bits(monkeypatch, tmp_path, train_set):
     parts = {"train": train_set, "test": digits.load(None)["test"]}
     results = []
     for kind in ("memory", *KINDS):
-        splits = {name: through(kind, part)[0] for name, part in parts.items()}
+        splits = {name: through(kind, part) for name, part in parts.items()}
         monkeypatch.setattr(session, "read_splits", lambda recipe, placement, splits=splits: splits)
         placement = Placement(eval_every=3, summary_every=4, digest_every=2)
         results.append(fit_here(recipe, tmp_path / kind, placement).result)
@@ -116,50 +96,10 @@ def test_a_run_has_the_same_bits(monkeypatch, tmp_path, train_set):
         assert results[0][name] == results[1][name] == results[2][name]
 
 
-class Recording(Images):
-    """Images in memory that record what is expected and what is read, in order."""
-
-    def __init__(self, pixels):
-        super().__init__(len(pixels), pixels.shape[1:])
-        self.pixels, self.calls = pixels, []
-
-    def _prefetch(self, rows):
-        self.calls.append(("prefetch", rows.tolist()))
-
-    def _gather(self, rows):
-        self.calls.append(("read", rows.tolist()))
-        return self.pixels[rows]
-
-
-def test_training_expects_the_next_step_and_evaluation_its_next_part(train_set):
-    recipe = get_recipe("digits").replace(epochs=None, steps=3, batch=64, towers=2, eval_batch=120)
-    images = Recording(train_set.images.numpy())
-    dataset = Dataset(images, train_set.labels, train_set.classes, train_set.sha256)
-    made = Session(recipe, Placement(), Context(), {"train": dataset, "test": dataset})
-    course = recipe.bind(300)
-    images.calls.clear()
-    log = Log(course, [])
-    list(loop.train(course, dataset, Tower(course, made.network), Reduction(Alone(), 2), made.state, log))
-    plans = [course.plan(step).examples.tolist() for step in range(3)]
-    expected = []
-    for step, towers in enumerate(plans):
-        expected += [("prefetch", rows) for following in plans[step + 1 : step + 2] for rows in following]
-        expected += [("read", rows) for rows in towers]
-    assert images.calls == expected
-
-    images.calls.clear()
-    made.evaluate(dataset, "raw")
-    assert images.calls == [
-        ("prefetch", list(range(120, 240))), ("read", list(range(120))),
-        ("prefetch", list(range(240, 300))), ("read", list(range(120, 240))),
-        ("read", [*range(240, 300), *[299] * 60]),
-    ]  # fmt: skip
-
-
 def test_the_placement_names_the_bytes_that_a_process_holds(train_set):
     recipe = get_recipe("digits")
     for kind in ("memory", "mapped"):
-        dataset, _ = through(kind, train_set)
+        dataset = through(kind, train_set)
         made = Session(recipe, Placement(), Context(), {"train": dataset, "test": dataset})
         text = dict(placement_lines(made, 10))["in each"]
         assert ("data" in text) == (kind == "memory")
@@ -175,6 +115,6 @@ def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
 def test_spread_examples_are_of_all_classes():
     images = np.arange(10, dtype=np.uint8)[:, None, None, None]
     whole = Dataset.of(images, np.repeat([0, 1], 5), ("a", "b"))
-    assert whole.spread(4).images.flatten().tolist() == [0, 2, 5, 7]
+    assert whole.spread(4).pixels(slice(None)).flatten().tolist() == [0, 2, 5, 7]
     assert whole.spread(4).labels.tolist() == [0, 0, 1, 1]
-    assert whole.spread(99).sha256 == whole.sha256
+    assert len(whole.spread(99)) == 10

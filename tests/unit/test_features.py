@@ -38,7 +38,7 @@ def recipe(**changes):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/lockstep/images"
+    return tmp_path / "cache/lockstep/pixels"
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def train(path, data, recipe=recipe(), **placement):  # noqa: B008  a frozen con
     return fit_here(recipe, path, place).result
 
 
-def dataset_of(prefix, images, group, cache_limit=None, key="key"):
-    return prefix.dataset(images, group, key, cache_limit, first_of_host=group.process == 0, threads=2)
+def dataset_of(prefix, images, group, keep=True, key="key"):
+    return prefix.dataset(images, group, key, keep=keep, first_of_host=group.process == 0, threads=2)
 
 
 def test_logits_are_those_of_the_published_package():
@@ -105,11 +105,11 @@ def test_fixed_statistics_do_not_move():
 
 
 def test_features_do_not_depend_on_processes_and_cache(prefix, images, cache, monkeypatch):
-    alone = dataset_of(prefix, images, Alone(), cache_limit=0).images
+    alone = dataset_of(prefix, images, Alone(), keep=False).images
     assert not cache.exists()
     for processes in (2, 3):
         bits = equal_in_all(
-            on_replicas(processes, lambda group: dataset_of(prefix, images, group, 0).images.numpy().tobytes())
+            on_replicas(processes, lambda group: dataset_of(prefix, images, group, False).images.numpy().tobytes())
         )
         assert bits == alone.numpy().tobytes()
     assert torch.equal(dataset_of(prefix, images, Alone()).images, alone)  # writes the cache
@@ -120,7 +120,7 @@ def test_features_do_not_depend_on_processes_and_cache(prefix, images, cache, mo
 
 def test_each_image_is_computed_alone_and_mirroring_swaps_its_views(prefix, images):
     pixels = images.images
-    together = dataset_of(prefix, images, Alone(), 0).images
+    together = dataset_of(prefix, images, Alone(), False).images
     assert torch.equal(prefix(pixels[4:5])[0], together[4])
     pair, mirrored = (Features().test(prefix(x)) for x in (pixels[:1], pixels[:1].flip(2)))
     torch.testing.assert_close(mirrored, pair.flip(-1))
@@ -152,9 +152,9 @@ def test_cache_of_other_arithmetic_is_not_used(prefix, images, monkeypatch):
 
 def test_damaged_cache_is_one_sentence(prefix, images, cache):
     dataset_of(prefix, images, Alone())
-    (pixels,) = cache.glob("*/pixels")
+    (pixels,) = cache.glob("*.npy")
     pixels.write_bytes(pixels.read_bytes()[:-7])
-    with pytest.raises(LockstepError, match=r"is damaged: .* Delete the folder .*: the cache is then made again") as e:
+    with pytest.raises(LockstepError, match=r"is damaged: .* Delete it: it is then made again") as e:
         dataset_of(prefix, images, Alone())
     assert e.value.code == DATA
 
@@ -175,7 +175,7 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     assert train(tmp_path / "runs/b", photos)["weights_sha256"] == first["weights_sha256"]
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    assert train(tmp_path / "runs/c", photos, cache_limit=0)["weights_sha256"] == first["weights_sha256"]
+    assert train(tmp_path / "runs/c", photos)["weights_sha256"] == first["weights_sha256"]
 
     whole = lockstep.load(tmp_path / "runs/a")
     assert whole.module.state_dict().keys() == efficientnet_lite0(SHAPE, 2).state_dict().keys()

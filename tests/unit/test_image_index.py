@@ -204,7 +204,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(photos, tmp_path, monkey
 
 def test_what_was_read_before_a_stop_is_kept(photos, examined, monkeypatch):
     monkeypatch.setattr(module, "_AT_A_TIME", 1)
-    monkeypatch.setattr(module.hardware, "cores", lambda: 1)
+    monkeypatch.setattr("lockstep.hardware.cores", lambda: 1)
     real = module._examine
 
     def stopped(path):

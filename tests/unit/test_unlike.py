@@ -75,7 +75,7 @@ def head_run(tmp_path_factory):
     torch.save(model.state_dict(), root / "weights.pt")
     sha256 = hashlib.sha256((root / "weights.pt").read_bytes()).hexdigest()
     recipe = make(get_recipe("photos").model_dump(mode="json"), {**HEAD, "init_sha256": sha256})
-    placement = Placement(data=root / "photos", init=root / "weights.pt", summary_every=0, cache_limit=0)
+    placement = Placement(data=root / "photos", init=root / "weights.pt", summary_every=0)
     fit_here(recipe, root / "run", placement)
     return root
 

@@ -57,7 +57,6 @@ def evaluate(
     device: str = "auto",
     model: str | None = None,
     dataset: str | None = None,
-    cache_limit: float | None = None,
     strict: bool = False,
     quiet: bool = False,
 ) -> EvaluationRecord:
@@ -77,7 +76,6 @@ def evaluate(
         device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
         model: the run's own package.module:function, to allow that its code is executed.
         dataset: likewise for a dataset of your own.
-        cache_limit: GB of disk space for caches of decoded images; None: half of the free space.
         strict: True to refuse a model whose source has changed since it was trained.
         quiet: True to print no messages.
 
@@ -93,7 +91,7 @@ def evaluate(
     placement = validated(
         Placement,
         {
-            "device": device, "processes": processes, "cache_limit": cache_limit,
+            "device": device, "processes": processes,
             "data": Path(data).expanduser().absolute() if data else None,
         },
     )  # fmt: skip

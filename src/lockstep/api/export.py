@@ -115,7 +115,7 @@ def export(
         splits = with_held_out(recipe, read_splits(recipe, placement))
         split = "test" if "test" in splits else recipe.evaluated_split
         _require_same_kind(splits[split], classifier)
-        images, labels = splits[split].images[slice(None)].numpy(), splits[split].labels.numpy()
+        images, labels = splits[split].pixels(slice(None)).numpy(), splits[split].labels.numpy()
         facts = {
             "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
             "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),

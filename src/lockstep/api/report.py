@@ -48,7 +48,6 @@ def report(
     device: str = "auto",
     model: str | None = None,
     dataset: str | None = None,
-    cache_limit: float | None = None,
     quiet: bool = False,
 ) -> Report:
     """Return a page about a run, or about several to compare. `lockstep report` does the same.
@@ -69,7 +68,6 @@ def report(
         device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
         model: the run's own package.module:function, to allow that its code is executed.
         dataset: likewise for a dataset of your own.
-        cache_limit: GB of disk space for caches of decoded images; None: half of the free space.
         quiet: True to print no messages.
 
     Raises:
@@ -81,7 +79,7 @@ def report(
     require_alone("report")
     runs = [one if isinstance(one, Run) else Run.existing(Path(one).expanduser()) for one in (run, *others)]
     place = {
-        "device": device, "processes": processes, "cache_limit": cache_limit,
+        "device": device, "processes": processes,
         "data": Path(data).expanduser().absolute() if data else None,
     }  # fmt: skip
     code = {"model": model, "dataset": dataset}

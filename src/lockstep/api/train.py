@@ -61,7 +61,7 @@ def train(
             `data`, or "digits".
         data: folder of the dataset; None searches LOCKSTEP_DATA and the user's cache, and then downloads. Or the
             dataset itself, which is written once to a cache: {"train": (images, labels), "test": (images, labels),
-            "classes": names}, with arrays uint8 [N, H, W, C] and integers [N], or sequences of (image, label).
+            "classes": names}, with arrays uint8 [N, H, W, C] and integers [N], or iterables of (image, label).
         init: start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.
         name: name of the run; None numbers it, as in runs/digits-1.
         runs: folder that contains the runs.
@@ -89,7 +89,7 @@ def train(
     where: dict[str, Any] = {"device": device, "processes": processes}
     weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
     if isinstance(data, Mapping):
-        where["data"], changes = _stored(data, _named(what) or _parent(weights), changes)
+        changes = _stored(data, _named(what) or _parent(weights), changes)
     elif data is not None:
         where["data"] = Path(data).expanduser().absolute()
     placement = validated(Placement, where | placing)
@@ -120,19 +120,18 @@ def _parent(weights: Path | None) -> str | None:
     return str(parent.absolute()) if parent is not None else None
 
 
-def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Write a dataset in memory to a cache. Return its folder, and `changes` with those that name it.
+def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """Write a dataset in memory to its file. Return `changes` with those that name it.
 
     Raises: LockstepError if the dataset or the recipe is not valid.
     """
-    from lockstep.data.custom import store_in_memory  # imports torch
+    from lockstep.data.arrays import store  # imports torch
 
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
     recipe = subject_of(what, named).recipe
-    folder, sha256 = store_in_memory(data, recipe.image_px)
-    return folder, named | {"dataset_sha256": sha256}
+    return named | {"dataset_sha256": store(data, recipe.image_px)}
 
 
 def _named(what: str | Path | Recipe | Run | None) -> str | Recipe | None:

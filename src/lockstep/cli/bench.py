@@ -22,7 +22,7 @@ _COLUMNS = "processes images/s   +/- speed-up efficiency   MiB ms a step: data c
 
 @options_from(
     recipe=_RECIPE,
-    placement=("processes", "reduction", "device", "data", "cache_limit"),
+    placement=("processes", "reduction", "device", "data"),
     defaults={"processes": "number of GPUs; on CPU cores / threads. Smaller numbers are measured too, unless --only"},
 )
 def bench(

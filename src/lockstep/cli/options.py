@@ -57,8 +57,7 @@ class Command(_Named, TyperCommand):
             raise
 
 
-EVERYWHERE = ("data", "cache_limit", "processes", "device")  # what every command that computes can be told
-_METAVARS = {"cache_limit": "GB"}
+EVERYWHERE = ("data", "processes", "device")  # what every command that computes can be told
 
 
 def options_from(
@@ -99,7 +98,7 @@ def _option(name: str, field: FieldInfo, default: str | None) -> inspect.Paramet
     description = str(field.description)
     if default is not None:
         description = f"{description.partition(' Default: ')[0]} Default: {default}."
-    option = typer.Option(_flag(name), metavar=_METAVARS.get(name), min=least, help=description, show_default=False)
+    option = typer.Option(_flag(name), min=least, help=description, show_default=False)
     return _parameter(name, _plain(field.annotation), option)
 
 

@@ -41,12 +41,6 @@ class Placement(Settings):
     data: Path | None = Field(
         None, description="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download."
     )
-    cache_limit: float | None = Field(
-        None,
-        ge=0,
-        description="GB of disk space for caches of decoded images; 0: decode on the fly. Default: half of the free "
-        "space.",
-    )
     init: Path | None = None  # the file whose SHA-256 the recipe has
     processes: int | None = Field(
         None, ge=1, description="Number of processes. Default: one per GPU; on CPU min(towers, cores / threads)."

@@ -91,13 +91,11 @@ def evaluate(
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
     for row, chunk in enumerate(own):
         tell(row / len(own))
-        for following in own[row + 1 : row + 2]:
-            dataset.prefetch_rows(following * size, (following + 1) * size)
         index = torch.arange(chunk * size, (chunk + 1) * size, device=device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
-        logits, one_view = classify(recipe, network, dataset.images[index], counted)
+        logits, one_view = classify(recipe, network, dataset.pixels(index), counted)
         if each:
             each(index[counted], logits[counted])
         with arithmetic(recipe.arithmetic):

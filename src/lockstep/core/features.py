@@ -25,15 +25,13 @@ from lockstep.core.group import Group
 from lockstep.core.network import Network, Shape, failure, persistent_buffers
 from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
-from lockstep.data.images import DecodedImages, MappedImages, Source, cache_of, open_images
+from lockstep.data.pixels import opened, opened_or_made, path_of
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
 
 Bytes = NDArray[np.uint8]
-
-_AHEAD = 64  # images that are read before they are needed
 
 
 class Head(nn.Module):
@@ -104,19 +102,17 @@ class Prefix:
         return digest.hexdigest()
 
     def dataset(
-        self, images: Dataset, group: Group, key: str, cache_limit: float | None, *, first_of_host: bool, threads: int
+        self, images: Dataset, group: Group, key: str, *, keep: bool, first_of_host: bool, threads: int
     ) -> Dataset:
-        """Return `images` with their features in place of pixels: from the cache, or computed by all processes.
+        """Return `images` with their features in place of pixels: from their file, or computed by all processes.
 
-        All processes call this together. Each computes a part, by `threads` threads, and receives the others'. The
-        first process of each host writes the cache. `key` is what decides the features besides network and images,
-        and `cache_limit` is as in `open_images`. Raises: LockstepError, in every process, if features are not finite.
+        All processes call this together. Each computes a part, by `threads` threads, and receives the others'. With
+        `keep`, the first process of each host writes the file. `key` is what decides the features besides network and
+        images. Raises: LockstepError, in every process, if features are not finite.
         """
         count, key = len(images), f"features of {images.sha256} {key} {self.identity()}"
-        cache = cache_of(count, self.shape, key)
-        cached = cache_limit != 0 and cache.exists()
-        if group.gather(torch.tensor([cached])).all():
-            return replace(images, images=MappedImages(cache))
+        if group.gather(torch.tensor([keep and path_of(key).exists()])).all():
+            return replace(images, images=opened(path_of(key)), rows=None, mapped=True)
         features = self._computed(images, group, threads)
         broken = ~torch.from_numpy(features).view(torch.float32).isfinite().flatten(1).all(1)
         if broken.any():
@@ -126,11 +122,10 @@ class Prefix:
                 f"--precision float32",
                 DATA,
             )
-        if first_of_host and cache_limit != 0:
-            stored = open_images(Source(count, self.shape, features.__getitem__), key, cache_limit)
-            if isinstance(stored, DecodedImages):
-                logger.warning(f"features are not cached, so the next start computes them again: {stored.reason}")
-        return replace(images, images=torch.from_numpy(features))
+        if keep and first_of_host:
+            what = f"features of {count:,} images"
+            opened_or_made(key, count, self.shape, lambda rows: features[rows.start : rows.stop], what)
+        return replace(images, images=torch.from_numpy(features), rows=None, mapped=False)
 
     def _computed(self, images: Dataset, group: Group, threads: int) -> Bytes:
         """Return the features of all images, uint8 [N, 1, views, 4 * D]. Each process computes a part of them."""
@@ -152,9 +147,7 @@ class Prefix:
         ):
             try:
                 for row, position in enumerate(own):
-                    if row % _AHEAD == 0:
-                        images.prefetch_rows(position, min(position + 2 * _AHEAD, own.stop))
-                    waiting.append((row, pool.submit(self, images.images[position : position + 1])))
+                    waiting.append((row, pool.submit(self, images.pixels(slice(position, position + 1)))))
                     if len(waiting) > 4 * threads:
                         store()
                 while waiting:

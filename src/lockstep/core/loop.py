@@ -36,15 +36,11 @@ def train(
     """
     recipe, monitor = course.recipe, log.monitor
     monitor.warming_up = True  # The first step of a session takes longer than the others.
-    upcoming = course.plan(state.step) if state.step < course.steps else None
     with monitor.doing(Stage.UPDATE):
         for step in range(state.step, course.steps):
             log.begin(step)
             with monitor.doing(Stage.DATA, step):
-                plan, upcoming = upcoming, course.plan(step + 1) if step + 1 < course.steps else None
-                assert plan is not None
-                if upcoming is not None:
-                    dataset.prefetch(upcoming, reduction.owned)
+                plan = course.plan(step)
             state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
             with monitor.doing(Stage.EXCHANGE):
                 total = reduction(

@@ -189,9 +189,9 @@ def _some_images(recipe: Recipe, train_set: Dataset) -> Tensor:
     """
     count = min(_WHITENING_IMAGES, len(train_set))
     if recipe.dataset in DATASETS:
-        return train_set.images[:count].cpu()
+        return train_set.pixels(slice(count)).cpu()
     rows = torch.arange(count, device=train_set.labels.device) * len(train_set) // count
-    return train_set.images[rows].cpu()
+    return train_set.pixels(rows).cpu()
 
 
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:

@@ -28,7 +28,7 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
     """
     if len(train_set) < _LEAST_IMAGES:
         return {}
-    features = _unit(plain_view(train_set.images[_spread(len(train_set), _MOST_IMAGES)].cpu()))
+    features = _unit(plain_view(train_set.pixels(_spread(len(train_set), _MOST_IMAGES)).cpu()))
     rows = _spread(len(features), _MOST_REFERENCES)
     references = features[rows].half()
     similarities = features @ references.double().T

@@ -1,8 +1,9 @@
-"""Dataset: labelled images, in memory or read on demand. Shard: the examples of one tower in one step."""
+"""Dataset: labelled images, in memory or in a file that is mapped. Shard: the examples of one tower in one step."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.data.device import to_device
-from lockstep.data.images import Images
 from lockstep.data.mixing import mix, partners
 from lockstep.data.plan import Plan
 from lockstep.data.transforms import resize
 from lockstep.kernels.portable import arithmetic
+
+_MAX_COPIED_BYTES = 1 << 30  # of a file that is mapped: a larger one is not copied to a GPU
 
 
 class Shard(NamedTuple):
@@ -37,20 +39,23 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Labelled images of one size, all on one device.
+    """Labelled images of one size. The labels are on the dataset's device.
 
     Attributes:
-        images: uint8 [N, H, W, C]: a tensor, or `Images` that are not all in memory. Both have `shape` and `to`, and
-            are indexed by an int64 tensor or a slice.
+        images: uint8 [M, H, W, C]. `pixels` returns those of the examples.
         labels: int64 [N], each in range(len(classes)).
         classes: the names of the classes, in label order.
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
+        rows: int64 [N], the row of each example's image. None: N = M, in order.
+        mapped: whether `images` are a file that all processes of a host map.
     """
 
-    images: Tensor | Images
+    images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
     sha256: str
+    rows: Tensor | None = None
+    mapped: bool = False
 
     @staticmethod
     def of(images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]) -> "Dataset":
@@ -68,8 +73,23 @@ class Dataset:
         return len(self.labels)
 
     def to(self, device: torch.device) -> "Dataset":
-        """Return the same dataset on another device."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        """Return the same dataset on another device. A large file that is mapped stays on the CPU."""
+        labels = self.labels.to(device)
+        if self.mapped and (device.type == "cpu" or self.images.nbytes > _MAX_COPIED_BYTES):
+            return replace(self, labels=labels)
+        rows = None if self.rows is None else self.rows.to(device)
+        return replace(self, images=self.images.to(device), labels=labels, rows=rows, mapped=False)
+
+    def pixels(self, rows: Tensor | slice) -> Tensor:
+        """Return the images of the examples `rows` (int64 [n], on any device, or a slice), uint8 [n, H, W, C]."""
+        if self.rows is not None:
+            rows = self.rows[rows.to(self.rows.device) if isinstance(rows, Tensor) else rows]
+        if isinstance(rows, slice):
+            images = self.images[rows]
+        else:
+            images = self.images.index_select(0, rows.to(self.images.device))
+        same = images.device == self.labels.device
+        return images if same else to_device(images.numpy(), self.labels.device)
 
     def first(self, count: int) -> "Dataset":
         """Return the first `count` examples, in file order. The dataset must be on the CPU."""
@@ -91,28 +111,11 @@ class Dataset:
         return kept, held
 
     def select(self, rows: NDArray[np.int64]) -> "Dataset":
-        """Return the examples of `rows`. The dataset must be on the CPU. Pixels of `Images` are not copied."""
-        labels = self.labels.numpy()[rows]
-        if isinstance(self.images, Tensor):
-            return Dataset.of(self.images.numpy()[rows], labels, self.classes)
+        """Return the examples of `rows`. The dataset must be on the CPU. Pixels are not copied."""
+        chosen = torch.from_numpy(rows)
         digest = hashlib.sha256(f"{self.sha256} rows".encode() + rows.tobytes()).hexdigest()
-        return Dataset(self.images.select(rows), torch.from_numpy(labels), self.classes, digest)
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the bytes of pixels that this process holds."""
-        return self.images.nbytes if isinstance(self.images, Tensor) else self.images.held_bytes
-
-    def prefetch(self, plan: Plan, towers: Iterable[int]) -> None:
-        """Prepare for reading the shards of `towers` under `plan` soon. Does nothing for images in memory."""
-        if isinstance(self.images, Images):
-            for tower in towers:
-                self.images.prefetch(torch.from_numpy(plan.examples[tower]))
-
-    def prefetch_rows(self, start: int, stop: int) -> None:
-        """Prepare for reading the images from `start` to `stop` (not included) soon, as `prefetch` does."""
-        if isinstance(self.images, Images):
-            self.images.prefetch(slice(start, stop))
+        images = chosen if self.rows is None else self.rows[chosen]
+        return replace(self, labels=self.labels[chosen], sha256=digest, rows=images)
 
     def shard(self, plan: Plan, tower: int) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.
@@ -122,10 +125,7 @@ class Dataset:
         """
         keys, pipeline = plan.keys(tower), plan.pipeline
         rows = to_device(keys.examples, self.labels.device)
-        if isinstance(self.images, Tensor):
-            images = self.images.index_select(0, rows)
-        else:
-            images = self.images[torch.from_numpy(keys.examples)]
+        images = self.pixels(rows if self.images.device == rows.device else torch.from_numpy(keys.examples))
         with arithmetic(pipeline.arithmetic):
             return self._prepared(images, rows, plan, tower)
 
@@ -147,3 +147,9 @@ class Dataset:
             (torch.where(smaller, b[0], a[0]), torch.where(smaller, b[1], a[1]).float()) for a, b in pairs
         )
         return Shard(tower, images, labels, weights, other_labels, other_weights)
+
+
+def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int, str, str] | None:
+    """Return the first label whose name is not the same in both, and both names. None: all are equal."""
+    pairs = enumerate(zip_longest(map(repr, names), map(repr, others), fillvalue="no class"))
+    return next(((label, name, other) for label, (name, other) in pairs if name != other), None)

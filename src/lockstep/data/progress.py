@@ -3,14 +3,19 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
+from lockstep import hardware
 from lockstep.messages import logger
 from lockstep.words import duration
 
 _SILENT_S = 1.0  # Shorter work shows nothing.
 _LINE_S = 10.0  # between two lines, where there is no terminal
+
+Part = TypeVar("Part", bound=Sequence[int])
 
 
 @contextmanager
@@ -45,6 +50,20 @@ def progress(description: str, total: int, unit: str = "") -> Iterator[Callable[
         yield advance
     finally:
         bars.stop()
+
+
+def work_off(work: Callable[[Part], None], parts: Iterable[Part], advance: Callable[[int], None]) -> None:
+    """Do `work` on each of `parts`, by one thread for each core. `advance` counts what is done.
+
+    An error of `work`, or of a signal, is raised when the parts that have begun are done.
+    """
+    pool = ThreadPoolExecutor(hardware.cores())
+    try:
+        for part, future in [(part, pool.submit(work, part)) for part in parts]:
+            future.result()
+            advance(len(part))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _lines(description: str, total: int, began: float) -> Callable[[int], None]:

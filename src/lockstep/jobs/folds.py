@@ -54,7 +54,7 @@ def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
     if not np.array_equal(labels, found.labels[rows]):
         raise LockstepError(f"{found.scan.root} has changed while it was read: start again", DATA)
     fold_of = divide(labels, found.contents[rows], spec.folds, found.classes)
-    features = torch.cat([part.images[: len(part)] for part in parts]).cpu().numpy()
+    features = torch.cat([part.pixels(slice(None)) for part in parts]).cpu().numpy()
     images = Dataset.of(features, labels, found.classes)
     session.probe(images.to(ctx.device))
     probabilities = _judged(session, images, fold_of, np.ones(len(rows), bool), ctx)
@@ -131,7 +131,7 @@ def _probabilities(session: Session, state: State, images: Dataset) -> Tensor:
     network.module.eval()
     logits = []
     for start in range(0, len(images), session.recipe.eval_batch):
-        chunk = images.images[start : start + session.recipe.eval_batch].to(session.device)
+        chunk = images.pixels(slice(start, start + session.recipe.eval_batch)).to(session.device)
         logits.append(classify(session.recipe, network, chunk, torch.ones(len(chunk), dtype=torch.bool))[0])
     return torch.cat(logits).double().softmax(1).cpu()
 

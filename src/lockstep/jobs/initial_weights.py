@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.unlike import divided
-from lockstep.data.user_data import first_other_class
+from lockstep.data.dataset import first_other_class
 from lockstep.errors import DATA, LockstepError
 from lockstep.runs.statefile import SHA256, SUFFIX, contents_sha256, facts_if_valid, read_tensors, stated
 

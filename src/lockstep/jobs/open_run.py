@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
 from lockstep.data import IMAGE_FOLDER
-from lockstep.data.user_data import first_other_class
+from lockstep.data.dataset import first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import append
 from lockstep.jobs.context import Context

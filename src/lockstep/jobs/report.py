@@ -85,5 +85,5 @@ def _shown(images: Dataset, probabilities: Tensor, row: int, names: list[str]) -
         "name": names[row] if names else f"image {row:,}",
         "label": images.classes[int(images.labels[row])],
         "top": [(images.classes[index], value) for value, index in likely if top.values[0]],
-        "picture": address(images.images[torch.tensor([row])][0].cpu().numpy()),
+        "picture": address(images.pixels(slice(row, row + 1))[0].cpu().numpy()),
     }

@@ -20,7 +20,7 @@ from lockstep.core.network import Network, initial_model, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import OverflowedError
-from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, custom
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import decoder_versions
 from lockstep.data.download.fetch import ensure
@@ -176,12 +176,11 @@ class Session:
             dataset = dataset.spread(examples) if folder else dataset.first(examples)
         if self._prefix is None:
             return dataset.to(self.device)
-        ctx, placement = self._ctx, self.placement
+        ctx = self._ctx
         key = json.dumps([self.fingerprint, self.recipe.augmentation.model_dump(mode="json"), self.recipe.precision])
         with ctx.loading_guard(), ctx.monitor.doing(Stage.READ):
             return self._prefix.dataset(
-                dataset, self.group, key, placement.cache_limit if examples is None else 0,
-                first_of_host=not ctx.local,
+                dataset, self.group, key, keep=examples is None, first_of_host=not ctx.local,
                 threads=max(1, hardware.cores() // ctx.local_processes // self.recipe.threads_per_tower),
             ).to(self.device)  # fmt: skip
 
@@ -327,14 +326,15 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
             assert recipe.image_px is not None
             return load_folder(
                 placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
-                skip_unreadable=recipe.skip_unreadable, cache_limit=placement.cache_limit,
-                read_once=recipe.head is not None,
+                skip_unreadable=recipe.skip_unreadable,
             )  # fmt: skip
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
-            return custom.load_stored(placement.data, recipe.dataset_sha256)
+            if placement.data is not None:
+                raise LockstepError(f"--data {placement.data}: the dataset was given as data=, so leave it out")
+            return arrays.load_stored(recipe.dataset_sha256)
         if "dataset" in recipe.custom_code:
-            return custom.load_function(recipe.dataset, placement.data, recipe.image_px)
+            return arrays.load_function(recipe.dataset, placement.data, recipe.image_px)
         ensure(recipe.dataset, placement.data)
         splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
         return splits

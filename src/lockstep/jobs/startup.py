@@ -104,11 +104,12 @@ def placement_lines(session: Session, vector_length: int) -> list[Line]:
         (f"process {process}", f"{text}: {owned_in_words(recipe.towers, group.processes, process)}")
         for process, text in enumerate(texts)
     ]
+    in_memory = [part for part in session.splits.values() if not part.mapped]
     held = {
         "parameters, float32": sum(t.nbytes for t in state.parameters.values()),
         "their average": sum(t.nbytes for t in (state.ema or {}).values()),
         f"the network's copy, {recipe.precision}": sum(t.nbytes for t in session.network.parameters.values()),
-        "data": sum(dataset.held_bytes for dataset in session.splits.values()),
+        "data": sum({id(part.images): part.images.nbytes for part in in_memory}.values()),
     }
     sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
     lines.append(("in each", f"{sizes}; and the optimizer's state"))

@@ -8,10 +8,8 @@ import hashlib
 import io
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +18,11 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
-from lockstep import files, hardware
+from lockstep import files
 from lockstep.data import decode
 from lockstep.data.decode import FORMATS, RULES, UnreadableImageError, decoder_versions
 from lockstep.data.folder.scan import Scan
-from lockstep.data.progress import progress
+from lockstep.data.progress import progress, work_off
 from lockstep.messages import logger
 
 _LAYOUT = 5  # the version of the cache file
@@ -94,13 +92,9 @@ def index_of(scan: Scan) -> Index:
     return index
 
 
-def forget(root: Path, path: str) -> None:
-    """Make the next start read the file `path` of the folder `root` again, whatever its size and times are."""
-    file = cache_file(root)
-    with _locked(file, root):
-        if (index := _load(file)) and path in index.paths:
-            index.files["stamps"][index.paths.index(path)] = -1
-            _write(file, index, range(len(index.paths)), time.time_ns())
+def forget(root: Path) -> None:
+    """Make the next start read all files of the folder `root` again, whatever their sizes and times are."""
+    cache_file(root).unlink(missing_ok=True)
 
 
 def cache_file(root: Path) -> Path:
@@ -115,27 +109,19 @@ def _read(root: Path, index: Index, unknown: Sequence[int], done: set[int]) -> N
 
     Add the rows to `done`, except those with a momentary cause: the cache file must not keep that cause.
     """
-    lock = threading.Lock()
     parts = [unknown[start : start + _AT_A_TIME] for start in range(0, len(unknown), _AT_A_TIME)]
 
     def read(rows: Sequence[int]) -> None:
         facts = [_examine(os.path.join(root, index.paths[row])) for row in rows]
-        with lock:
-            for row, fact in zip(rows, facts, strict=True):
-                sha256 = np.frombuffer(fact.sha256, np.uint8)
-                index.files[row] = (sha256, fact.format, fact.size_px, fact.grey, index.files["stamps"][row])
-                if fact.cause:
-                    index.causes[row] = fact.cause
-                (index.momentary if fact.momentary else done).add(row)
-            advance(len(rows))
+        for row, fact in zip(rows, facts, strict=True):
+            sha256 = np.frombuffer(fact.sha256, np.uint8)
+            index.files[row] = (sha256, fact.format, fact.size_px, fact.grey, index.files["stamps"][row])
+            if fact.cause:
+                index.causes[row] = fact.cause
+            (index.momentary if fact.momentary else done).add(row)
 
     with progress(f"reading the images in {root}", len(unknown)) as advance:
-        pool = ThreadPoolExecutor(hardware.cores(), "lockstep-index")
-        try:
-            for future in [pool.submit(read, part) for part in parts]:
-                future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        work_off(read, parts, advance)
 
 
 def _examine(path: str) -> _Facts:

@@ -1,0 +1,337 @@
+"""The user's datasets: a function `package.module:function`, or values that a Python program gives.
+
+`data` maps the name of each split to its examples, and "classes", if it is there, to the names of the classes. The
+examples of a split are either
+
+- two arrays (images, labels): uint8 [N, H, W, C], or [N, H, W] for grey images, and integers [N]; or
+- anything that can be iterated over, of pairs (image, label). An image is a Pillow image or a uint8 array.
+
+All are copied once to a file that every process maps; see `pixels.py`. It is named after the SHA-256 of the dataset. A
+JSON file beside it has the labels and the classes.
+"""
+
+import hashlib
+import inspect
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lockstep import files
+from lockstep.data import pixels
+from lockstep.data.dataset import Dataset
+from lockstep.data.decode import UnreadableImageError, decode_image, upright
+from lockstep.errors import DATA, LockstepError
+from lockstep.settings import load_object
+
+Bytes = NDArray[np.uint8]
+Chunks = Callable[[], Iterator[tuple[Bytes, list[int]]]]  # images uint8 [n, H, W, C] and their labels, in order
+
+_CLASSES = "classes"
+_CHUNK_IMAGES = 64
+_MAX_LABEL = 2**63 - 1
+_MAX_UNNAMED = 1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
+_SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
+_MODES = {"L": 1, "RGB": 3}  # Pillow's modes that are taken as they are -> channels
+
+
+def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[str, Dataset]:
+    """Return the splits of the `data` that the function `path` (package.module:function) returns.
+
+    The function takes no argument, or the data folder, which is None if the user gave none.
+    Raises: LockstepError if it cannot be called so, or returns something else.
+    """
+    function = load_object(path)
+    if not callable(function):
+        raise LockstepError(f"dataset {path} is a {type(function).__name__}, expected a function")
+    takes_folder = _can_be_called(function, folder)
+    if not takes_folder and not _can_be_called(function):
+        raise LockstepError(f"dataset {path}: give a function that takes no argument, or only the data folder")
+    if not takes_folder and folder is not None:
+        raise LockstepError(f"dataset {path} takes no data folder: leave out --data {folder}")
+    data = function(folder) if takes_folder else function()
+    try:
+        return load_stored(store(data, image_px))
+    except LockstepError as error:
+        raise LockstepError(f"dataset {path}: {error}", error.code) from None
+
+
+def store(data: object, image_px: int | None) -> str:
+    """Write `data` to its file, unless an equal dataset is there. Return the SHA-256 of the dataset.
+
+    Images of other sizes than `image_px`, if it is given, are brought to that size.
+    Raises: LockstepError that names the split, what we got and what is allowed.
+    """
+    if not isinstance(data, Mapping):
+        _refuse("data", f'got a {_kind(data)}, expected a dict such as {{"train": (images, labels), "test": ...}}')
+    names = [name for name in data if name != _CLASSES]
+    for name in names:
+        if not isinstance(name, str) or not _SPLIT_NAME.fullmatch(name) or name == "held-out":
+            _refuse("data", f"{name!r} cannot be the name of a split: use train, test, validation or the like")
+    if "train" not in names:
+        _refuse("data", f"has no split train, only {', '.join(names) or 'none'}: name the training examples train")
+    splits = {name: _chunks(name, data[name], image_px) for name in names}
+    if all(_are_arrays(data[name]) for name in names):  # They can be read twice.
+        sha256 = _sha256(_read(data, splits))
+        if _path(sha256).exists():
+            return sha256
+    with pixels.writer("the images of the dataset") as file:
+        facts = _read(data, splits, file)
+        sha256 = _sha256(facts)
+        if not _path(sha256).exists():
+            files.replace(_path(sha256).with_suffix(".json"), json.dumps(facts).encode())
+            file.publish(_path(sha256), sum(len(split["labels"]) for split in facts["splits"].values()), facts["shape"])
+    return sha256
+
+
+def load_stored(sha256: str) -> dict[str, Dataset]:
+    """Return the splits of the dataset that `store` wrote. Raises: LockstepError if it is not there, or damaged."""
+    path = _path(sha256)
+    labels_path = path.with_suffix(".json")
+    if not (path.exists() and labels_path.exists()):
+        raise LockstepError(f"the dataset that was given as data= is no longer in {path}: give data= again", DATA)
+    images = pixels.opened(path)
+    try:
+        facts = json.loads(labels_path.read_bytes())
+        if _sha256(facts) != sha256:
+            raise ValueError("it is not what was written")
+    except (OSError, ValueError) as error:
+        raise LockstepError(
+            f"{labels_path} is damaged ({error}): delete it and {path}, and give data= again", DATA
+        ) from None
+    datasets, first = {}, 0
+    for name, split in facts["splits"].items():
+        labels = torch.tensor(split["labels"], dtype=torch.int64)
+        digest = hashlib.sha256(json.dumps([facts["shape"], split]).encode()).hexdigest()
+        part = images[first : first + len(labels)]
+        datasets[name] = Dataset(part, labels, tuple(facts["classes"]), digest, mapped=True)
+        first += len(labels)
+    return datasets
+
+
+def _can_be_called(function: Any, *arguments: object) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _path(sha256: str) -> Path:
+    return pixels.path_of(f"given {sha256}")
+
+
+def _sha256(facts: object) -> str:
+    """Return the SHA-256 of a dataset, which does not depend on the order of its splits."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _read(data: Mapping[str, Any], splits: Mapping[str, Chunks], file: pixels.Writer | None = None) -> dict[str, Any]:
+    """Return all that is to be known of a dataset, read from first to last. The pixels go to `file`, if it is given.
+
+    That is the shape (H, W, C) of every image, the names of the classes, and of each split its labels and the SHA-256
+    of its pixels.
+    """
+    shape: tuple[int, ...] = ()
+    facts: dict[str, dict[str, Any]] = {}
+    count = 0
+    for name, chunks in splits.items():
+        digest, labels = hashlib.sha256(), list[int]()
+        for images, labels_here in chunks():
+            shape = shape or images.shape[1:]
+            _require_shape(name, images.shape[1:], shape)
+            digest.update(np.ascontiguousarray(images).data)
+            if file is not None:
+                file.write(count, images)
+            count += len(images)
+            labels += labels_here
+        if not labels:
+            _refuse(name, "is empty: give at least one example")
+        facts[name] = {"labels": labels, "pixels_sha256": digest.hexdigest()}
+    classes = _classes(data.get(_CLASSES), {name: split["labels"] for name, split in facts.items()})
+    return {"shape": shape, "classes": classes, "splits": facts}
+
+
+def _classes(names: Any, labels: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the `names` of the classes, or numbers if they are None. Raises: LockstepError if a label has no class."""
+    if names is None:
+        largest = max(labels["train"])
+        if largest >= _MAX_UNNAMED:
+            _refuse(
+                f"train, example {labels['train'].index(largest)}",
+                f"label {largest}, allowed are 0 to {_MAX_UNNAMED - 1} in a dataset that names no classes",
+            )
+        names = list(map(str, range(largest + 1)))
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        _refuse(_CLASSES, f"got {names!r:.100}, expected the names of the classes in the order of their labels")
+    if len(set(names)) < max(2, len(names)):
+        _refuse(_CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once")
+    for split, values in labels.items():
+        wrong = next((row for row, label in enumerate(values) if not 0 <= label < len(names)), None)
+        if wrong is not None:
+            _refuse(
+                f"{split}, example {wrong}",
+                f"label {values[wrong]}, allowed are 0 to {len(names) - 1}, as there are {len(names)} classes",
+            )
+    return list(names)
+
+
+def _are_arrays(examples: object) -> bool:
+    return isinstance(examples, tuple | list) and len(examples) == 2 and _is_array(examples[0])
+
+
+def _chunks(name: str, examples: Any, image_px: int | None) -> Chunks:
+    """Return the function that yields the examples of a split. It raises a LockstepError that names a wrong one."""
+    iterable = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
+    if isinstance(examples, Mapping | str | bytes) or not iterable:
+        _refuse(
+            name,
+            f"got a {_kind(examples)}, expected (images, labels) as two arrays, or a sequence of pairs (image, label)",
+        )
+    if not _are_arrays(examples):
+        return lambda: _stacked(name, _pairs(name, examples, image_px))
+    images, labels = _array(examples[0]), _array(examples[1])
+    _require_bytes(f"{name}, images", images)
+    images = images[..., None] if images.ndim == 3 else images
+    if images.ndim != 4:
+        _refuse(
+            f"{name}, images", f"got shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for grey images"
+        )
+    if labels.ndim != 1 or not all(map(_is_whole, labels.tolist())):
+        _refuse(f"{name}, labels", f"got {labels.dtype} {list(labels.shape)}, expected whole numbers [N]")
+    if len(images) != len(labels):
+        _refuse(name, f"has {len(images)} images and {len(labels)} labels: give one label for each image")
+    if len(images):
+        _require_channels(f"{name}, images", images.shape[1:], image_px, "[N, H, W, C]: images.transpose(0, 2, 3, 1)")
+    numbers = [_label(f"{name}, example {i}", label) for i, label in enumerate(labels.tolist())]
+    if image_px is not None and images.shape[1:] != (image_px, image_px, 3):
+        return lambda: _stacked(name, _pairs(name, zip(images, numbers, strict=True), image_px))
+    starts = range(0, len(images), _CHUNK_IMAGES)
+    return lambda: ((images[i : i + _CHUNK_IMAGES], numbers[i : i + _CHUNK_IMAGES]) for i in starts)
+
+
+def _stacked(name: str, pairs: Iterator[tuple[Bytes, int]]) -> Iterator[tuple[Bytes, list[int]]]:
+    shape, row = None, 0
+    while held := list(islice(pairs, _CHUNK_IMAGES)):
+        for image, _ in held:
+            shape = shape or image.shape
+            _require_shape(f"{name}, example {row}", image.shape, shape)
+            row += 1
+        yield np.stack([image for image, _ in held]), [label for _, label in held]
+
+
+def _pairs(name: str, examples: Iterable[Any], image_px: int | None) -> Iterator[tuple[Bytes, int]]:
+    """Yield image uint8 [H, W, C] and label of each example."""
+    # Some datasets have a length and do not end an iteration.
+    ended = islice(examples, len(examples)) if isinstance(examples, Sized) else examples
+    try:
+        for i, example in enumerate(ended):
+            where = f"{name}, example {i}"
+            if not isinstance(example, tuple | list) or len(example) != 2:
+                _refuse(where, f"got a {_kind(example)}, expected a pair (image, label)")
+            yield _pixels(where, example[0], image_px), _label(where, example[1])
+    except OSError as error:
+        _refuse(name, f"an example cannot be read: {error}")
+
+
+def _is_whole(label: object) -> bool:
+    return isinstance(label, int) and not isinstance(label, bool)
+
+
+def _label(where: str, label: Any) -> int:
+    try:
+        number = operator.index(label)
+    except TypeError:
+        number = None
+    if number is None or isinstance(label, bool):
+        _refuse(where, f"the label is a {_kind(label)}, expected a whole number")
+    if not -_MAX_LABEL <= number <= _MAX_LABEL:
+        _refuse(where, f"a label of {number.bit_length()} bits: allowed are the numbers of the classes, from 0")
+    return number
+
+
+def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
+    """Return an image as uint8 [H, W, C], or [image_px, image_px, 3]."""
+    from PIL import Image
+
+    if isinstance(image, Image.Image):
+        if image_px is None and image.mode not in _MODES:
+            _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are {', '.join(_MODES)}: set image_px")
+        if image_px is None:
+            # Prediction turns images upright too. So the network must be trained on upright ones.
+            image = upright(image)
+            return np.array(image).reshape(image.height, image.width, _MODES[image.mode])
+    elif _is_array(image):
+        image = _array(image)
+        _require_bytes(f"{where}, image", image)
+        if image.ndim not in (2, 3):
+            _refuse(where, f"the image has shape {list(image.shape)}, expected [H, W, C], or [H, W] if it is grey")
+        image = image if image.ndim == 3 else image[..., None]
+        _require_channels(f"{where}, image", image.shape, image_px, "[H, W, C]: image.transpose(1, 2, 0)")
+        if image_px is None or image.shape == (image_px, image_px, 3):
+            return np.asarray(image)
+    else:
+        _refuse(where, f"the image is a {_kind(image)}, expected a Pillow image or a uint8 array")
+    try:
+        return decode_image(image, image_px)
+    except UnreadableImageError as error:
+        _refuse(where, f"the image cannot be used: {error}")
+
+
+def _require_shape(where: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise a LockstepError unless images of `shape` have the `expected` shape of those before them."""
+    if tuple(shape) != tuple(expected):
+        _refuse(
+            where,
+            f"images of {_text(shape)}, those before them have {_text(expected)}: give images of one size, or set "
+            f"image_px",
+        )
+
+
+def _require_bytes(where: str, array: NDArray[Any]) -> None:
+    if array.dtype == np.uint8:
+        return
+    hint = ""
+    if np.issubdtype(array.dtype, np.floating):
+        hint = ": leave out the normalisation, which belongs to the recipe's augmentation"
+        if array.size and array.max() <= 1:
+            hint = ": convert them with (images * 255).round(), or leave out ToTensor"
+    _refuse(where, f"got {array.dtype}, expected uint8, 0 to 255{hint}")
+
+
+def _require_channels(where: str, shape: tuple[int, ...], image_px: int | None, order: str) -> None:
+    allowed = (1, 3) if image_px is None else (1, 3, 4)
+    if shape[-1] in allowed and min(shape) > 0:
+        return
+    advice = f"expected {' or '.join(map(str, allowed))} channels"
+    if shape[-3] in allowed:
+        advice = f"the channels come first: give {order}"
+    _refuse(where, f"{_text(shape)}: {advice}")
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    array: NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    return array
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _refuse(where: str, problem: str) -> NoReturn:
+    raise LockstepError(f"{where}: {problem}", DATA)
