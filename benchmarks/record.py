@@ -23,7 +23,7 @@ from lockstep.core.loop import train
 from lockstep.core.network import initial_model, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.data.download.fetch import ensure
+from lockstep.data.fetch import ensure
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.runs.provenance import fingerprint

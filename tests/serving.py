@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from lockstep.data import fetch
 from lockstep.data.catalog import Archive, Source
-from lockstep.data.download import fetch
 from lockstep.errors import LockstepError
 
 Answer = bytes | int | Callable[["Handler"], None]
@@ -126,11 +126,11 @@ def listing(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def refused(source, destination, code, *words, timeout_s=5.0):
+def refused(source, destination, code, *words):
     """Assert that `fetch` fails with all of `words` and the manual instructions, and changes no file."""
     before = listing(destination.parent)
     with pytest.raises(LockstepError) as caught:
-        fetch.fetch(source, destination, timeout_s)
+        fetch.fetch(source, destination)
     assert caught.value.code == code
     message = str(caught.value)
     assert "\n" not in message

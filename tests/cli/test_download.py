@@ -1,6 +1,7 @@
 """lockstep data, and downloads on first use; the addresses are a server of the test's."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,7 @@ def lockstep(tmp_path, server, source):
 def done(tmp_path, server, source, monkeypatch, capfd):
     """Run the program in this process: done(*args) -> CompletedProcess."""
     monkeypatch.setitem(SOURCES, "mnist", source)
+    monkeypatch.setattr("lockstep.data.fetch._RETRIES", 0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
     for name, value in {**OFFLINE, "XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}.items():
@@ -106,7 +108,7 @@ def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeyp
     fetching = f"fetching train-images-idx3-ubyte.gz ({size(len(bodies['train-images-idx3-ubyte.gz']))}) from"
     assert fetching in first.stderr
     assert sorted(server.requests) == sorted(bodies)
-    assert left(tmp_path) == sorted([*bodies, "lockstep-manifest.json"])
+    assert left(tmp_path) == sorted([*bodies, "SHA256SUMS"])
     second = done("eval", "runs/small", "--model", "small:build", "--inline")
     assert (second.returncode, second.stderr) == (0, "")
     assert len(server.requests) == 4
@@ -130,15 +132,18 @@ def test_fetch_list_and_check(done, server, tmp_path, bodies):
     table = done("data", "list", LOCKSTEP_DATA=str(tmp_path / "here")).stdout
     assert str(place) in table
     assert "lockstep data fetch fashion-mnist" in table
-    assert done("data", "check", "mnist", "--data", "here").stdout == f"ok: {place}, 4 files, sizes and sha256\n"
+    assert done("data", "check", "mnist", "--data", "here").stdout == f"ok: {place}, 4 files, sha256\n"
     with (place / "t10k-labels-idx1-ubyte.gz").open("ab") as file:
         file.write(b"?")
     damaged = done("data", "check", "mnist", "--data", "here")
     assert (damaged.returncode, damaged.stdout) == (DATA, "")
     assert f"{place}/t10k-labels-idx1-ubyte.gz is damaged" in damaged.stderr
-    assert f"lockstep data fetch mnist --data {tmp_path}/here" in damaged.stderr
+    assert f"Delete {place}, and then: lockstep data fetch mnist --data {tmp_path}/here" in damaged.stderr
+    refused = done("data", "fetch", "mnist", "--data", "here")
+    assert (refused.returncode, f"Delete {place}" in refused.stderr) == (DATA, True)
+    shutil.rmtree(place)
     assert done("data", "fetch", "mnist", "--data", "here").stdout == f"mnist is in {place}\n"
-    (place / "lockstep-manifest.json").unlink()
+    (place / "SHA256SUMS").unlink()
     by_hand = done("data", "check", "mnist", "--data", "here/mnist")
     assert "placed by hand, so only their structure was checked" in by_hand.stdout, by_hand.stderr
 
@@ -159,7 +164,7 @@ def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
     assert (failed.returncode, failed.stdout) == (DATA, "")
     message = failed.stderr.splitlines()[-1]
     place = f"put the files into {tmp_path}/cache/lockstep/mnist"
-    assert all(word in message for word in ("says 404", "connection refused", place, "recipe 'digits'")), message
+    assert all(word in message for word in ("says 404", "no connection", place, "recipe 'digits'")), message
     assert left(tmp_path) == []
     assert not (tmp_path / "runs").exists()
 

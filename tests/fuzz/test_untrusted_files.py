@@ -1,13 +1,13 @@
 """Mutated files of every kind, given to every loader: only a LockstepError may come out, and no code is executed."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
 import pickle
 import shutil
 import struct
-import tarfile
 from unittest import mock
 
 import numpy as np
@@ -22,10 +22,8 @@ from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model, persistent_buffers
 from lockstep.core.state import State
-from lockstep.data import arrays, cifar, mnist
+from lockstep.data import arrays, cifar, fetch, mnist
 from lockstep.data.decode import decode_image, inspect_image
-from lockstep.data.download import manifest as downloads
-from lockstep.data.download.fetch import _unpack
 from lockstep.data.folder import index
 from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
@@ -402,26 +400,6 @@ def test_no_code_that_a_run_names_is_executed(run, copy, tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
-@bounded
-@given(edits=EDITS)
-def test_archives(tmp_path, edits):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as tar:
-        for name in ("a/b.bin", "c.bin"):
-            member = tarfile.TarInfo(name)
-            member.size = 1000
-            tar.addfile(member, io.BytesIO(bytes(range(250)) * 4))
-    raw = edited(gzip.decompress(file.getvalue()), edits)
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    (tmp_path / "out").mkdir()
-    for content in (gzip.compress(raw), edited(file.getvalue(), edits)):
-        (tmp_path / "a.tar.gz").write_bytes(content)
-        only_lockstep_errors(_unpack, tmp_path / "a.tar.gz", tmp_path / "out")
-        shutil.rmtree(tmp_path / "out")
-        (tmp_path / "out").mkdir()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "out"]
-
-
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 @bounded
 @given(edits=EDITS, changes=CHANGES)
@@ -475,17 +453,14 @@ def test_the_names_in_a_folder_of_images(tmp_path, names, depth):
 
 
 @bounded
-@given(edits=EDITS, changes=CHANGES)
-def test_the_manifest_of_a_download(tmp_path, edits, changes):
+@given(edits=EDITS)
+def test_the_sums_of_a_download(tmp_path, edits):
     (tmp_path / "a.bin").write_bytes(b"a")
-    (tmp_path / downloads.NAME).unlink(missing_ok=True)
-    downloads.write(tmp_path, "mnist")
-    good = (tmp_path / downloads.NAME).read_bytes()
-    for content in (edited(good, edits), json.dumps(with_strange_parts(json.loads(good), changes)).encode()):
-        (tmp_path / downloads.NAME).write_bytes(content)
-        downloads.made_by_download(tmp_path, "mnist")
-        downloads.problem(tmp_path)
-        downloads.foreign_files(tmp_path, "mnist")
+    good = f"{hashlib.sha256(b'a').hexdigest()}  a.bin\n".encode()
+    (tmp_path / fetch.SUMS).write_bytes(good)
+    assert fetch.problem(tmp_path) is None
+    (tmp_path / fetch.SUMS).write_bytes(edited(good, edits))
+    assert fetch.problem(tmp_path) is None or edited(good, edits) != good
 
 
 @bounded

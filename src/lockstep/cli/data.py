@@ -47,8 +47,7 @@ def fetch(
     """Download a dataset, verify it and unpack it. If it is there already, print its folder.
 
     If several programs need the dataset, one downloads it and the others wait. A download that fails or is stopped
-    leaves nothing behind. A download whose files were damaged later is replaced. A folder that Lockstep did not
-    download is never touched.
+    leaves nothing behind. A folder that holds anything else is never touched.
 
     \b
     Examples:
@@ -56,8 +55,8 @@ def fetch(
       lockstep data fetch mnist --data ~/data                 then: lockstep train mnist --data ~/data
       LOCKSTEP_MIRROR=http://files.local/data lockstep data fetch mnist
     """
+    from lockstep.data import fetch as module
     from lockstep.data import locate
-    from lockstep.data.download import fetch as module
     from lockstep.launch.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None
@@ -86,7 +85,7 @@ def list_(json_output: Json = False) -> None:
     """
     from lockstep.data import DATASETS
     from lockstep.data.catalog import SOURCES
-    from lockstep.data.download.fetch import located
+    from lockstep.data.fetch import located
     from lockstep.words import size
 
     sources = [SOURCES[name] for name in DATASETS if name in SOURCES]
@@ -134,7 +133,7 @@ def check(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Verify every downloaded file by its size and SHA-256.
+    """Verify every downloaded file by its SHA-256.
 
     Files placed by hand have no recorded checksums: their sizes, headers and labels are checked instead.
 
@@ -153,8 +152,7 @@ def check(
       lockstep data check mnist --data ~/mnist
     """
     from lockstep.data import DATASETS
-    from lockstep.data.download import manifest
-    from lockstep.data.download.fetch import located
+    from lockstep.data.fetch import located, problem, sums
     from lockstep.settings import load_object
 
     if html and not labels:
@@ -167,10 +165,10 @@ def check(
     source, data = _source(name), data.absolute() if data else None
     folder, managed = (located(source, data) if source.archives else None) or (None, False)
     if folder and managed:
-        if problem := manifest.problem(folder):
+        if (damage := problem(folder)) is not None:
             again = command("data", "fetch", name, *(("--data", data) if data else ()))
-            raise LockstepError(f"dataset {name}: {problem}. Replace it with: {again}", DATA)
-        count, checked = len(manifest.files(folder)), "sizes and sha256"
+            raise LockstepError(f"dataset {name}: {damage}. Delete {folder}, and then: {again}", DATA)
+        count, checked = len(sums(folder)), "sha256"
     else:
         load_object(DATASETS[name])(data)  # raises a LockstepError if the files are missing or malformed
         count, checked = len(source.files), "structure"

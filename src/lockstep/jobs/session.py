@@ -23,7 +23,7 @@ from lockstep.core.tower import OverflowedError
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import decoder_versions
-from lockstep.data.download.fetch import ensure
+from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights

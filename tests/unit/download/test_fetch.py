@@ -1,0 +1,287 @@
+"""Downloads from a real server on this machine, and every way they fail: with one error, and no file left."""
+
+import contextlib
+import gzip
+import io
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.serving import TOY, archive, listing, packed, refused, toy
+
+from lockstep.data import fetch, locate
+from lockstep.data.catalog import SOURCES, Source
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.words import size
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(fetch, "_RETRIES", 0)
+    monkeypatch.setattr(fetch, "_TIMEOUT_S", 0.5)
+
+
+def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, destination, caplog):
+    source = toy(TOY, server.url)
+    assert fetch.fetch(source, destination)
+    assert listing(destination.parent) == ["toy"]
+    assert listing(destination) == [fetch.SUMS, "toy-files"]
+    assert (destination / "toy-files/b.bin").read_bytes() == bytes(range(256)) * 2000
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", fetch.SUMS], cwd=destination, check=True)
+    assert fetch.problem(destination) is None
+    found = [destination / "toy-files/a.bin", destination / "toy-files/b.bin"]
+    assert locate.present(source, destination.parent) == found
+    assert fetch.located(source, destination.parent) == (destination, True)
+    assert (destination / "toy-files/a.bin").stat().st_mode & 0o044  # readable by everybody, for shared folders
+    assert not fetch.fetch(source, destination)
+    assert server.requests == ["toy.tar.gz"]
+    assert caplog.messages == [f"fetching toy.tar.gz ({size(len(TOY))}) from {server.url}toy.tar.gz"]
+
+
+def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server, destination):
+    bodies = {f"{name}.gz": gzip.compress(name.encode() * 1000) for name in ("one", "two")}
+    for name, body in bodies.items():
+        server.files[name] = lambda handler, body=body: handler.send(body, Content_Encoding="gzip")
+    archives = tuple(archive(name, body, server.url) for name, body in bodies.items())
+    source = Source("toy", 2, 1, (("one.gz",), ("two.gz",)), ("toy",), archives)
+    assert fetch.fetch(source, destination)
+    assert {path.name: path.read_bytes() for path in destination.glob("*.gz")} == bodies
+    assert (destination / "one.gz").stat().st_mode & 0o044
+
+
+def test_a_terminal_shows_a_progress_bar(server, destination, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    assert fetch.fetch(toy(TOY, server.url), destination)
+    assert "\x1b[" in screen.getvalue()
+    assert "kB" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (404, "the server says 404"),
+        (500, "the server says 500"),
+        (lambda handler: handler.send(TOY[:3000], len(TOY)), "the answer ended too early"),
+        (TOY[:2000] + b"?" + TOY[2001:], "wrong checksum"),
+        (b"<html>Log in to use this network</html>", "wrong checksum"),
+        (lambda handler: handler.connection.close(), "no connection"),
+        (lambda handler: handler.server.silent(handler), "no answer in 0.5 s"),
+        (lambda handler: handler.server.half(TOY)(handler), "no answer in 0.5 s"),
+    ],
+    ids=["404", "500", "truncated", "corrupt", "portal", "cut", "silent", "silent later"],
+)
+def test_a_bad_answer_is_reported(server, destination, answer, words):
+    server.files["toy.tar.gz"] = answer
+    refused(toy(TOY, server.url), destination, DATA, f"{server.url}toy.tar.gz: {words}")
+    server.files["toy.tar.gz"] = TOY
+    assert fetch.fetch(toy(TOY, server.url), destination)  # the next attempt succeeds
+
+
+def test_an_address_is_tried_again(server, destination, monkeypatch):
+    monkeypatch.setattr(fetch, "_RETRIES", 1)
+    server.files["toy.tar.gz"] = lambda handler: (
+        handler.send_error(503) if len(server.requests) == 1 else handler.send(TOY)
+    )
+    assert fetch.fetch(toy(TOY, server.url), destination)
+    assert server.requests == ["toy.tar.gz"] * 2
+
+
+def test_an_endless_answer_is_cut_off(server, destination):
+    source = toy(TOY, server.url)
+    sent = []
+
+    def endless(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):  # until the client closes the connection
+            while True:
+                handler.wfile.write(bytes(2**16))
+                sent.append(2**16)
+
+    server.files["toy.tar.gz"] = endless
+    refused(source, destination, DATA, "wrong checksum")
+    assert sum(sent) < 2 * len(TOY) + 2**24  # sockets and chunks buffer some bytes
+
+
+def test_unreachable_and_invalid_addresses_are_reported(destination):
+    for address, words in (
+        ("http://127.0.0.1:9/", "no connection"),
+        ("https://files.invalid/", "no connection"),
+        ("nonsense/", "wrong|address"),
+        ("http://[half/", "address"),
+    ):
+        with pytest.raises(LockstepError, match=words) as error:
+            fetch.fetch(toy(TOY, address), destination)
+        assert error.value.code == DATA
+        assert listing(destination.parent) == []
+
+
+def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destination, monkeypatch):
+    server.files |= {"first/toy.tar.gz": 500, "second/toy.tar.gz": TOY[:-1], "own/toy.tar.gz": 404}
+    bases = [f"{server.url}{name}/" for name in ("first", "second")]
+    monkeypatch.setenv("LOCKSTEP_MIRROR", f"{server.url}own")
+    refused(toy(TOY, *bases), destination, DATA, "own/toy.tar.gz: the server says 404", "500", "wrong checksum")
+    server.requests.clear()
+    assert fetch.fetch(toy(TOY, *bases, server.url), destination)
+    assert server.requests == [f"{folder}toy.tar.gz" for folder in ("own/", "first/", "second/", "")]
+
+
+def test_a_mirror_has_a_folder_for_datasets_with_equal_file_names(monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_MIRROR", "http://m/x/")
+    mnist, fashion = (fetch.addresses(s, s.archives[0])[0] for s in (SOURCES["mnist"], SOURCES["fashion-mnist"]))
+    assert (mnist, fashion) == ("http://m/x/", "http://m/x/fashion-mnist/")
+
+
+def test_an_archive_without_the_dataset_is_refused(server, destination):
+    server.files["toy.tar.gz"] = body = packed(("toy-files/a.bin", b"a"))
+    refused(toy(body, server.url), destination, DATA, "has no file b.bin")
+
+
+# ---- the destination
+
+
+@pytest.mark.parametrize("limit", [200, len(TOY) + 1000], ids=["download", "unpacking"])
+def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, limit):
+    """A limit on file sizes makes the same calls fail. The second limit is smaller than the larger unpacked file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        words = f"dataset toy: no room for {destination} (File too large): it needs"
+        refused(toy(TOY, server.url), destination, ENVIRONMENT, words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert server.requests == ["toy.tar.gz"]
+
+
+def test_a_destination_that_cannot_be_made_is_reported(tmp_path, server):
+    (tmp_path / "file").write_text("")
+    for destination in (tmp_path / "file/toy", tmp_path / "file/deeper/toy"):
+        with pytest.raises(LockstepError, match=r"cannot write .*file.*By hand") as caught:
+            fetch.fetch(toy(TOY, server.url), destination)
+        assert caught.value.code == ENVIRONMENT
+    assert server.requests == []
+
+
+def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch):
+    """Threads stand for programs: the lock of each open file is its own. The holder removes it while others wait."""
+    monkeypatch.setattr(fetch, "_TIMEOUT_S", 60)
+    server.files["toy.tar.gz"] = server.half(TOY)
+    (destination.parent / ".toy-partial").mkdir()  # of a program that was killed
+    (destination.parent / ".toy-partial/left").touch()
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
+        assert server.halfway.wait(60)
+        assert listing(destination.parent) == [".toy-lock", ".toy-partial"]
+        others = [pool.submit(fetch.fetch, toy(TOY, server.url), destination) for _ in range(7)]
+        while caplog.text.count("another program is downloading dataset toy: waiting for it") < 7:
+            time.sleep(0.01)
+        server.go_on.set()
+        assert first.result()
+        assert not any(other.result() for other in others)
+    assert server.requests == ["toy.tar.gz"]
+    assert listing(destination.parent) == ["toy"]
+    assert listing(destination) == [fetch.SUMS, "toy-files"]
+
+
+def test_a_waiting_program_downloads_if_the_first_one_fails(server, destination, caplog, monkeypatch):
+    monkeypatch.setattr(fetch, "_TIMEOUT_S", 60)
+    half = server.half(TOY[:-1])
+    server.files["toy.tar.gz"] = lambda handler: half(handler) if len(server.requests) == 1 else handler.send(TOY)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
+        assert server.halfway.wait(60)
+        second = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
+        while "waiting" not in caplog.text:
+            time.sleep(0.01)
+        server.go_on.set()
+        assert second.result()
+        assert isinstance(first.exception(), LockstepError)
+    assert listing(destination.parent) == ["toy"]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing", "sums", "empty sums"])
+def test_a_damaged_download_is_named_and_never_touched(server, destination, damage):
+    source = toy(TOY, server.url)
+    fetch.fetch(source, destination)
+    path = destination / (fetch.SUMS if "sums" in damage else "toy-files/b.bin")
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty sums" else b"?" + path.read_bytes()[1:])
+    before = {p: p.read_bytes() for p in destination.rglob("*") if p.is_file()}
+    assert str(path if damage != "sums" else destination) in str(fetch.problem(destination))
+    assert fetch.located(source, destination.parent) == (destination, True)
+    with pytest.raises(LockstepError, match=f"Delete {destination}, and download it again") as error:
+        fetch.fetch(source, destination)
+    assert error.value.code == DATA
+    assert {p: p.read_bytes() for p in destination.rglob("*") if p.is_file()} == before
+    assert server.requests == ["toy.tar.gz"]
+
+
+def test_a_folder_with_other_files_is_never_touched(server, destination):
+    source = toy(TOY, server.url)
+    destination.mkdir()
+    (destination / "thesis.txt").write_text("years of work")
+    with pytest.raises(LockstepError, match="was not made by a download, and is not empty: move it away"):
+        fetch.fetch(source, destination)
+    assert server.requests == []
+    (destination / "thesis.txt").unlink()
+    assert fetch.fetch(source, destination)  # an empty folder holds nothing to lose
+
+
+def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
+    for _ in range(2):
+        fetch.ensure("toy", None)
+    assert caplog.messages[1:] == [f"dataset toy is in {tmp_path}/cache/lockstep/toy"]
+    assert listing(tmp_path / "cache/lockstep") == ["toy"]
+    assert server.requests == ["toy.tar.gz"]
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "own"))
+    fetch.ensure("toy", None)  # it is in the cache
+    assert server.requests == ["toy.tar.gz"]
+    (tmp_path / "cache").rename(tmp_path / "elsewhere")
+    fetch.ensure("toy", None)
+    assert listing(tmp_path / "own/toy") == [fetch.SUMS, "toy-files"]
+
+
+def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path, monkeypatch):
+    monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
+    with pytest.raises(LockstepError, match=f"lockstep data fetch toy --data {tmp_path}"):
+        fetch.ensure("toy", tmp_path)
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
+    (tmp_path / "a.bin").write_text("by hand, and one file short")
+    with pytest.raises(LockstepError, match=r"has no file b\.bin: add it, or download it: lockstep data fetch toy"):
+        fetch.ensure("toy", None)
+    fetch.ensure("digits", None)
+    fetch.ensure("my own", None)
+    assert server.requests == []
+
+
+def test_files_of_another_dataset_with_the_same_names_are_not_used(tmp_path, monkeypatch):
+    fashion, mnist = SOURCES["fashion-mnist"], SOURCES["mnist"]
+    for names in mnist.files:
+        (tmp_path / names[0]).write_bytes(b"")
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
+    assert locate.present(mnist, None)
+    assert locate.present(fashion, None) is None
+    assert locate.present(fashion, tmp_path)  # the user says that they belong to Fashion-MNIST
+    for sub in ("fashion-mnist", "FashionMNIST/raw"):
+        (tmp_path / sub).mkdir(parents=True)
+        for names in fashion.files:
+            (tmp_path / sub / names[1]).write_bytes(b"")
+        for folder in (None, tmp_path):
+            found = locate.present(fashion, folder)
+            assert found is not None
+            assert {path.parent for path in found} == {tmp_path / sub}
+        for names in fashion.files:
+            (tmp_path / sub / names[1]).unlink()
