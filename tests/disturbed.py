@@ -12,7 +12,7 @@ import pytest
 STEPS = 60
 RUN = "runs/x"
 TRAIN = ("train", "--name", "x", "--log-every", 1, "--save-every", 5)
-HANGS = "is unresponsive"
+HANGS = "no process has moved on for"
 
 _MODEL = """
 import os, pathlib, signal, time

@@ -8,12 +8,12 @@ import re
 import time
 
 import pytest
-from tests.disturbed import HANGS, resume, slow_model
+from tests.disturbed import resume, slow_model
 
 from lockstep.errors import ENVIRONMENT
 
 STEPS = 60
-TIMEOUT_S = 5
+TIMEOUT_S = 2  # Under an outer launcher, processes wait ten times as long for each other.
 END_S = 90  # for processes to notice a fault, after the timeout
 RUN_S = 400  # for a run that is disturbed, on two cores
 TRAIN = (
@@ -78,7 +78,7 @@ def wait_for(folder, pattern, programs, seconds=RUN_S):
 
 def ended(programs):
     """The stderr of programs that must end by themselves after a fault, with the code for it."""
-    until = time.monotonic() + TIMEOUT_S + END_S
+    until = time.monotonic() + 10 * TIMEOUT_S + END_S
     errors = [program.communicate(timeout=max(1, until - time.monotonic()))[1] for program in programs]
     assert [program.returncode for program in programs] == [ENVIRONMENT] * len(programs), errors
     assert not any("Traceback" in error for error in errors), errors
@@ -103,7 +103,7 @@ def require_resumable(here, folders, slow, undisturbed):
 def test_the_host_of_process_0_dies_and_the_other_one_ends(hosts, begun, require_resumable):
     hosts.kill(0)
     errors = ended(begun[2:])
-    assert any("lost the connection to process 0's host" in error for error in errors), errors
+    assert all("other processes" in error for error in errors), errors
     assert hosts.processes(1) == []
     require_resumable()
 
@@ -111,8 +111,8 @@ def test_the_host_of_process_0_dies_and_the_other_one_ends(hosts, begun, require
 def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, folders, require_resumable):
     hosts.cut_off(1)
     errors = ended(begun)
-    assert any(re.search(f"process [23] on host h1 {HANGS}", error) for error in errors[:2]), errors
-    assert any("lost the connection to process 0's host" in error for error in errors[2:]), errors
+    for half in (errors[:2], errors[2:]):
+        assert any("no answer from the other processes within ten times --timeout" in error for error in half), errors
     before = checkpoints(folders[0])
     hosts.connect(1)
     assert hosts.processes(0) == hosts.processes(1) == []
@@ -152,7 +152,6 @@ def test_process_0_that_is_cut_off_writes_nothing_more_while_the_rest_goes_on(
     first, second = (
         torchrun(host, *shared, cwd=folders[host], nnodes="1:2", store=1, max_restarts=3) for host in (0, 1)
     )
-    # Not in a process's first step, whose sign may take ten times the timeout: host 1 gives up before that.
     wait_for(folders[0], r"processes +4 on CPU.*: step 5,", [first, second])
     hosts.cut_off(0)
     slow.unlink()

@@ -52,7 +52,8 @@ def test_a_process_that_is_killed_or_hangs_is_named_and_all_are_restarted(
     out, err = end(process)
     assert process.returncode == 0, err
     assert sha256(out) == undisturbed
-    assert re.search(rf"process {victim} of 2 \(towers .* {words}", out)
+    # A process that is stopped while it waits for the other one is not told from it.
+    assert re.search(rf"process {victim} of 2 \(towers .* {words}|one of 2 processes hangs", out)
     assert re.search(r"restarted +1 of at most 3; continues after step [1-9]", out)
     assert gone(children)
     assert "restart 1 of 3" in (tmp_path / RUN / "log.txt").read_text()
@@ -72,7 +73,7 @@ def test_a_killed_launcher_leaves_no_process_and_no_folder(started, temporary):
         ("True", "raise RuntimeError('no such weights')", [], 1, 2,
          ["RuntimeError: no such weights", "has failed 3 times in a row, so a restart does not help"]),
         ("os.environ['RANK'] == '1'", "time.sleep(600)", ["--timeout", 3, "--max-restarts", 0], 4, 0,
-         ["process 1 of 2 (towers 2 to 3) makes no progress"]),
+         ["process 1 of 2 (towers 2 to 3) hangs: no process has moved on for 3 s"]),
     ],
     ids=["killed", "crashed", "stuck"],
 )  # fmt: skip
@@ -97,8 +98,7 @@ def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path
     _, err = end(process)
     assert time.monotonic() - begun < 90  # 10 to 15 s on a quiet machine
     assert process.returncode == 143
-    assert f"process {victim} of 2" in err
-    assert "it was killed, and the newest checkpoint stays" in err
+    assert re.search(f"(process {victim}|one) of 2 .*. All were killed, and the newest checkpoint stays", err)
     assert "lockstep train runs/x --resume" in err
     assert gone(children)
     assert max(checkpoints_in(tmp_path / RUN / "checkpoints")) >= 5  # 7 was printed, and every fifth step is due
@@ -127,15 +127,16 @@ def test_torchrun_finds_the_first_cause_in_its_error_file(tmp_path):
     assert any("no such weights" in json.dumps(error) for error in errors)
 
 
-def test_a_process_that_hangs_under_torchrun_is_named_by_the_others_and_none_outlives_torchrun(tmp_path):
-    process = torchrun(tmp_path, "--timeout", "5")
+def test_a_process_that_hangs_under_torchrun_ends_the_others_and_none_outlives_torchrun(tmp_path):
+    process = torchrun(tmp_path, "--timeout", "1")
     until_step(process, 7)
     victim = ranks(process)[1]
     victim.suspend()
     for line in process.stdout:
-        if HANGS in line:
+        if "no answer from the other processes within ten times --timeout" in line:
             break
-    assert "process 1 on host" in line
+    else:
+        pytest.fail("the other process has not noticed")
     victim.send_signal(SIGKILL)
     until_step(process, 20)  # torchrun has started the processes again
     children = ranks(process)

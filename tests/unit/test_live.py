@@ -12,7 +12,6 @@ from tests.unit.test_report import STATE, a_log, sums
 
 from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import EvaluatingEvent
-from lockstep.core.monitor import Stage
 from lockstep.listeners import console, lines
 
 WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
@@ -94,11 +93,11 @@ def test_one_line_shows_the_steps_and_the_progress_of_an_evaluation(monkeypatch,
     terminal = rich.console.Console(file=stream, force_terminal=True, width=80)
     log = a_log([console.for_stream(stream, 10, line_width=79) if notebook else console.Live(terminal)], steps=4)
     log.start([("recipe", "r")])
-    with log.monitor.doing(Stage.UPDATE):
+    with log.monitor.training():
         for step in range(4):
             now[0] += 1.0
             log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-    with log.monitor.doing(Stage.EVALUATE):
+    with log.monitor.pausing():
         for k in range(101):
             log.evaluating(4, "test", k / 100)
             now[0] += 0.03

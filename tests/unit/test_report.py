@@ -17,7 +17,6 @@ from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
-from lockstep.core.monitor import Stage
 from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.listeners import console, lines
 from lockstep.listeners.metrics import MetricsFile
@@ -112,7 +111,7 @@ def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch
     stream = io.StringIO()
     log = a_log([console.Plain(stream, every)])
     log.start([])
-    with log.monitor.doing(Stage.UPDATE):
+    with log.monitor.training():
         for step in range(25):
             now[0] += step + 1.0
             log.step(step, sums(), STATE, 0.1, torch.zeros(0))

@@ -71,7 +71,7 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, spec):
     done = []
     (tmp_path / "spec.json").write_text(encoded(spec))
     monkeypatch.setattr(worker, "compute", lambda *arguments: done.append(arguments) or (None, 7))
-    monkeypatch.setattr(worker.watch, "under_launcher", lambda *_: None)
+    monkeypatch.setattr(worker.watch, "end_with_parent", lambda *_: None)
     monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "_exit", sys.exit)

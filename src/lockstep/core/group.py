@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep import hardware
-from lockstep.core.monitor import Monitor, Stage
+from lockstep.core.monitor import Monitor
 from lockstep.errors import PeerLostError
 
-# Processes wait for one that is busy as long as it takes. Heartbeats tell a busy process from one that hangs.
-_TIMEOUT = timedelta(days=1)
+# Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as it takes.
+PATIENT_S = 86400.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +73,10 @@ class Group:
         """Return the same processes, to exchange tensors on the CPU."""
         return self
 
+    def patient(self) -> "Group":
+        """Return the same processes, which wait for each other as long as it takes, for example to read a dataset."""
+        return self
+
     def close(self) -> None:
         """Wait for the other processes, then leave. No other method may be called afterwards."""
 
@@ -81,18 +85,21 @@ class Alone(Group):
     """The group of a run on one process."""
 
 
-def connect(process: int, processes: int, device: torch.device, store: Any, monitor: Monitor) -> "Processes":
+def connect(
+    process: int, processes: int, device: torch.device, store: Any, monitor: Monitor, limit_s: float = PATIENT_S
+) -> "Processes":
     """Connect this process, number `process` of `processes`, to the others.
 
     `store` is one that only these processes use, see `launch/rendezvous.py`. `monitor` learns when this process waits
-    for the others. Raises: PeerLostError if one does not come.
+    for the others. `limit_s`: after that many seconds without an answer, the others count as lost.
+    Raises: PeerLostError if one does not come.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     gpu = device if device.type == "cuda" else None
     _reports_lost_peers(dist.init_process_group)(
-        backend, timeout=_TIMEOUT, device_id=gpu, store=store, rank=process, world_size=processes
+        backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
     )
-    return Processes(device, monitor)
+    return Processes(device, monitor, limit_s=limit_s)
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -115,6 +122,11 @@ def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
         except RuntimeError as error:
             if "gloo" not in str(error).lower() and "connection" not in str(error).lower():
                 raise
+            if "Timed out" in str(error):
+                raise PeerLostError(
+                    f"no answer from the other processes within ten times --timeout ({error}): one of them hangs, or "
+                    f"its host cannot be reached. The run continues from its newest checkpoint"
+                ) from error
             raise PeerLostError(f"lost the other processes: {error}") from error
 
     return checked
@@ -126,7 +138,7 @@ def _waiting(method: Callable[Concatenate["Processes", P], R]) -> Callable[Conca
 
     @wraps(method)
     def waiting(self: "Processes", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.monitor.doing(Stage.EXCHANGE):
+        with self.monitor.doing("communication"):
             return checked(self, *args, **kwargs)
 
     return waiting
@@ -162,11 +174,17 @@ class Processes(Group):
         monitor: learns when this process waits.
     """
 
-    def __init__(self, device: torch.device, monitor: Monitor, backend: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        monitor: Monitor,
+        backend: dist.ProcessGroup | None = None,
+        limit_s: float = PATIENT_S,
+    ) -> None:
         """Take the processes of torch's default group, or of `backend`, which exchange tensors on `device`."""
         self.process, self.processes = dist.get_rank(), dist.get_world_size()
         self.monitor = monitor
-        self._device, self._backend = device, backend
+        self._device, self._backend, self._limit_s = device, backend, limit_s
         # On GPUs the backend's own queues do this, which has not been measured on any.
         self.overlaps = device.type == "cpu"
         self._begun: SimpleQueue[Work] | None = None  # for the thread that exchanges
@@ -234,7 +252,15 @@ class Processes(Group):
         """Return the same processes, connected by gloo. On GPUs this is a second group, not yet run on one."""
         if self._device.type == "cpu":
             return self
-        return Processes(torch.device("cpu"), self.monitor, dist.new_group(backend="gloo", timeout=_TIMEOUT))
+        return self._by_gloo(self._limit_s)
+
+    def patient(self) -> "Processes":
+        """Return the same processes, which wait for each other as long as it takes."""
+        return self if self._limit_s == PATIENT_S else self._by_gloo(PATIENT_S)
+
+    def _by_gloo(self, limit_s: float) -> "Processes":
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+        return Processes(torch.device("cpu"), self.monitor, group, limit_s)
 
     @_waiting
     def close(self) -> None:

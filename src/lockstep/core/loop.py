@@ -7,7 +7,7 @@ from torch import Tensor
 from lockstep.config.recipe import Course
 from lockstep.core import digest
 from lockstep.core.log import Log
-from lockstep.core.monitor import Monitor, Stage
+from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction, first_towers
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import NonFiniteError, Tower
@@ -36,13 +36,13 @@ def train(
     """
     recipe, monitor = course.recipe, log.monitor
     monitor.warming_up = True  # The first step of a session takes longer than the others.
-    with monitor.doing(Stage.UPDATE):
+    with monitor.training():
         for step in range(state.step, course.steps):
             log.begin(step)
-            with monitor.doing(Stage.DATA, step):
+            with monitor.doing("data", step):
                 plan = course.plan(step)
             state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
-            with monitor.doing(Stage.EXCHANGE):
+            with monitor.doing("communication"):
                 total = reduction(
                     _vectors(tower, state, dataset, plan, step, reduction, poll_flags, state_digest, monitor)
                 )
@@ -57,13 +57,13 @@ def train(
                 raise NonFiniteError(non_finite, step)
             gradients.div_(recipe.batch * state.loss_scale)
             learning_rate = course.learning_rate(step)
-            with monitor.doing(Stage.REPORT):
+            with monitor.doing("report"):
                 log.step(step, metrics, state, learning_rate, gradients, skipped=bool(non_finite))
             if non_finite:
                 state.skip()
             else:
                 state.apply(gradients, buffer_deltas.div_(recipe.towers), learning_rate)
-            with monitor.doing(Stage.REPORT):
+            with monitor.doing("report"):
                 log.updated(step, state)
             yield requested
             if requested.stop is not None:
@@ -83,9 +83,9 @@ def _vectors(
 ) -> Iterator[Tensor]:
     """Yield the vector of each of this process's towers; `reduction` adds it before the next one is computed."""
     for index in reduction.owned:
-        with monitor.doing(Stage.DATA, step, index):
+        with monitor.doing("data", step):
             shard = dataset.shard(plan, index)
-        with monitor.doing(Stage.COMPUTE, step, index):
+        with monitor.doing("compute", step):
             complete = reduction.complete if reduction.in_parts and index == reduction.owned[-1] else None
             vector = tower(state, shard, step, poll_flags(), digest.values(state_digest), complete)
         yield vector

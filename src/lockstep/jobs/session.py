@@ -15,7 +15,6 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
 from lockstep.core.features import Prefix, head_of
 from lockstep.core.group import Group
-from lockstep.core.monitor import Stage
 from lockstep.core.network import Network, initial_model, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
@@ -60,13 +59,14 @@ class Session:
         device = ctx.device
         ctx.monitor.use(device)
         self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction, device)
-        with ctx.loading_guard(), ctx.monitor.doing(Stage.READ):
+        self._readers = ctx.group.patient()
+        with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
             # One process of a host downloads, indexes and decodes; then the others find the result.
             if ctx.local:
-                ctx.group.gather(torch.zeros(1))
+                self._readers.gather(torch.zeros(1))
             self.splits = with_held_out(recipe, splits or read_splits(recipe, placement))
             if not ctx.local:
-                ctx.group.gather(torch.zeros(1))
+                self._readers.gather(torch.zeros(1))
         train_set = self.splits["train"]
         if recipe.evaluated_split == "validation":
             _require_validation(recipe, self.splits)
@@ -178,9 +178,9 @@ class Session:
             return dataset.to(self.device)
         ctx = self._ctx
         key = json.dumps([self.fingerprint, self.recipe.augmentation.model_dump(mode="json"), self.recipe.precision])
-        with ctx.loading_guard(), ctx.monitor.doing(Stage.READ):
+        with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
             return self._prefix.dataset(
-                dataset, self.group, key, keep=examples is None, first_of_host=not ctx.local,
+                dataset, self._readers, key, keep=examples is None, first_of_host=not ctx.local,
                 threads=max(1, hardware.cores() // ctx.local_processes // self.recipe.threads_per_tower),
             ).to(self.device)  # fmt: skip
 

@@ -13,7 +13,6 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.log import Log
 from lockstep.core.loop import train as steps
-from lockstep.core.monitor import Stage
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.unlike import facts as facts_of_unlike
 from lockstep.core.vector import ControlFlags
@@ -83,10 +82,10 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
 
             def evaluate_all() -> dict[str, Evaluation]:
                 def progress(share: float) -> None:
-                    with monitor.doing(Stage.REPORT):
+                    with monitor.doing("report"):
                         log.evaluating(state.step, recipe.evaluated_split, share)
 
-                with monitor.doing(Stage.EVALUATE):
+                with monitor.pausing():
                     return session.evaluate_all(test_set, progress)
 
             def evaluate() -> dict[str, Evaluation]:
@@ -108,7 +107,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
             )  # fmt: skip
             with _saving_the_last_good_state(session, due, run, ctx), closing(updates):
                 for requested in () if due.ended else updates:
-                    with monitor.doing(Stage.SAVE):
+                    with monitor.pausing():
                         todo = due.after(state.step, requested)
                         if run:
                             run.stepped()
@@ -123,7 +122,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                     session.require_sound_state()
 
             trained = state.step  # An earlier step may have the best weights.
-            with monitor.doing(Stage.SAVE):
+            with monitor.pausing():
                 if requested.stop is not None:
                     if run:
                         run.save(due)
@@ -153,7 +152,7 @@ def _saving_the_last_good_state(session: Session, due: Due, run: OpenRun | None,
     try:
         yield
     except NonFiniteError as error:
-        with ctx.monitor.doing(Stage.SAVE):
+        with ctx.monitor.pausing():
             session.require_equal_states()  # The state that process 0 saves must be the state of all.
             # All processes wait here until process 0 has saved, so that none reports a save that fails.
             saved = ctx.group.broadcast(_save_last_good(session, due, run).encode() if run else None).decode()

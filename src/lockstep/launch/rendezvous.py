@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.core.monitor import Beat
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.specs import Spec, TrainSpec
 from lockstep.launch.world import World
@@ -246,32 +245,3 @@ def record_failure(world: World, error: Exception) -> None:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # takes a tenth of a second
 
         get_error_handler().record_exception(error)
-
-
-class Board:
-    """The heartbeats of all processes of a run, in their store, for processes on several hosts.
-
-    It has its own connection, because a store serves one thread at a time. Raises: RuntimeError if the connection to
-    the store is lost, or after `timeout_s` seconds without an answer.
-
-    Attributes:
-        hosts: the name of each process's host, by process, of those that have begun.
-    """
-
-    def __init__(self, store: Store, process: int, processes: int, timeout_s: float) -> None:
-        self._store = store.clone()
-        self._store.set_timeout(timedelta(seconds=timeout_s))
-        self._process, self._processes = process, processes
-        self.hosts: dict[int, str] = {}
-        self._store.set(f"host/{process}", socket.gethostname())
-        self.exchange(Beat())
-
-    def exchange(self, own: Beat) -> dict[int, Beat]:
-        """Publish this process's heartbeat and return those of all, by process; none of one that has not begun."""
-        self._store.set(f"heartbeat/{self._process}", own.pack())
-        for other in range(self._processes):
-            if other not in self.hosts and self._store.check([f"heartbeat/{other}"]):
-                self.hosts[other] = self._store.get(f"host/{other}").decode()
-        present = sorted(self.hosts)
-        beats = self._store.multi_get([f"heartbeat/{other}" for other in present])
-        return {other: Beat.of(bytes(beat)) for other, beat in zip(present, beats, strict=True)}

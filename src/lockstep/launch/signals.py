@@ -17,7 +17,7 @@ from lockstep.launch.workers import Workers
 
 _REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends a program at once.
 
-Handler = Callable[[int, FrameType | None], None]
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
 class StopRequests:
@@ -58,10 +58,6 @@ class SignalForwarder:
         self.received: int | None = None
         self.killed = False
         self._when = 0.0
-
-    def since(self) -> float:
-        """Return the seconds since the first signal to stop, 0 if none was received."""
-        return 0.0 if self.received is None else time.monotonic() - self._when
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal to stop."""

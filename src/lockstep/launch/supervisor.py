@@ -4,28 +4,43 @@ If a process dies or hangs, the others cannot continue, so all end. A restart co
 the same bits.
 """
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.monitor import Beat
 from lockstep.errors import CRASH, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import Spec, TrainSpec
-from lockstep.launch.liveness import Observer, Stalled
 from lockstep.launch.signals import SignalForwarder
 from lockstep.launch.workers import Failure, Workers
 from lockstep.launch.world import World
 from lockstep.messages import logger
 
 POLL_S = 0.01  # seconds between two looks at the workers
-_LOOK_S = 0.2  # seconds between two looks at the heartbeats
+_LONGEST_LOOK_S = 1.0  # between two looks; if it took longer, this program was stopped, and its workers may be too
 _KILL_AFTER_S = 1.0  # seconds that the others have to end after a process has died
 _FAILURES_AT_A_STEP = 3  # in a row; then the step itself is at fault
-# Seconds after a signal to stop: when to look, without a sign that a worker runs, and after SIGTERM without progress
-_STOP_S, _STOPPED_S, _SLOW_S = 10.0, 3.0, 15.0
+_STOP_S = 15.0  # seconds without progress after SIGTERM
 _LAST_CAUSE_S = 1.0  # seconds for the worker that the others have lost to end
 _SAVE_S = 25.0  # seconds for workers that were stopped to save
+
+
+class Idle:
+    """Measures how long no worker has moved on, without the time in which this program itself did not run (Ctrl-Z)."""
+
+    def __init__(self) -> None:
+        self._beats: dict[int, Beat] = {}
+        self._s = 0.0
+        self._last = 0.0
+
+    def __call__(self, beats: dict[int, Beat], clock_s: float) -> float:
+        """Return the seconds since a heartbeat changed. `clock_s` is a clock that never runs back, in seconds."""
+        self._s = self._s + min(clock_s - self._last, _LONGEST_LOOK_S) if beats == self._beats else 0.0
+        self._beats, self._last = beats, clock_s
+        return self._s
 
 
 class Supervisor:
@@ -33,7 +48,7 @@ class Supervisor:
 
     `on_record` receives the records that process 0 emits. `start` starts the workers that it is given. `pause` waits a
     moment, and may relay what they print. `outer` is this program's place in an outer launch, if it is in one. It then
-    has one worker, which watches the other programs' ones.
+    has one worker, which ends by itself if the other programs' ones hang.
 
     Attributes:
         signals: passes signals to stop on to the workers.
@@ -84,19 +99,20 @@ class Supervisor:
         try:
             self._start(workers)
             self.signals.repeat()
-            failed, stalled = self._wait(workers)
+            failed = self._wait(workers)
+            if isinstance(failed, Failure) and self._stopping:
+                logger.warning(
+                    f"{failed.message}. All were killed, and the newest checkpoint stays{self._how_to_continue()}"
+                )
+                return self._stop_code
+            if isinstance(failed, Failure):
+                return failed
             if not failed:
                 return 0
-            if stalled is not None:
-                cause = f"{workers.describe(stalled.process)} {stalled.why}, {stalled.beat.where}"
-            if stalled is not None and self._stopping:
-                logger.warning(f"{cause}: it was killed, and the newest checkpoint stays{self._how_to_continue()}")
             if was_stopped(failed) or (self._stopping and workers.only_lost_others):
                 grace_s = _SAVE_S
-                return int(SIGNAL_BASE + (self.signals.received or signal.SIGTERM))
+                return self._stop_code
             failure = workers.failure(failed)
-            if stalled is not None:
-                failure = failure._replace(message=cause, step=stalled.beat.step, restartable=True)
             if not failure.restartable:
                 grace_s = _SAVE_S  # The others end by themselves, and process 0 may be saving.
             return failure
@@ -111,27 +127,25 @@ class Supervisor:
             self._record = record
             self._on_record(record)
 
-    def _wait(self, workers: Workers) -> tuple[dict[int, int], Stalled | None]:
-        """Wait for the workers. Return the exit codes of those that failed, and the one that hung, if any did.
+    def _wait(self, workers: Workers) -> dict[int, int] | Failure:
+        """Wait for the workers. Return the exit codes of those that failed; or a failure if they hang, and are killed.
 
-        A worker that hangs is killed. If the workers were asked to stop, the run continues from its newest checkpoint.
+        If the workers were asked to stop, the run continues from its newest checkpoint.
         """
-        observer, next_look = Observer(), 0.0
+        idle = Idle()
         while True:
             try:
                 self._read_messages(workers)
                 if workers.failed() is not None:
                     self._read_messages(workers)
-                    return self._all_failed(workers), None
+                    return self._all_failed(workers)
                 self._pause()
-                if (now := time.monotonic()) < next_look:
-                    continue
-                next_look = now + _LOOK_S
-                observer.look(workers.beats(), now)
-                if stalled := self._stalled(observer):
-                    for one in stalled:
-                        workers.kill(one.process)
-                    return {stalled[0].process: -signal.SIGKILL}, stalled[0]
+                beats = workers.beats()
+                idle_s = idle(beats, time.monotonic())
+                if beats and idle_s >= self._limit_s * max(beat.slow for beat in beats.values()):
+                    for number in beats:
+                        workers.kill(number)
+                    return workers.hang(beats, idle_s)
             except KeyboardInterrupt:  # in a program that calls Lockstep
                 self.signals.stop(signal.SIGINT, None)
 
@@ -140,15 +154,18 @@ class Supervisor:
         """Return whether training was asked to stop. In an outer launch, the worker itself sees to the end."""
         return isinstance(self._spec, TrainSpec) and self.signals.received is not None and self._outer is None
 
-    def _stalled(self, observer: Observer) -> list[Stalled]:
+    @property
+    def _stop_code(self) -> int:
+        return int(SIGNAL_BASE + (self.signals.received or signal.SIGTERM))
+
+    @property
+    def _limit_s(self) -> float:
+        """Return the seconds that the workers may take to move on."""
+        if self._outer is not None:
+            return math.inf  # The one worker here may wait for another host.
         timeout_s = self._spec.placement.timeout
-        stalled = observer.stalled(timeout_s)
-        if self._stopping and not stalled and self.signals.since() > _STOP_S:
-            # Who presses Ctrl-C waits for a slow step. A scheduler does not.
-            slow_s = _SLOW_S if self.signals.received == signal.SIGTERM else timeout_s
-            stalled = observer.stalled(slow_s, _STOPPED_S)
-        # In an outer launch, the one worker here may wait for another host.
-        return [one for one in stalled if not one.runs] if self._outer else stalled
+        # Who presses Ctrl-C waits for a slow step. A scheduler does not.
+        return min(timeout_s, _STOP_S) if self._stopping and self.signals.received == signal.SIGTERM else timeout_s
 
     def _all_failed(self, workers: Workers) -> dict[int, int]:
         """Return the exit codes of the workers that failed. If these have lost another one, wait until it has ended."""

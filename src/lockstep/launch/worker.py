@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
-from lockstep.core.monitor import Monitor, Stage
+from lockstep.core.monitor import SLOW, Monitor
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
 from lockstep.launch import watch
@@ -84,9 +84,10 @@ def _compute(
 ) -> tuple[dict[str, Any] | None, int]:
     numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
     device = _device(spec.placement, world)
-    with contextlib.ExitStack() as watching:
-        spec, group, begun = _join(spec, device, world, monitor, watching)
-        return _do(spec, world, output, mail, monitor, requests, device, group, begun)
+    # The handler of a signal would not run while this process waits for those of other hosts to start.
+    with handled_by(signal.SIG_DFL) if world.outer else contextlib.nullcontext():
+        spec, group, begun = _join(spec, device, world, monitor)
+    return _do(spec, world, output, mail, monitor, requests, device, group, begun)
 
 
 def _do(
@@ -109,7 +110,7 @@ def _do(
         local=world.local, local_processes=world.local_processes,
     )  # fmt: skip
     record, code = None, 0
-    with contextlib.nullcontext() if isinstance(spec, TrainSpec) else monitor.doing(Stage.OTHER):
+    with contextlib.nullcontext() if isinstance(spec, TrainSpec) else monitor.pausing(endless=True):
         try:
             record = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx)
         except StoppedError as stopped:
@@ -163,14 +164,15 @@ def _device(placement: Placement, world: World) -> "torch.device":
 
 
 def _join(
-    spec: Spec, device: "torch.device", world: World, monitor: Monitor, watching: contextlib.ExitStack
+    spec: Spec, device: "torch.device", world: World, monitor: Monitor
 ) -> tuple[Spec, "Group", Callable[[Path], None]]:
     """Connect this process to the others.
 
     Return the spec, which may continue an earlier start's run; the group; and a function that records the run's folder
-    for later starts. In an outer launch, the processes are watched until `watching` closes.
+    for later starts. In an outer launch nothing else sees that another process hangs, so this one waits for the others
+    as long as the slowest work may take, and then ends.
     """
-    from lockstep.core.group import Alone, connect
+    from lockstep.core.group import PATIENT_S, Alone, connect
 
     def begun(path: Path) -> None:
         """Do nothing: no later start of this launch can continue the run."""
@@ -180,11 +182,8 @@ def _join(
     check(spec.recipe, spec.placement.replace(processes=world.processes))
     from lockstep.launch import rendezvous
 
-    host_watch = None
-    if world.outer:
-        timeout_s = spec.placement.timeout
-        host_watch = watch.HostWatch(monitor, world, timeout_s, partial(rendezvous.record_failure, world))
-        watching.enter_context(contextlib.closing(host_watch))
+    if world.launcher == "torchrun":
+        watch.end_with_parent(os.getppid(), monitor)
     store = raw = rendezvous.open_store(world.rendezvous, world.process, world.processes)
     # A program that calls lockstep.train may do so again, for another run. Other launchers repeat the same command.
     if world.outer and world.launcher != "caller":
@@ -192,11 +191,12 @@ def _join(
         begun = partial(rendezvous.begun, raw)
     if world.processes == 1:
         return spec, Alone(), begun
-    if host_watch is not None:  # before the processes connect, which hangs if one of them dies
+    limit_s = PATIENT_S
+    if world.outer:
+        limit_s = SLOW * spec.placement.timeout
         store = rendezvous.of_this_start(store, world.process, world.processes)
-        host_watch.join(rendezvous.Board(store, world.process, world.processes, spec.placement.timeout))
     rendezvous.require_alike(store, world.process, world.processes, device)
-    return spec, connect(world.process, world.processes, device, store, monitor), begun
+    return spec, connect(world.process, world.processes, device, store, monitor, limit_s), begun
 
 
 def main() -> None:
@@ -213,7 +213,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec, world = decoded((folder / "spec.json").read_text()), World.from_environment()
     monitor = Monitor(folder / f"heartbeat-{world.process}")
-    watch.under_launcher(monitor, parent, folder.parent)
+    watch.end_with_parent(parent, monitor, folder.parent)
     mail = Mail(Mailbox(folder).put, lambda path: write_run_folder(folder, path))
     with _failure_told(folder, parent, world.process):
         _, code = compute(spec, world, output, mail, monitor)

@@ -205,6 +205,16 @@ class Workers:
         towers = owned_in_words(self.spec.recipe.towers, self.processes, number)
         return f"process {number} of {self.processes} ({towers})"
 
+    def hang(self, beats: Mapping[int, Beat], seconds: float) -> Failure:
+        """Return the failure of workers that have not moved on for so many seconds, by their last heartbeats."""
+        stuck = [number for number, beat in beats.items() if not beat.waits]
+        # A process that is stopped while it waits for the others looks like them.
+        who = self.describe(stuck[0]) if stuck else f"one of {self.processes} processes"
+        beat = beats[stuck[0] if stuck else min(beats)]
+        return Failure(
+            f"{who} hangs: no process has moved on for {seconds:.0f} s, {beat.where}", ENVIRONMENT, beat.step, True
+        )
+
     @property
     def only_lost_others(self) -> bool:
         """Return whether no worker has failed for another reason than that it has lost the others."""
