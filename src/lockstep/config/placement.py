@@ -65,8 +65,8 @@ class Placement(Settings):
     timeout: float = Field(
         60.0,
         ge=1,
-        description="Seconds after which a process that hangs counts as failed. The first step, reading and saving may "
-        "take longer.",
+        description="Seconds without progress after which a run counts as hung. Start, first step, evaluation and "
+        "saving may take ten times as long.",
     )
 
     @model_validator(mode="after")
