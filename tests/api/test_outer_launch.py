@@ -33,7 +33,7 @@ def alone(trained_once):
 def programs(folder, code, **environment):
     """What two programs of a user printed, as an outer launcher starts them: (exit code, stdout, stderr) of each."""
     (folder / "go.py").write_text(code)
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": "2"}
     started = []
     for number in ("0", "1"):
         numbers = {"RANK": number, "LOCAL_RANK": number, "RUNS": str(folder / f"runs-{number}")}

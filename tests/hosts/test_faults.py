@@ -54,7 +54,7 @@ def begun(hosts, folders, undisturbed):
     for process in range(4):
         host = process // 2
         variables = {
-            "RANK": process, "WORLD_SIZE": 4, "LOCAL_RANK": process % 2, "LOCAL_WORLD_SIZE": 2,
+            "RANK": process, "WORLD_SIZE": 4, "LOCAL_RANK": process % 2,
             "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": 29500,
         }  # fmt: skip
         text = {name: str(value) for name, value in variables.items()}

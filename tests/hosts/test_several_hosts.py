@@ -32,7 +32,7 @@ def alone(trained_once):
 
 
 def plain(process):
-    return {"RANK": str(process), "WORLD_SIZE": "4", "LOCAL_RANK": str(process % 2), "LOCAL_WORLD_SIZE": "2"}
+    return {"RANK": str(process), "WORLD_SIZE": "4", "LOCAL_RANK": str(process % 2)}
 
 
 def kubernetes(process):
@@ -43,13 +43,13 @@ def kubernetes(process):
 def slurm(process):
     return {
         "SLURM_PROCID": str(process), "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": str(process % 2),
-        "SLURM_NODEID": str(process // 2), "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "h[0-1]",
+        "SLURM_STEP_NODELIST": "h[0-1]",
         "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
     }  # fmt: skip
 
 
 def open_mpi(process):
-    numbers = {"RANK": process, "SIZE": 4, "LOCAL_RANK": process % 2, "LOCAL_SIZE": 2}
+    numbers = {"RANK": process, "SIZE": 4, "LOCAL_RANK": process % 2}
     return {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
 
 

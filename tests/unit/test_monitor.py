@@ -166,4 +166,4 @@ def test_workers_that_hang_are_all_killed_and_slow_ones_after_ten_times_as_long(
 
 
 def test_in_an_outer_launch_the_one_worker_may_wait_for_other_hosts(tmp_path):
-    assert supervisor(tmp_path, World("caller", 0, 2, 0, 1))._limit_s == math.inf
+    assert supervisor(tmp_path, World("caller", 0, 2))._limit_s == math.inf

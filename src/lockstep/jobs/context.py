@@ -42,7 +42,7 @@ class Context:
         emit: gives a record to the caller at once, in process 0. The record that the job returns follows by itself.
         on_run_created: receives the run's folder, in process 0.
         loading_guard: entered while the dataset is read, which may take long: a signal then ends the process at once.
-        local, local_processes: this process's number on its host, and how many of the processes are there.
+        local: this process's number on its host.
     """
 
     group: Group = field(default_factory=Alone)
@@ -54,7 +54,6 @@ class Context:
     on_run_created: Callable[[Path], None] = lambda path: None
     loading_guard: Callable[[], AbstractContextManager[None]] = nullcontext
     local: int = 0
-    local_processes: int = 1
 
     @property
     def first(self) -> bool:

@@ -38,6 +38,7 @@ class Session:
 
     Attributes:
         recipe, placement, group, device: what the session was made with.
+        local_processes: how many of the processes are on this host.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
         reduction: adds the vectors of all towers.
@@ -59,6 +60,8 @@ class Session:
         device = ctx.device
         ctx.monitor.use(device)
         self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction, device)
+        hosts = ctx.group.hosts()
+        self.local_processes = hosts.count(hosts[ctx.group.process])
         self._readers = ctx.group.patient()
         with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
             # One process of a host downloads, indexes and decodes; then the others find the result.
@@ -181,7 +184,7 @@ class Session:
         with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
             return self._prefix.dataset(
                 dataset, self._readers, key, keep=examples is None, first_of_host=not ctx.local,
-                threads=max(1, hardware.cores() // ctx.local_processes // self.recipe.threads_per_tower),
+                threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
             ).to(self.device)  # fmt: skip
 
     def restore(self, checkpoint: StateFile | None) -> None:

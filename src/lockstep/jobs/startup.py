@@ -28,12 +28,8 @@ def startup_lines(
     train_set: Dataset,
     test_set: Dataset,
     run: Path,
-    local_processes: int,
 ) -> list[Line]:
-    """Return the start-up block.
-
-    `local_processes` is how many of the run's processes are on this host.
-    """
+    """Return the start-up block."""
     recipe, placement, device = session.recipe, session.placement, session.device
     processes = session.group.processes
     data = str(placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
@@ -69,7 +65,7 @@ def startup_lines(
         lines.insert(5, ("images", f"of the steps {recipe.progressive.describe()}"))
     if recipe.test_views != "one":
         lines.insert(-2, ("evaluation", f"each image in several views: {recipe.test_views}"))
-    if note := idle_devices(recipe, placement, processes, local_processes, device):
+    if note := idle_devices(recipe, placement, processes, session.local_processes, device):
         lines.append(("note", note))
     if placement.device == "auto" and device.type == "cpu" and (problem := hardware.gpu_problem()):
         lines.append(("note", f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"))

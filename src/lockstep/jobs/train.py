@@ -70,7 +70,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
             tower = Tower(course, session.network)
             placed = placement_lines(session, tower.layout.length) if placement.log_placement else []
             if run:
-                lines = startup_lines(session, course, train_set, test_set, run.run.path, ctx.local_processes)
+                lines = startup_lines(session, course, train_set, test_set, run.run.path)
                 if spec.restarts:  # The start-up block is above, in the same output.
                     times = f"{spec.restarts} of at most {placement.max_restarts}"
                     lines = [("restarted", f"{times}; continues after step {state.step}")]

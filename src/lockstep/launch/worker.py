@@ -107,7 +107,7 @@ def _do(
     ctx = Context(
         group, device, monitor, requests, display, mail.emit, on_run_created,
         loading_guard=lambda: _loading(requests, silent=output.quiet or world.process != 0),
-        local=world.local, local_processes=world.local_processes,
+        local=world.local,
     )  # fmt: skip
     record, code = None, 0
     with contextlib.nullcontext() if isinstance(spec, TrainSpec) else monitor.pausing(endless=True):

@@ -133,7 +133,7 @@ class Workers:
         if self.outer is not None:
             return self.outer.variables()
         meeting = self.folder / "rendezvous"  # a file, so no port can be in use already
-        variables = World("lockstep", number, self.processes, number, self.processes, meeting).variables()
+        variables = World("lockstep", number, self.processes, number, meeting).variables()
         # All workers are on this host, so they listen only where no other host can connect.
         variables["GLOO_SOCKET_IFNAME"] = hardware.LOOPBACK
         return variables

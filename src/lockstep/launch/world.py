@@ -22,13 +22,12 @@ class _Names(NamedTuple):
     process: str
     processes: str
     local: str
-    local_processes: str
 
 
-_PLAIN = _Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_OPEN_MPI = _Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+_PLAIN = _Names("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_OPEN_MPI = _Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK")))
 # Only srun sets the step's number of tasks. A batch script, which has SLURM_PROCID too, is one process.
-_SLURM = _Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+_SLURM = _Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class World:
             "caller" for the worker process of one of several programs that call lockstep.train together.
         process, processes: its number, and how many there are on all hosts.
         local: its number on this host, which chooses its GPU.
-        local_processes: how many of the processes are on this host.
         rendezvous: where the processes find each other: a file for our launcher, else an address and a port; None for
             a program that was started alone.
     """
@@ -50,7 +48,6 @@ class World:
     process: int = 0
     processes: int = 1
     local: int = 0
-    local_processes: int = 1
     rendezvous: Path | tuple[str, int] | None = None
 
     @property
@@ -65,7 +62,7 @@ class World:
 
     def variables(self) -> dict[str, str]:
         """Return the variables for a worker process of Lockstep that takes this place among the processes."""
-        numbers = (self.process, self.processes, self.local, self.local_processes)
+        numbers = (self.process, self.processes, self.local)
         where = self.rendezvous
         meeting = ":".join(map(str, where)) if isinstance(where, tuple) else str(where)
         return dict(zip(_PLAIN, map(str, numbers), strict=True)) | {RENDEZVOUS: meeting}
@@ -90,8 +87,7 @@ class World:
         if _several(variables, _OPEN_MPI.processes):
             return _numbered("Open MPI", variables, _OPEN_MPI, _master(variables, "Open MPI"))
         if _several(variables, _SLURM.processes):
-            tasks = {_SLURM.local_processes: _slurm_tasks_here(variables)}
-            return _numbered("Slurm", {**variables, **tasks}, _SLURM, _slurm_master(variables))
+            return _numbered("Slurm", variables, _SLURM, _slurm_master(variables))
         if not alone:
             raise _contradiction("RANK and WORLD_SIZE", variables, _PLAIN)
         return World()
@@ -105,19 +101,13 @@ def _numbered(launcher: str, variables: Mapping[str, str], names: _Names, rendez
     """Return the world whose numbers are in the variables `names`. Raises: LockstepError."""
     try:
         process, processes = int(variables[names.process]), int(variables[names.processes])
-        if names.local in variables:
-            local = int(variables[names.local])
-            # A launcher that does not say how many processes this host has may have started all of them here.
-            local_processes = int(variables.get(names.local_processes, processes))
-        else:
-            # One process on each host, as in Kubernetes, unless the count says that hosts have several.
-            local_processes = int(variables.get(names.local_processes, 1))
-            local = process % local_processes
-        if not (0 <= process < processes and 0 <= local < local_processes <= processes):
+        # Without a number on the host there is one process on each host, as in Kubernetes.
+        local = int(variables.get(names.local, 0))
+        if not (0 <= process < processes and 0 <= local < processes):
             raise ValueError
-    except (KeyError, ValueError, ZeroDivisionError):
+    except (KeyError, ValueError):
         raise _contradiction(launcher, variables, names) from None
-    return World(launcher, process, processes, local, local_processes, rendezvous)
+    return World(launcher, process, processes, local, rendezvous)
 
 
 def _contradiction(launcher: str, variables: Mapping[str, str], names: _Names) -> LockstepError:
@@ -125,8 +115,8 @@ def _contradiction(launcher: str, variables: Mapping[str, str], names: _Names) -
     got = ", ".join(f"{name}={variables[name]!r}" for name in names if name in variables)
     return LockstepError(
         f"{launcher} started this process, but the variables do not number it: got {got or 'none'}. {names.process} is "
-        f"below {names.processes}; {names.local}, if it is set, is below the number of this host's processes "
-        f"({names.local_processes}), which is at most {names.processes}. To run a separate program instead, unset them",
+        f"below {names.processes}, and so is {names.local}, if it is set. To run a separate program "
+        f"instead, unset them",
         ENVIRONMENT,
     )
 
@@ -149,30 +139,6 @@ def _master(variables: Mapping[str, str], launcher: str) -> tuple[str, int]:
             ENVIRONMENT,
         )
     return address, int(port)
-
-
-def _slurm_tasks_here(variables: Mapping[str, str]) -> str:
-    """Return how many tasks of the step this host has: "3" on the third host of SLURM_STEP_TASKS_PER_NODE "2(x2),3".
-
-    Without that variable: SLURM_NTASKS_PER_NODE, which is the most that a host has; without both, all tasks.
-    """
-    tasks = variables[_SLURM.processes]
-    per_host = variables.get(_SLURM.local_processes)
-    if per_host is None:
-        most = variables.get("SLURM_NTASKS_PER_NODE", tasks)
-        return tasks if most.isdecimal() and tasks.isdecimal() and int(most) > int(tasks) else most
-    counts: list[str] = []
-    for tasks_of_host, hosts in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_host):
-        counts += [tasks_of_host] * int(hosts or 1)
-    host = variables.get("SLURM_NODEID", "0" if len(counts) == 1 else "")
-    if not host.isdecimal() or int(host) >= len(counts) or str(sum(map(int, counts))) != tasks:
-        raise LockstepError(
-            f"Slurm started this process, but the variables of the step contradict each other: got "
-            f"SLURM_STEP_TASKS_PER_NODE={per_host!r}, SLURM_STEP_NUM_TASKS={tasks!r} and SLURM_NODEID={host!r}. Start "
-            f"it with srun, which sets them",
-            ENVIRONMENT,
-        )
-    return counts[int(host)]
 
 
 def _slurm_master(variables: Mapping[str, str]) -> tuple[str, int]:
