@@ -8,8 +8,9 @@ from lockstep.api.output import streams
 from lockstep.api.specs import evaluate_spec
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
-from lockstep.launch.submit import require_alone, submit_from_program
+from lockstep.launch.submit import require_alone, submit
 from lockstep.launch.workers import Output
+from lockstep.launch.world import World
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
 from lockstep.settings import validated
@@ -100,7 +101,7 @@ def evaluate(
             opened, placement, code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
             weights=weights, examples=examples, strict=strict,
         )  # fmt: skip
-        outcome = submit_from_program(spec, Output(quiet, lines_to_stderr=True), (out, err))
+        outcome = submit(spec, Output(quiet, lines_to_stderr=True), World(), streams=(out, err))
     if outcome.record is None:
         raise KeyboardInterrupt
     return EvaluationRecord(**outcome.record)

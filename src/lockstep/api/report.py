@@ -10,8 +10,9 @@ from lockstep.config.placement import Placement
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import deliver
 from lockstep.jobs.specs import ReportSpec
-from lockstep.launch.submit import require_alone, submit_from_program
+from lockstep.launch.submit import require_alone, submit
 from lockstep.launch.workers import Output
+from lockstep.launch.world import World
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
 from lockstep.runs.recorded import Recorded
@@ -91,7 +92,7 @@ def report(
             spec = evaluate_spec(
                 runs[0], validated(Placement, place), code=code, split=None, checkpoint=None, kind=ReportSpec
             )
-            outcome = submit_from_program(spec, Output(quiet, lines_to_stderr=True), screens)
+            outcome = submit(spec, Output(quiet, lines_to_stderr=True), World(), streams=screens)
         except LockstepError as error:
             if error.code != DATA:
                 raise

@@ -13,7 +13,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
 from lockstep.errors import LockstepError, printable, unknown
-from lockstep.launch.submit import outer_world, submit_from_program
+from lockstep.launch.submit import outer_world, submit
 from lockstep.launch.workers import Output
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
@@ -103,7 +103,7 @@ def train(
                 return None
             print(f"{printable(str(spec.path))} is complete: nothing to resume", file=out)
             return Run.open(spec.path)
-        outcome = submit_from_program(spec, Output(quiet, columns=line_width(out)), (out, err), world)
+        outcome = submit(spec, Output(quiet, columns=line_width(out)), world, streams=(out, err))
         if world.process != 0:
             return None
         if outcome.run is None:

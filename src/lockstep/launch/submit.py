@@ -24,7 +24,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.specs import Spec
 from lockstep.launch.relay import Relay
-from lockstep.launch.signals import Handler, SignalForwarder, handled_by
+from lockstep.launch.signals import SignalForwarder, handled_by
 from lockstep.launch.supervisor import POLL_S, Supervisor
 from lockstep.launch.workers import Output
 from lockstep.launch.world import RENDEZVOUS, World
@@ -51,12 +51,20 @@ def submit(
     world: World,
     *,
     inline: bool = False,
+    streams: Streams | None = None,
     on_record: Callable[[Record], None] = lambda record: None,
 ) -> Outcome:
-    """Do the job for the command line, and return how it ended.
+    """Do the job and return how it ended.
 
     `on_record` receives the records that the job emits before its end. With `inline`, one process is computed in this
-    program, so that a debugger works; it is not restarted. Raises: LockstepError with the first cause of a failure.
+    program, so that a debugger works; it is not restarted. In an outer launch, `world` is this program's place in it.
+
+    `streams` are stdout and stderr of a Python program that calls Lockstep: a script, a notebook, or one of its
+    threads; None for our own program. That program is not ours, so nothing here exits, changes its environment, or
+    touches its other children. In an outer launch, each such program starts one worker process. A KeyboardInterrupt
+    (Ctrl-C) in the calling thread stops the workers as Ctrl-C stops the command line: training saves first. In the main
+    thread, SIGTERM and SIGHUP do the same if the program does not handle them itself, and then end the program.
+    Raises: LockstepError with the first cause of a failure; with `streams`, KeyboardInterrupt after a second Ctrl-C.
     """
     check(spec.recipe, spec.placement)
     check_count(spec.placement, world)
@@ -65,59 +73,46 @@ def submit(
             f"--inline computes one process in this program, and --processes asks for {spec.placement.processes}: "
             f"leave out one of them"
         )
-    if inline or world.joined:
+    if inline or (world.joined and streams is None):
         return _compute_here(spec, output, world, on_record)
-    numerics.prepare(spec.recipe.threads_per_tower)  # for the workers, which inherit the environment
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
-        supervisor = Supervisor(
-            spec, count(spec.recipe, spec.placement), Path(name), on_record,
-            start=lambda workers: workers.start(output), pause=lambda: time.sleep(POLL_S),
-        )  # fmt: skip
-        signals = supervisor.signals
-        suspending: dict[int, Handler] = {signal.SIGTSTP: signals.suspend, signal.SIGCONT: signals.resume}
-        with handled_by(signals.stop, suspending):
-            return Outcome(supervisor.run(), supervisor.code, supervisor.run_folder)
-
-
-def submit_from_program(spec: Spec, output: Output, streams: Streams, world: World | None = None) -> Outcome:
-    """Do the job for a Python program: a script, a notebook, or one of its threads. Return how it ended.
-
-    The program is not ours. Nothing here exits, changes its environment, or touches its other children. What the
-    workers print is written to `streams`, its stdout and stderr, which in a notebook are not the descriptors 1 and 2.
-    In an outer launch, `world` is the program's place in it. Each of its programs then starts one worker process.
-
-    A KeyboardInterrupt (Ctrl-C) in the calling thread stops the workers as Ctrl-C stops the command line: training
-    saves first. In the main thread, SIGTERM and SIGHUP do the same if the program does not handle them itself, and
-    then end the program.
-    Raises: LockstepError with the first cause of a failure, KeyboardInterrupt after a second Ctrl-C.
-    """
-    outer = world if world is not None and world.outer else None
-    check(spec.recipe, spec.placement)
     variables = numerics.of_program(spec.recipe.threads_per_tower)
-    encoding = getattr(streams[0], "encoding", None) or "utf-8"
-    variables["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
+    outer = world if world.outer else None
     if outer:
-        check_count(spec.placement, outer)
         outer, more = _with_address(outer)
         variables |= more
         # The outer launcher starts all programs again after a failure.
         spec = spec.replace(placement=spec.placement.replace(max_restarts=0))
-    processes = outer.processes if outer else count(spec.recipe, spec.placement)
-    # The folders in which this program finds modules: of its script first, and then the current one.
-    import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as name, Relay(*streams) as relay:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as name, contextlib.ExitStack() as stack:
+        relay = None
+        if streams is not None and not _are_descriptors(streams):
+            relay = stack.enter_context(Relay(*streams))
+            encoding = getattr(streams[0], "encoding", None) or "utf-8"
+            variables["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
+        else:
+            output = output._replace(columns=None)  # Workers see the terminal itself.
+            for stream in streams or ():  # What the program printed before comes first.
+                stream.flush()
         supervisor = Supervisor(
-            spec, processes, Path(name), lambda record: None, outer=outer, pause=lambda: relay.write(POLL_S),
-            start=lambda workers: workers.start(output, variables, import_folders, relay.descriptors),
+            spec, outer.processes if outer else count(spec.recipe, spec.placement), Path(name), on_record, outer=outer,
+            start=lambda workers: workers.start(output, variables, relay.descriptors if relay else None),
+            pause=lambda: relay.write(POLL_S) if relay else time.sleep(POLL_S),
         )  # fmt: skip
         signals = supervisor.signals
-        with _received_by(signals) as fatal:
+        with _received_by(signals) if streams is not None else _handled_by(signals) as fatal:
             record = supervisor.run()
     if signals.received in fatal:
         signal.raise_signal(signals.received)
-    if signals.killed:
+    if signals.killed and streams is not None:
         raise KeyboardInterrupt
     return Outcome(record, supervisor.code, supervisor.run_folder)
+
+
+def _are_descriptors(streams: Streams) -> bool:
+    """Return whether what is written to the descriptors 1 and 2 appears on these streams, as nowhere in a notebook."""
+    try:
+        return [stream.fileno() for stream in streams] == [1, 2]
+    except (OSError, ValueError, AttributeError):  # Any object with `write` may replace sys.stdout.
+        return False
 
 
 def _compute_here(spec: Spec, output: Output, world: World, on_record: Callable[[Record], None]) -> Outcome:
@@ -197,6 +192,13 @@ def _with_address(world: World) -> tuple[World, dict[str, str]]:
             # Under torchrun: the workers' store is at that address, and not in torchrun's agent.
             return replace(world, rendezvous=address), {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     return world, {}
+
+
+@contextlib.contextmanager
+def _handled_by(signals: SignalForwarder) -> Iterator[list[int]]:
+    """Stop the workers for every signal to stop within the context, and suspend them with this program (Ctrl-Z)."""
+    with handled_by(signals.stop, {signal.SIGTSTP: signals.suspend, signal.SIGCONT: signals.resume}):
+        yield []
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,20 +99,16 @@ class Workers:
         self._programs: dict[int, subprocess.Popen[bytes]] = {}
         self._memories: dict[int, Memory] = {}
 
-    def start(
-        self,
-        output: Output,
-        variables: Mapping[str, str] | None = None,
-        import_folders: Sequence[str] = (),
-        descriptors: tuple[int, int] | None = None,
-    ) -> None:
+    def start(self, output: Output, variables: Mapping[str, str], descriptors: tuple[int, int] | None = None) -> None:
         """Start all processes.
 
-        `variables` are added to the environment. `import_folders` are searched for modules after all other folders.
-        `descriptors` are those for stdout and stderr, by default this program's.
+        `variables` are added to the environment. `descriptors` are those for stdout and stderr, by default this
+        program's. Modules are also searched where this program finds them: of its script first, then the current
+        folder, after all other folders.
         """
         (self.folder / "spec.json").write_text(encoded(self.spec))
         out, err = descriptors or (None, None)
+        import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
         for number in range(self.processes) if self.outer is None else [self.outer.process]:
             self._memories[number] = Memory(self.folder / f"heartbeat-{number}")
             self._programs[number] = subprocess.Popen(
@@ -121,8 +117,8 @@ class Workers:
                     sys.executable, "-P", "-m", "lockstep.launch.worker",
                     str(self.folder), str(os.getpid()), json.dumps(output), *import_folders,
                 ],
-                env={**os.environ, PROGRAM: program(), **(variables or {}), **self._numbers(number)},
-                stdin=subprocess.DEVNULL if out is not None else None,
+                env={**os.environ, PROGRAM: program(), **variables, **self._numbers(number)},
+                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
