@@ -88,7 +88,7 @@ def test_seconds_count_for_the_innermost_part_and_not_within_an_evaluation(monke
 
 
 def test_a_heartbeat_in_words():
-    assert Beat().where == "before its first step"
+    assert Beat().where == "before any step"
     assert Beat(step=3).where == "in step 3"
 
 

@@ -40,7 +40,7 @@ class Beat(NamedTuple):
     @property
     def where(self) -> str:
         """Return the step, in words."""
-        return "before its first step" if self.step < 0 else f"in step {self.step}"
+        return "before any step" if self.step < 0 else f"in step {self.step}"
 
 
 _FORMAT = struct.Struct("<5q")  # the fields of Beat, in order
