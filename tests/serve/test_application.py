@@ -62,12 +62,11 @@ def port(classifier):
 
 def ask(port, path="/predict", body=None, method="POST", address="127.0.0.1", **headers):
     """Return the status, the headers and the JSON, or the text, of the answer to a request."""
-    connection = http.client.HTTPConnection(address, port, timeout=30)
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body, {"Content-Type": "image/png", **given})
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
+    with contextlib.closing(http.client.HTTPConnection(address, port, timeout=30)) as connection:
+        connection.request(method, path, body, {"Content-Type": "image/png", **given})
+        answer = connection.getresponse()
+        text = answer.read().decode()
     return answer.status, answer.headers, json.loads(text) if "json" in answer.headers["Content-Type"] else text
 
 
