@@ -55,7 +55,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     ),
     (("pages", "reports as HTML: a run, several runs, doubtful labels"),),
     (("runs", "the folder of a run on the disk"),),
-    (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
+    (("report", "console, log file, metrics.jsonl, TensorBoard"),),
     (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),
     (("recipes", "functions that return a recipe"),),
     (("config", "recipe, placement, schedules, overrides"),),

@@ -21,7 +21,7 @@ LAYERS = [
     {"jobs", "inference"},
     {"pages"},
     {"runs"},
-    {"listeners"},
+    {"report"},
     {"core"},
     {"recipes"},
     {"config"},

@@ -31,9 +31,9 @@ from lockstep.errors import LockstepError, printable
 from lockstep.inference.classifier import load as load_classifier
 from lockstep.inference.origin import recipe_of
 from lockstep.jobs.initial_weights import load_initial_weights
-from lockstep.listeners.evaluation_log import EvaluationLog
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
+from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import checkpoint, statefile
 from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run

@@ -12,7 +12,7 @@ import torch
 from tests.unit.test_saver import Weights, save, steps
 
 from lockstep.files import no_room
-from lockstep.listeners.metrics import MetricsFile
+from lockstep.report.metrics import MetricsFile
 from lockstep.runs import checkpoint, saver
 from lockstep.runs.saver import Saver
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from tests.unit.test_evaluation_lines import SMALL, evaluation
 
-from lockstep.listeners.evaluation_log import EvaluationLog
 from lockstep.messages import collected
+from lockstep.report.evaluation_log import EvaluationLog
 
 NOT_FINITE = evaluation(("cat", "dog"), [[1, 0], [0, 1]], loss=float("nan"))
 

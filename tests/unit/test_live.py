@@ -12,7 +12,7 @@ from tests.unit.test_report import STATE, a_log, sums
 
 from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import EvaluatingEvent
-from lockstep.listeners import console, lines
+from lockstep.report import console, lines
 
 WIDTHS = (200, 120, 100, 79, 59, 40, 25, 12, 4)
 

@@ -29,11 +29,11 @@ from lockstep.core.reduction import Reduction
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.jobs.startup import startup_lines
-from lockstep.listeners.event_file import histogram
-from lockstep.listeners.metrics import MetricsFile
-from lockstep.listeners.tensorboard import TensorBoard
 from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
+from lockstep.report.event_file import histogram
+from lockstep.report.metrics import MetricsFile
+from lockstep.report.tensorboard import TensorBoard
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

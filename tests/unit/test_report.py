@@ -18,9 +18,9 @@ from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
 from lockstep.core.vector import ControlFlags, Metrics
-from lockstep.listeners import console, lines
-from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
+from lockstep.report import console, lines
+from lockstep.report.metrics import MetricsFile
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
@@ -145,7 +145,7 @@ def test_a_stream_that_cannot_encode_a_name_gets_it_escaped(stream):
     code = f"""
 import sys
 from lockstep.files import reserve_standard_streams
-from lockstep.listeners.console import Plain
+from lockstep.report.console import Plain
 reserve_standard_streams()
 Plain(sys.{stream}, 1).start([("run", "\u0424\u043e\u0442\u043e")])
 """

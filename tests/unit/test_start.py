@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lockstep import numerics
-from lockstep.listeners.event_file import EventFile
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import eager
+from lockstep.report.event_file import EventFile
 
 
 @pytest.fixture

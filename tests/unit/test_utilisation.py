@@ -15,9 +15,9 @@ from lockstep.config.overrides import make
 from lockstep.core.log import Log
 from lockstep.data.digits import load
 from lockstep.hardware import GpuUtilisation
-from lockstep.listeners.metrics import MetricsFile
-from lockstep.listeners.tensorboard import TensorBoard
 from lockstep.recipes import get_recipe
+from lockstep.report.metrics import MetricsFile
+from lockstep.report.tensorboard import TensorBoard
 
 GPU = torch.device("cuda", 3)
 DIGITS = get_recipe("digits").model_dump(mode="json")

@@ -18,9 +18,9 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.listeners.console import progress_on
-from lockstep.listeners.evaluation_log import EvaluationLog
 from lockstep.messages import logger
+from lockstep.report.console import progress_on
+from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import checkpoint, statefile
 from lockstep.runs.checkpoint import none_yet, read_chosen, read_result
 from lockstep.runs.folder import Run

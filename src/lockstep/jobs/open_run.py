@@ -15,9 +15,9 @@ from lockstep.jobs.due import Due
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line
-from lockstep.listeners import console
-from lockstep.listeners.metrics import MetricsFile
 from lockstep.messages import logger
+from lockstep.report import console
+from lockstep.report.metrics import MetricsFile
 from lockstep.runs import checkpoint
 from lockstep.runs.folder import LostRunError, Run
 from lockstep.runs.provenance import compare, describe_custom_code, texts
@@ -144,7 +144,7 @@ class OpenRun:
         if (stream := ctx.display.stream) is not None:
             listeners.insert(0, console.for_stream(stream, placement.log_every, ctx.display.columns))
         if placement.summary_every:
-            from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
+            from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
 
             tensorboard = TensorBoard(
                 self.run.summaries,

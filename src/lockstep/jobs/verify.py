@@ -16,8 +16,8 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
-from lockstep.listeners import console
 from lockstep.messages import collected, logger
+from lockstep.report import console
 from lockstep.runs.compare import differences
 from lockstep.runs.provenance import compare, texts
 from lockstep.runs.recorded import Recorded

@@ -16,7 +16,7 @@ from rich.text import Text
 from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.errors import printable
 from lockstep.files import discard
-from lockstep.listeners.lines import block, evaluating_line, evaluation_line, live_line, step_line
+from lockstep.report.lines import block, evaluating_line, evaluation_line, live_line, step_line
 
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 

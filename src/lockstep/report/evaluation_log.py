@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.files import append, first_link, open_to_read, parse_json
-from lockstep.listeners.event_file import EventFile, scalar
 from lockstep.messages import logger
+from lockstep.report.event_file import EventFile, scalar
 
 
 class EvaluationLog:

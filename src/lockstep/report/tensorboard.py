@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.kernels.portable import native
-from lockstep.listeners.event_file import EventFile, histogram, image, scalar
 from lockstep.messages import logger
+from lockstep.report.event_file import EventFile, histogram, image, scalar
 
 Shape = tuple[int, int, int]
 
