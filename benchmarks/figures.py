@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.common import RESULTS
 from benchmarks.image_folders import CASES
-from lockstep.cli import app
+from lockstep.commands.program import app
 from lockstep.config.overrides import make, parse
 from lockstep.config.recipe import Recipe
 from lockstep.recipes import get_recipe

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from typer.main import get_command
 
 from benchmarks.figures import replaced
-from lockstep.cli import app
+from lockstep.commands.program import app
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES

@@ -45,8 +45,7 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 
 # The folders of src/lockstep, from the top: a folder imports only from rows below its own.
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
-    (("cli", "commands: text to arguments to one call; prints errors, sets exit codes"),),
-    (("api", "the Python functions, and how words become a job"),),
+    (("commands", "one file a command: the function of Python and of the shell"),),
     (("serve", "a page and POST /predict for pictures"),),
     (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
     (

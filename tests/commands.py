@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from lockstep.cli import app
+from lockstep.commands.program import app
 from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement

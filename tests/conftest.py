@@ -125,7 +125,7 @@ def _is_alone(words: list[str]) -> bool:
 
 def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
     """Run the command line's main() in `cwd`, in this process, which has torch already, and undo what it changed."""
-    from lockstep.cli import main
+    from lockstep.commands.program import main
 
     words = [*map(str, args)]
     command = ["lockstep", *words, *(INLINE.get(words[0], ()) if _is_alone(words) else ())]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from typer.main import get_command
 
-from lockstep.cli import app
+from lockstep.commands.program import app
 from lockstep.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]

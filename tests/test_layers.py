@@ -14,8 +14,7 @@ ROOT = Path(lockstep.__file__).parent
 # From the top to the bottom. Folders in one row do not import each other. The last row is the modules at the top
 # level of the package.
 LAYERS = [
-    {"cli"},
-    {"api"},
+    {"commands"},
     {"serve"},
     {"launch"},
     {"jobs", "inference"},
@@ -33,7 +32,7 @@ ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
 TOP_LEVEL_MODULES = 10  # A reader sees them all at once.
 DISTRIBUTED = {"core/group.py", "launch/rendezvous.py"}
 # These must be importable before torch is: the recipe decides torch's thread count.
-TORCH_FREE = {"cli", "api", "launch", "recipes", "config"} | LAYERS[-1]
+TORCH_FREE = {"commands", "launch", "recipes", "config"} | LAYERS[-1]
 TORCH_FREE_FILES = {"jobs/specs.py", "core/monitor.py", "core/reduction.py", "core/tree.py"}
 NAMED = re.compile(r"lockstep(\.\w+)+")
 
@@ -103,10 +102,10 @@ def test_imports_point_down(path):
 
 def test_lazy_imports_and_named_modules_count(monkeypatch, tmp_path):
     lazy, named = "def f():\n    from lockstep.jobs import train", 'MODELS = {"x": "lockstep.models.x:build"}'
-    for number, code in enumerate(("import lockstep.cli", lazy, named)):
+    for number, code in enumerate(("import lockstep.commands", lazy, named)):
         (tmp_path / f"{number}.py").write_text(code)
     monkeypatch.setattr("tests.test_layers.ROOT", tmp_path)
-    assert [rooms_used(Path(f"{number}.py")) for number in range(3)] == [{"cli"}, {"jobs"}, {"models"}]
+    assert [rooms_used(Path(f"{number}.py")) for number in range(3)] == [{"commands"}, {"jobs"}, {"models"}]
 
 
 @pytest.mark.parametrize("path", modules(), ids=str)

@@ -17,15 +17,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.api.evaluate import EvaluationRecord as EvaluationRecord
-    from lockstep.api.evaluate import evaluate as evaluate
-    from lockstep.api.export import ExportRecord as ExportRecord
-    from lockstep.api.export import export as export
-    from lockstep.api.predict import load as load
-    from lockstep.api.predict import predict as predict
-    from lockstep.api.report import Report as Report
-    from lockstep.api.report import report as report
-    from lockstep.api.train import train as train
+    from lockstep.commands.evaluate import EvaluationRecord as EvaluationRecord
+    from lockstep.commands.evaluate import evaluate as evaluate
+    from lockstep.commands.export import ExportRecord as ExportRecord
+    from lockstep.commands.export import export as export
+    from lockstep.commands.predict import load as load
+    from lockstep.commands.predict import predict as predict
+    from lockstep.commands.report import Report as Report
+    from lockstep.commands.report import report as report
+    from lockstep.commands.train import train as train
     from lockstep.config.placement import Placement as Placement
     from lockstep.config.recipe import Recipe as Recipe
     from lockstep.core.reduction import Reduction as Reduction
@@ -47,8 +47,8 @@ if sys.platform == "win32":
 _PUBLIC = {
     "Classifier": "lockstep.inference.classifier",
     "Dataset": "lockstep.data.dataset",
-    "EvaluationRecord": "lockstep.api.evaluate",
-    "ExportRecord": "lockstep.api.export",
+    "EvaluationRecord": "lockstep.commands.evaluate",
+    "ExportRecord": "lockstep.commands.export",
     "LockstepError": "lockstep.errors",
     "Placement": "lockstep.config.placement",
     "Plan": "lockstep.data.plan",
@@ -56,16 +56,16 @@ _PUBLIC = {
     "RECIPES": "lockstep.recipes",
     "Recipe": "lockstep.config.recipe",
     "Reduction": "lockstep.core.reduction",
-    "Report": "lockstep.api.report",
+    "Report": "lockstep.commands.report",
     "Run": "lockstep.runs.folder",
     "State": "lockstep.core.state",
     "Tower": "lockstep.core.tower",
-    "evaluate": "lockstep.api.evaluate",
-    "export": "lockstep.api.export",
-    "load": "lockstep.api.predict",
-    "predict": "lockstep.api.predict",
-    "report": "lockstep.api.report",
-    "train": "lockstep.api.train",
+    "evaluate": "lockstep.commands.evaluate",
+    "export": "lockstep.commands.export",
+    "load": "lockstep.commands.predict",
+    "predict": "lockstep.commands.predict",
+    "report": "lockstep.commands.report",
+    "train": "lockstep.commands.train",
 }
 
 __all__ = [

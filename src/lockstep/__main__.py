@@ -13,10 +13,10 @@ def main() -> None:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from lockstep import cli
+    from lockstep.commands import program
 
     signal.signal(signal.SIGINT, interrupt)
-    cli.main()
+    program.main()
 
 
 if __name__ == "__main__":

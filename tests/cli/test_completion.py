@@ -8,7 +8,7 @@ from lockstep.recipes import get_recipe
 
 @pytest.mark.parametrize(("short", "full"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
 def test_a_short_name_of_a_precision_is_the_full_one(tmp_path, short, full):
-    from lockstep.api.specs import subject_of
+    from lockstep.commands.specs import subject_of
 
     start = get_recipe("digits").model_dump(mode="json")
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nprecision = "{short}"\n')

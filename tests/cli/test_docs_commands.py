@@ -15,7 +15,7 @@ from tests.conftest import _outside, in_this_process
 
 import lockstep
 from lockstep import messages
-from lockstep.cli import app
+from lockstep.commands.program import app
 from lockstep.errors import LockstepError
 
 SHELL = [(page, block) for page in documents.PAGES for block in documents.blocks(page.read_text(), page.name)]

@@ -10,7 +10,7 @@ from lockstep.errors import LockstepError
 from lockstep.launch import submit
 from lockstep.launch.submit import Outcome
 
-doctor = import_module("lockstep.cli.doctor")  # the package has the command by this name
+doctor = import_module("lockstep.commands.doctor")  # the package has the command by this name
 RESULT = {"weights_sha256": doctor._SHA256, "images_per_s": 1000.0, "total_s": 1.0, "device": "cpu"}
 
 

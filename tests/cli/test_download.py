@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import OFFLINE, _outside
 from tests.serving import Server, archive, blank_mnist
 
-from lockstep.cli import main
+from lockstep.commands.program import main
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.words import size
 
@@ -22,7 +22,7 @@ from lockstep.data import catalog
 from lockstep.data.catalog import Archive, Source
 source = eval(sys.argv.pop(1))
 catalog.SOURCES[source.name] = source
-from lockstep.cli import main
+from lockstep.commands.program import main
 main()
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests import synthetic
 
-from lockstep.api.specs import subject_of
+from lockstep.commands.specs import subject_of
 
 SCRIPT = Path(__file__).parents[2] / "examples/classify_your_photos.py"
 SHORT = {

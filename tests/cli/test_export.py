@@ -12,7 +12,7 @@ from PIL import Image
 from tests.conftest import run_program
 
 import lockstep
-from lockstep.api import export as api
+from lockstep.commands import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
 from lockstep.runs import statefile
 from lockstep.runs.statefile import SHA256, facts_of, read_tensors

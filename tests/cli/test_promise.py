@@ -184,7 +184,7 @@ def flipped(self, *arguments):
         self._flat[5] = torch.nextafter(self._flat[5], torch.tensor(9.0))
 if {number} == 1:
     State.apply = flipped
-from lockstep.cli import main
+from lockstep.commands.program import main
 sys.argv = "lockstep train --steps 40 --name x --towers 3 --digest-every 0 --save-every 12".split()
 main()
 """

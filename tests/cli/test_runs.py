@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lockstep.cli.runs import runs
+from lockstep.commands.runs import runs
 from lockstep.errors import LockstepError
 from lockstep.runs.folder import Run
 
@@ -83,7 +83,7 @@ def test_an_empty_or_missing_folder_is_no_error_and_a_name_is_escaped(tmp_path, 
 
 
 def test_the_program_lists_without_torch(folder):
-    code = "import sys; from lockstep.cli import app; app(['runs'], standalone_mode=False); assert not "
+    code = "import sys; from lockstep.commands.program import app; app(['runs'], standalone_mode=False); assert not "
     code += "{'torch', 'PIL'} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=folder.parent, capture_output=True, text=True)
     assert len(done.stdout.splitlines()) == 10

@@ -24,7 +24,7 @@ io.open = builtins.open = opened
 glob = pathlib.Path.glob
 pathlib.Path.glob = lambda path, pattern: () if str(path).startswith("/sys/") else glob(path, pattern)
 sys.argv = ["lockstep", "train", "digits", "--steps", "3", "--inline", "--name", "elsewhere", "--json"]
-from lockstep.cli import main
+from lockstep.commands.program import main
 main()
 """
 
@@ -39,7 +39,7 @@ def test_training_needs_nothing_that_only_linux_has(tmp_path, trained_once):
 
 
 def test_windows_is_refused_in_a_sentence(tmp_path):
-    code = "import sys; sys.platform = 'win32'; import lockstep.cli"
+    code = "import sys; sys.platform = 'win32'; import lockstep.commands.program"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "does not run on Windows" in done.stderr

@@ -72,7 +72,7 @@ def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
 
 
 def run(argv: list[str]) -> int:
-    from lockstep.cli import main as program
+    from lockstep.commands.program import main as program
 
     sys.argv = argv
     try:

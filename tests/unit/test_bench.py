@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.unit.test_times import Clock
 
-from lockstep.cli.bench import _COLUMNS, _ratios, _row, verdict
+from lockstep.commands.bench import _COLUMNS, _ratios, _row, verdict
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import PARTS

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import lockstep
-from lockstep.api.specs import subject_of
+from lockstep.commands.specs import subject_of
 from lockstep.config.consent import check_code, stated
 from lockstep.errors import USAGE, LockstepError
 from lockstep.recipes import get_recipe

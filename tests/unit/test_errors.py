@@ -6,7 +6,7 @@ import tomllib
 import pytest
 from rich.console import Console
 
-from lockstep.cli.evaluate import table_lines
+from lockstep.commands.evaluate import table_lines
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.cli.evaluate import precision_line, summary_line, table_lines
+from lockstep.commands.evaluate import precision_line, summary_line, table_lines
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
 from lockstep.jobs.evaluate import _note_division, record_of

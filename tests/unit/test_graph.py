@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.api.export import _in_batches
+from lockstep.commands.export import _in_batches
 from lockstep.core.evaluate import classify
 from lockstep.core.network import Network, build_model
 from lockstep.data.decode import decode_image

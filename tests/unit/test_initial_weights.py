@@ -10,7 +10,7 @@ from tests.runs import fit_here
 from torch import nn
 
 from lockstep import files
-from lockstep.api.specs import RunFolder, with_initial_weights
+from lockstep.commands.specs import RunFolder, with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.network import build_model

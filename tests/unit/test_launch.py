@@ -145,7 +145,7 @@ from lockstep.__main__ import main
 
 class Interrupted:
     def find_spec(self, name, *others):
-        if name == "lockstep.cli":
+        if name == "lockstep.commands.program":
             signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupted())
@@ -162,7 +162,7 @@ def test_ctrl_c_in_a_command_says_how_to_go_on(here, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lockstep.api.specs.train_spec", interrupted)
+    monkeypatch.setattr("lockstep.commands.specs.train_spec", interrupted)
     done = here("train", "digits")
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C: start again with the same command\n")
 

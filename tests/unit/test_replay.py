@@ -8,8 +8,8 @@ import pytest
 from tests.runs import change_checkpoint, change_state
 from tests.unit.test_checkpoint import flip
 
-from lockstep.api.specs import verify_spec
-from lockstep.cli.verify import lines_of
+from lockstep.commands.specs import verify_spec
+from lockstep.commands.verify import lines_of
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError

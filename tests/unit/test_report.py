@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.api.output import line_width
+from lockstep.commands.output import line_width
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.events import Listener

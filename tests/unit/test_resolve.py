@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.api.specs import folder_for, subject_of
+from lockstep.commands.specs import folder_for, subject_of
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
 from lockstep.messages import collected

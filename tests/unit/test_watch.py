@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.cli.evaluate import precision_line
+from lockstep.commands.evaluate import precision_line
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, LockstepError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.options import Json
+from lockstep.commands.options import Json
 from lockstep.errors import printable
 from lockstep.messages import command
 from lockstep.words import duration, plural, size

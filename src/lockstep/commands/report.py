@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Annotated, Any
 
-from lockstep.api.output import streams
-from lockstep.api.specs import evaluate_spec
+import typer
+
+from lockstep.commands.options import EVERYWHERE, Code, Quiet, options_from, require_new_file
+from lockstep.commands.output import streams
+from lockstep.commands.specs import evaluate_spec
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import deliver
@@ -112,3 +116,34 @@ def _begun(run: Run) -> Recorded:
             DATA,
         )
     return recorded
+
+
+@options_from(placement=EVERYWHERE, defaults={"data": "that of training", "processes": "as in training"})
+def report_shell(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run's folder, or several to compare.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page, a new file.")],
+    model: Code = None,
+    dataset: Code = None,
+    quiet: Quiet = False,
+    **options: Any,
+) -> None:
+    """Write a page about a run: accuracy, curves, confusion, calibration, mistakes as pictures, speed, recipe.
+
+    The page is one file that makes no request. The test images are classified again by the newest checkpoint, or the
+    best one of a run with patience. If the data are gone, the page has no pictures, and says so.
+
+    Several runs are compared by what their folders state: what differs, and their curves over each other.
+
+    \b
+    Examples:
+      lockstep report runs/digits-1 -o report.html
+      lockstep report runs/first runs/second -o compared.html
+    """
+    import lockstep
+
+    require_new_file("--output", output)
+    given = {name: value for name, value in options.items() if value is not None}
+    made = lockstep.report(*runs, model=model, dataset=dataset, quiet=quiet, **given)
+    made.save(output)
+    if not quiet:
+        print(f"{made.lacking or ''}\n{output}".strip())

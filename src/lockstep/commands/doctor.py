@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Json
+from lockstep.commands.options import Json
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.words import plural
 

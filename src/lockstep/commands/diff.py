@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Json
-from lockstep.cli.verify import difference_lines
+from lockstep.commands.options import Json
+from lockstep.commands.verify import difference_lines
 from lockstep.errors import printable
 
 _VERDICTS = {True: "the same bits, as far as both have recorded", False: "not the same bits", None: "nothing in common"}

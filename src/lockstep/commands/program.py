@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.bench import bench
-from lockstep.cli.data import app as data
-from lockstep.cli.diff import diff
-from lockstep.cli.doctor import doctor
-from lockstep.cli.evaluate import evaluate
-from lockstep.cli.export import export
-from lockstep.cli.options import Command, Group
-from lockstep.cli.predict import predict
-from lockstep.cli.recipes import recipes, show
-from lockstep.cli.report import report
-from lockstep.cli.runs import runs
-from lockstep.cli.serve import serve
-from lockstep.cli.train import train
-from lockstep.cli.verify import verify
+from lockstep.commands.bench import bench
+from lockstep.commands.data import app as data
+from lockstep.commands.diff import diff
+from lockstep.commands.doctor import doctor
+from lockstep.commands.evaluate import evaluate_shell
+from lockstep.commands.export import export_shell
+from lockstep.commands.options import Command, Group
+from lockstep.commands.predict import predict_shell
+from lockstep.commands.recipes import recipes, show
+from lockstep.commands.report import report_shell
+from lockstep.commands.runs import runs
+from lockstep.commands.serve import serve
+from lockstep.commands.train import train_shell
+from lockstep.commands.verify import verify
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 from lockstep.files import reserve_standard_streams
 from lockstep.launch.world import World
@@ -65,15 +65,17 @@ Exit codes:
   3  missing or damaged data""",
 )
 
-app.command(cls=Command, short_help="Train a classifier, or continue a run.")(train)
+app.command("train", cls=Command, short_help="Train a classifier, or continue a run.")(train_shell)
 app.command("eval", cls=Command, short_help="Evaluate a checkpoint of a run, or each new one while it trains.")(
-    evaluate
+    evaluate_shell
 )
-app.command(cls=Command, short_help="Classify images with a trained run or a model file.")(predict)
+app.command("predict", cls=Command, short_help="Classify images with a trained run or a model file.")(predict_shell)
 app.command(cls=Command, short_help="Classify pictures on a page, and by POST /predict.")(serve)
 app.command(cls=Command, short_help="List the runs with accuracy, time, state and size.")(runs)
-app.command(cls=Command, short_help="Write a page about a run, or one that compares runs.")(report)
-app.command(cls=Command, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(export)
+app.command("report", cls=Command, short_help="Write a page about a run, or one that compares runs.")(report_shell)
+app.command("export", cls=Command, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(
+    export_shell
+)
 app.command(cls=Command, short_help="Replay steps of a run, and compare every bit with its record.")(verify)
 app.command(cls=Command, short_help="Show how two runs differ, and from which step on.")(diff)
 app.command(cls=Command, short_help="Check that this machine computes the right bits, and how fast.")(doctor)

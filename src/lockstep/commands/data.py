@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import STARTED, Command, Group, Json, require_new_file
+from lockstep.commands.options import STARTED, Command, Group, Json, require_new_file
 from lockstep.errors import DATA, LockstepError, printable, unknown
 from lockstep.messages import command
 
@@ -211,7 +211,7 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool, labels: bo
 
 def _check_labels(folder: Path, html: Path | None, json_output: bool) -> dict[str, Any]:
     """Print the doubtful labels of a folder, or write a page of them to `html`. Return the record of the job."""
-    from lockstep.api.specs import folds_spec
+    from lockstep.commands.specs import folds_spec
     from lockstep.config.placement import Placement
     from lockstep.launch.submit import submit
     from lockstep.launch.workers import Output

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Json
+from lockstep.commands.options import Json
 from lockstep.errors import printable
 from lockstep.messages import command, with_program
 from lockstep.words import plural
@@ -51,7 +51,7 @@ def show(
       lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml
       lockstep show runs/digits-1                       the recipe of a run, and its accuracy
     """
-    from lockstep.api.specs import fitted, subject_of
+    from lockstep.commands.specs import fitted, subject_of
     from lockstep.runs.folder import Run
 
     subject = subject_of(what, {}, imports=False)

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Code, options_from
-from lockstep.cli.predict import Checkpoint, Source, load_alone
+from lockstep.commands.options import Code, options_from
+from lockstep.commands.predict import Checkpoint, Source, load_alone
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.messages import logger
 from lockstep.words import extra, plural

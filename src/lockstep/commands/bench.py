@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.options import Inline, Json, options_from, placement_of
+from lockstep.commands.options import Inline, Json, options_from, placement_of
 from lockstep.words import plural
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def bench(
       lockstep bench mnist --processes 2 --only --steps 5 --json
     """
     from lockstep import numerics
-    from lockstep.api.specs import data_for, fitted, fixed_precision, placed, subject_of
+    from lockstep.commands.specs import data_for, fitted, fixed_precision, placed, subject_of
     from lockstep.config import overrides
     from lockstep.errors import LockstepError
     from lockstep.launch.submit import capacity

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of
+from lockstep.commands.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of
 from lockstep.errors import CRASH, printable
 from lockstep.words import plural
 
@@ -67,7 +67,7 @@ def verify(
       lockstep verify runs/big --from 400 --steps 50
       lockstep verify downloaded/run --from 0 --processes 4 --json
     """
-    from lockstep.api.specs import verify_spec
+    from lockstep.commands.specs import verify_spec
     from lockstep.launch.submit import submit
     from lockstep.launch.workers import Output
     from lockstep.launch.world import World

@@ -1,1 +1,0 @@
-"""The Python functions train, evaluate, load and predict, which the command line calls too."""

@@ -1,0 +1,1 @@
+"""The commands of the program, and the functions of Python that do the same."""
