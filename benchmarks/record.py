@@ -20,8 +20,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.log import Log
 from lockstep.core.loop import train
-from lockstep.core.network import initial_model, persistent_buffers
-from lockstep.core.state import State
+from lockstep.core.model import Model
 from lockstep.core.tower import Tower
 from lockstep.data.fetch import ensure
 from lockstep.jobs.context import Context
@@ -63,8 +62,9 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     train_set, test_set = session.split("train"), session.split(recipe.evaluated_split)
     _wait(session.device)
     started = time.perf_counter()
-    model = initial_model(recipe, session.network.shape, train_set)
-    session.state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), session.device)
+    model = Model(recipe, train_set.images.shape[1:], train_set.classes)
+    model.fit(train_set)
+    session.state = model.state(session.device)
     course = recipe.bind(len(train_set))
     log = Log(course, [], device=session.device)
     for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):

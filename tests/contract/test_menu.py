@@ -23,8 +23,8 @@ from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.events import Listener
 from lockstep.core.log import Log
 from lockstep.core.loop import train
+from lockstep.core.model import Model
 from lockstep.core.monitor import Monitor
-from lockstep.core.network import Network, initial_model, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import Tower
@@ -118,12 +118,13 @@ class Trained(NamedTuple):
 
 def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda state, process: None) -> Trained:
     """Train one replica to `steps`, from the initial state or a copy of `first`. `disturb` follows every update."""
-    shape, course = of.augmentation.shape(*dataset.images.shape[1:]), of.bind(len(dataset))
-    model = initial_model(of, shape, dataset)
-    state = State(of, dict(model.named_parameters()), persistent_buffers(model), CPU)
+    model, course = Model(of, dataset.images.shape[1:], dataset.classes), of.bind(len(dataset))
+    model.fit(dataset)
+    state = model.state(CPU)
     if first is not None:
         state.load(first.tensors())
-    network = Network(of, model, shape, CPU)
+    model.place(CPU)
+    network = model.network
     digests = Digests()
     monitor, reduction = Monitor(), Reduction(group, of.towers, "tree", CPU)
     log = Log(course, [digests], monitor, group.processes, CPU)

@@ -22,7 +22,7 @@ from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.runs.weights_file import find_weights
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 
 def init(name):
     recipe = get_recipe("digits")

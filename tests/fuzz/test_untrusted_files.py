@@ -20,7 +20,8 @@ from tests.runs import fit_here, state_path
 
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
-from lockstep.core.network import build_model, persistent_buffers
+from lockstep.core.model import build_model
+from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
 from lockstep.data import arrays, cifar, fetch, mnist
 from lockstep.data.decode import decode_image, inspect_image

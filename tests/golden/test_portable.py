@@ -18,8 +18,7 @@ from lockstep.config.overrides import make
 from lockstep.core.evaluate import evaluate
 from lockstep.core.features import Prefix
 from lockstep.core.group import Alone
-from lockstep.core.network import Network, build_model, initial_model, persistent_buffers
-from lockstep.core.state import State
+from lockstep.core.model import Model, build_model
 from lockstep.core.tower import Tower
 from lockstep.recipes import get_recipe
 from lockstep.runs.weights_file import known_weights
@@ -44,10 +43,11 @@ def weights_sha256(case: str) -> str:
     """Return the SHA-256 of all weights after some steps on random images, and of the loss of an evaluation."""
     recipe = make(get_recipe(case.partition(",")[0]).model_dump(mode="json"), SMALL | CASES[case] | {"steps": STEPS})
     dataset = invented.load(recipe.dataset, 40, recipe.image_px)["train"]
-    shape = recipe.augmentation.shape(*dataset.images.shape[1:])
-    model = initial_model(recipe, shape, dataset)
-    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
-    network, course = Network(recipe, model, shape, CPU), recipe.bind(len(dataset))
+    model = Model(recipe, dataset.images.shape[1:], dataset.classes)
+    model.fit(dataset)
+    state, course = model.state(CPU), recipe.bind(len(dataset))
+    model.place(CPU)
+    network = model.network
     tower = Tower(course, network)
     for step in range(STEPS):
         first, second = (tower(state, dataset.shard(course.plan(step), number), step) for number in range(2))

@@ -38,8 +38,9 @@ from lockstep.core.features import Prefix, head_of
 from lockstep.core.group import Group
 from lockstep.core.log import Log
 from lockstep.core.loop import train
+from lockstep.core.model import build_model
 from lockstep.core.monitor import Monitor
-from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
@@ -180,7 +181,7 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
         tensors = {name: tensor.clone() for name, tensor in persistent_buffers(model).items()}
         state = State(recipe, dict(model.named_parameters()), tensors, GPU)
         if prefix is not None:
-            model, shape = head_of(recipe, model), prefix.output
+            model, shape = head_of(recipe.head, model), prefix.output
             state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), GPU, prefix.tensors)
         network = Network(recipe.replace(head=None), model, shape, GPU)
         dataset = dataset.to(GPU)

@@ -31,7 +31,7 @@ from lockstep import numerics
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 from lockstep.jobs import session
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec

@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.core.network import build_model, persistent_buffers
+from lockstep.core.model import build_model
+from lockstep.core.network import persistent_buffers
 from lockstep.data.digits import load
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.inference.sources import items
@@ -268,14 +269,14 @@ def test_a_file_that_is_cut_off_or_missing_is_one_message(run, tmp_path):
         ({}, {"recipe": None}, "damaged: it does not contain its recipe"),
         ({}, {"model_source": []}, r"damaged, or .* \(model_source: Input should be a valid dictionary"),
         ({"precision": "auto"}, {}, "damaged: its recipe does not fix the precision"),
-        ({"augmentation": {"kind": "distort", "crop_px": 10**6}}, {}, "damaged: .*crop_px 1000000 is larger"),
+        ({"augmentation": {"kind": "distort", "crop_px": 10**6}}, {}, "crop_px 1000000 is larger"),
         ({"eval_batch": 10**8}, {}, "eval_batch: got 100000000: .* less than or equal to 65536"),
         ({"threads_per_tower": 10**6}, {}, "threads_per_tower: got 1000000: .* less than or equal to 1024"),
         ({"model": "residual", "model_options": {"widths": [10**9]}, "augmentation": "plain"},
          {"image_shape": [16, 16, 1]}, "widths: got .* from 1 to 16384"),
         ({"model": "residual", "model_options": {"widths": [1000]}, "augmentation": "plain"},
-         {"image_shape": [16, 16, 1]}, "is of another model than residual"),
-        ({"model": "mnist"}, {"image_shape": [4096, 4096, 1]}, "is of another model than mnist"),
+         {"image_shape": [16, 16, 1]}, "of another model than residual"),
+        ({"model": "mnist"}, {"image_shape": [4096, 4096, 1]}, "of another model than mnist"),
     ],
 )  # fmt: skip
 def test_a_hostile_or_damaged_model_file_is_one_message_before_it_takes_memory(model_file, stated, facts, words):

@@ -8,7 +8,8 @@ import torch
 
 from lockstep.core.evaluate import classify_alone, evaluate
 from lockstep.core.group import Alone
-from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.model import build_model
+from lockstep.core.network import Network, persistent_buffers
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
 

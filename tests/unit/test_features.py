@@ -16,7 +16,7 @@ from lockstep.config.placement import Placement
 from lockstep.core import features
 from lockstep.core.features import Prefix
 from lockstep.core.group import Alone
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError

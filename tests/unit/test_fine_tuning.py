@@ -15,7 +15,7 @@ from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 from lockstep.data import DATASETS
 from lockstep.data.digits import read
 from lockstep.recipes import get_recipe

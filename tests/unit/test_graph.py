@@ -7,7 +7,8 @@ import torch
 import lockstep
 from lockstep.commands.export import _in_batches
 from lockstep.core.evaluate import classify
-from lockstep.core.network import Network, build_model
+from lockstep.core.model import build_model
+from lockstep.core.network import Network
 from lockstep.data.decode import decode_image
 from lockstep.errors import LockstepError
 from lockstep.inference import export

@@ -13,7 +13,7 @@ from lockstep import files
 from lockstep.commands.specs import RunFolder, with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from lockstep.config.overrides import make
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial
 from lockstep.models.layers import LocalResponseNorm

@@ -6,7 +6,7 @@ import torch
 from tests.unit.test_tower import parts, plan
 
 from lockstep.config.overrides import make
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 from lockstep.core.tower import Tower
 from lockstep.data import Distort
 from lockstep.data.dataset import Dataset

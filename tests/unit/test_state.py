@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lockstep.config.overrides import make
-from lockstep.core.network import build_model, persistent_buffers
+from lockstep.core.model import build_model
+from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import get_recipe

@@ -9,7 +9,7 @@ import torch
 from tests.unit.test_parity import rows
 
 from lockstep.config.placement import Placement
-from lockstep.core.network import build_model
+from lockstep.core.model import build_model
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe

@@ -11,7 +11,8 @@ from torch.nn import functional
 from lockstep import rng
 from lockstep.config.overrides import make
 from lockstep.core.group import Alone
-from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.model import build_model
+from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower

@@ -15,7 +15,8 @@ from tests.runs import fit_here, state_path
 import lockstep
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.network import build_model, persistent_buffers
+from lockstep.core.model import build_model
+from lockstep.core.network import persistent_buffers
 from lockstep.core.unlike import Unlike, divided, facts
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError

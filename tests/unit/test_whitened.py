@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lockstep.core.network import initial_model
+from lockstep.core.model import Model
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.models import residual, whitened
@@ -130,7 +130,8 @@ def test_whitening_sees_images_of_all_classes_of_a_sorted_dataset(monkeypatch):
     monkeypatch.setattr(residual.Residual, "whiten", lambda self, images: seen.append(images))
     labels = np.repeat(np.arange(3), 1000)
     images = np.broadcast_to(labels[:, None, None, None], (3000, 32, 32, 3)).astype(np.uint8)
-    initial_model(get_recipe("folder"), (3, 32, 32), Dataset.of(images, labels, ("a", "b", "c")))
+    dataset = Dataset.of(images, labels, ("a", "b", "c"))
+    Model(get_recipe("folder").replace(image_px=32), (32, 32, 3), dataset.classes).fit(dataset)
     first_pixels = seen[0][:, 0, 0, 0]
     assert len(first_pixels) == 2000
     counts = first_pixels.unique(return_counts=True)[1].tolist()

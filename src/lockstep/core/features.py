@@ -164,14 +164,13 @@ class Prefix:
         return (numbers * 2654435761 >> 13 & 255).to(torch.uint8).view(1, self._height, self._width, self._channels)
 
 
-def head_of(recipe: Recipe, model: nn.Module) -> Head:
-    """Return the head of `model`; both share its tensors. Raises: LockstepError if the head has nothing to train."""
-    assert recipe.head is not None
+def head_of(name: str, model: nn.Module) -> Head:
+    """Return the head `name` of `model`; both share its tensors. Raises: LockstepError if it has nothing to train."""
     layers = dict(model.named_modules())
-    names = [name for name, layer in layers.items() if name and any(p.requires_grad for p in layer.parameters())]
-    if recipe.head not in names:
-        raise LockstepError(unknown("head, a layer with parameters to train", recipe.head, names, shown=names[-3:]))
-    return Head(recipe.head, layers[recipe.head])
+    names = [one for one, layer in layers.items() if one and any(p.requires_grad for p in layer.parameters())]
+    if name not in names:
+        raise LockstepError(unknown("head, a layer with parameters to train", name, names, shown=names[-3:]))
+    return Head(name, layers[name])
 
 
 def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Shape) -> None:

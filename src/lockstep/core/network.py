@@ -1,4 +1,4 @@
-"""Network: the model in the precision that towers compute in, and how a model is built and checked."""
+"""Network: a model in the precision that towers compute in, and the factors on its learning rates."""
 
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -8,24 +8,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from lockstep import rng
 from lockstep.config.recipe import Recipe
-from lockstep.core import factory
-from lockstep.data import DATASETS
-from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError, unknown
-from lockstep.kernels.portable import arithmetic
-from lockstep.models import MODELS
 from lockstep.numerics import configure_compiler
-from lockstep.settings import load_object
 
 Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
-_WHITENING_IMAGES = 2000  # A model's first layer is fitted to some millions of their patches.
 
 
 class Network:
@@ -162,84 +153,6 @@ def _factor(recipe: Recipe, name: str) -> float | None:
 
 def _lies_in(name: str, layer: str) -> bool:
     return f"{name}.".startswith(f"{layer}.")
-
-
-def initial_model(recipe: Recipe, shape: Shape, train_set: Dataset) -> nn.Module:
-    """Return the model before the first step, on the CPU: a function of the recipe's seed and the training images.
-
-    `shape` is the [C, H, W] of its input.
-    Raises: LockstepError if the model does not take every image size in the recipe, or nothing of it is trained.
-    """
-    model = build_model(recipe, shape, len(train_set.classes))
-    _check_sizes(recipe, model, shape)
-    factors = lr_factors(recipe, dict(model.named_parameters()))
-    if not any(p.requires_grad and factors.get(name) != 0 for name, p in model.named_parameters()):
-        raise LockstepError("lr_factors are 0 for all parameters, so nothing is trained: give some another factor")
-    if callable(whiten := getattr(model, "whiten", None)):
-        with arithmetic(recipe.arithmetic):
-            whiten(recipe.augmentation.test(_some_images(recipe, train_set)))
-    return model
-
-
-def _some_images(recipe: Recipe, train_set: Dataset) -> Tensor:
-    """Return uint8 images [n, H, W, C] of all classes, on the CPU: a function of the recipe's dataset alone.
-
-    The built-in datasets are in random order, so their first images will do. Other datasets may be sorted by class, so
-    the images are spread evenly over them.
-    """
-    count = min(_WHITENING_IMAGES, len(train_set))
-    if recipe.dataset in DATASETS:
-        return train_set.pixels(slice(count)).cpu()
-    rows = torch.arange(count, device=train_set.labels.device) * len(train_set) // count
-    return train_set.pixels(rows).cpu()
-
-
-def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
-    """Return the recipe's model on the CPU, with initial weights drawn from `recipe.seed`. Raises: LockstepError."""
-    function = load_object(MODELS.get(recipe.model, recipe.model))
-    if not callable(function):
-        raise LockstepError(f"model {recipe.model} is a {type(function).__name__}, expected a function")
-    with torch.random.fork_rng(devices=[]), arithmetic(recipe.arithmetic):
-        torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
-        model = factory.call(recipe.model, function, shape, classes, recipe.model_options)
-    if not isinstance(model, nn.Module):
-        raise LockstepError(f"model {recipe.model} returned {type(model).__name__}, expected a torch.nn.Module")
-    if lazy := [n for n, p in model.named_parameters() if is_lazy(p)]:
-        raise LockstepError(f"model {recipe.model} does not know the shape of {lazy[0]}: give its layer all sizes")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise LockstepError(f"model {recipe.model} has no parameters to train")
-    return model
-
-
-def _check_sizes(recipe: Recipe, model: nn.Module, shape: Shape) -> None:
-    """Raise a LockstepError unless the model takes every image size of progressive training.
-
-    A model states its smallest size as `min_px`. Another one computes an image of each size, as a test.
-    """
-    if recipe.progressive is None:
-        return
-    least, largest = getattr(model, "min_px", None), min(shape[1:])
-    for size in recipe.progressive.sizes_px:
-        if size > largest or (least is not None and size < least):
-            raise LockstepError(f"progressive.sizes_px: got {size}: {least or 1} to {largest} is allowed here")
-        if least is None and (problem := _refusal(model, (shape[0], size, size))) is not None:
-            raise LockstepError(
-                f"model {recipe.model} does not take images of {size}x{size} pixels ({problem}): choose other "
-                f"progressive.sizes_px, or set progressive=none"
-            )
-
-
-@torch.no_grad()
-def _refusal(model: nn.Module, shape: Shape) -> str | None:
-    """Return why `model` fails on an image [C, h, w] in evaluation, or None if it does not."""
-    training = model.training
-    try:
-        model.eval()(torch.zeros(1, *shape))
-    except Exception as error:
-        return failure(error)
-    finally:
-        model.train(training)
-    return None
 
 
 def failure(error: Exception) -> str:

@@ -20,8 +20,7 @@ from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify, classify_alone
-from lockstep.core.features import Prefix, head_of
-from lockstep.core.network import Network, build_model, persistent_buffers
+from lockstep.core.model import Model
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -114,18 +113,10 @@ class Classifier:
         self._turn = Lock() if self.recipe.arithmetic == "portable" else nullcontext()
         if self.recipe.precision == "auto":
             raise weights.damaged("its recipe does not fix the precision")
-        try:
-            self._shape = self.recipe.augmentation.shape(*self.image_shape)
-        except ValueError as error:
-            raise weights.damaged(error) from None
         # Uncompiled: the compiler takes a minute, and changes torch's settings in the caller's program.
-        computed, trained, shape = self.recipe.replace(compile=False), self._build(), self._shape
-        self._prefix = None
-        if self.recipe.head is not None:
-            self._prefix = Prefix(self.recipe, trained, shape, device)
-            computed, trained = self.recipe.replace(precision="float32"), head_of(self.recipe, trained)
-            shape = self._prefix.output
-        self._network = Network(computed, trained, shape, device)
+        model = self._build(self.recipe.replace(compile=False))
+        model.place(device)
+        self._network, self._prefix = model.network, model.prefix
         self._network.module.eval()
         self._unlike = None
         if weights.unlike:
@@ -138,31 +129,12 @@ class Classifier:
         size = "x".join(map(str, self.image_shape))
         return f"<Classifier {self.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
 
-    def _build(self) -> nn.Module:
+    def _build(self, recipe: Recipe) -> Model:
         """Return the trained model, on the CPU. Raises: LockstepError if the file is of another model."""
-        # The shapes of a built-in model are compared before any memory is taken for them: a damaged or hostile file
-        # may ask for any width. A user's model may need real tensors while it is built.
-        for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):
-            with torch.device(device):
-                module = build_model(self.recipe.replace(arithmetic="native"), self._shape, len(self.classes))
-            self._require_same_tensors(module)
-        # A new tensor has the default dtype of the caller's program. So the file's tensors take the place of the new
-        # ones, with their own dtypes.
-        own = {name: tensor.clone() for name, tensor in self._weights.tensors.items()}
-        module.load_state_dict(own, strict=False, assign=True)
-        return module
-
-    def _require_same_tensors(self, module: nn.Module) -> None:
-        """Raise a LockstepError unless the tensors of `module` have the names and shapes of those in the file."""
-        tensors = {**dict(module.named_parameters()), **persistent_buffers(module)}
-        own = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        stored = {name: list(tensor.shape) for name, tensor in self._weights.tensors.items()}
-        if differing := sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name)):
-            raise LockstepError(
-                f"{self._weights.origin} is of another model than {self.recipe.model}: "
-                f"{', '.join(differing[:5])} differ",
-                DATA,
-            )
+        try:
+            return Model(recipe, self.image_shape, self.classes, self._weights.tensors)
+        except LockstepError as error:
+            raise LockstepError(f"{self._weights.origin}: {error}", error.code) from None
 
     @cached_property
     def module(self) -> nn.Module:
@@ -171,7 +143,7 @@ class Classifier:
         It maps float32 images [n, C, h, w] from `preprocess` to logits [n, classes]. It is independent of the
         classifier: change it as you like.
         """
-        return self._build().eval()
+        return self._build(self.recipe).module.eval()
 
     @property
     def weights_sha256(self) -> str:

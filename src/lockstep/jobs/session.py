@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
-from lockstep.core.features import Prefix, head_of
 from lockstep.core.group import Group
-from lockstep.core.network import Network, initial_model, persistent_buffers
+from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import OverflowedError
@@ -78,46 +77,35 @@ class Session:
                 f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
                 f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
             )
-        try:
-            if recipe.policy:
-                recipe.policy.check(train_set.images.shape[3])
-            shape = recipe.augmentation.shape(*train_set.images.shape[1:])
-        except ValueError as error:
-            raise LockstepError(str(error)) from None
-        model = initial_model(recipe, shape, train_set)
+        self.model = Model(recipe, train_set.images.shape[1:], train_set.classes)
+        self.model.fit(train_set)
         # After everything that initialises the model from the training images: weights from a file replace it.
         self.initial_weights = None
         self._seeded_state: State | None = None
         if placement.init is not None and recipe.init_sha256 is not None:
             # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
-            self._seeded_state = _state(recipe, model, device)
+            self._seeded_state = self.model.state(device)
             own_state = is_state_of(placement.init, recipe)
             sha256 = None if own_state else recipe.init_sha256
-            loaded = load_initial_weights(model, recipe.model, placement.init, sha256, train_set.classes)
+            loaded = load_initial_weights(self.model.module, recipe.model, placement.init, sha256, train_set.classes)
             # A state of this recipe has the layers before the head; its head is not the one that the run starts from.
             self.initial_weights = None if own_state else loaded
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
         self.fingerprint = fingerprint(device, self.decoder)
-        self._prefix, self._ctx = None, ctx
-        if recipe.head is not None:
-            if placement.init is None:
-                raise LockstepError(
-                    f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
-                    f"weights: give their file or run as --init"
-                )
-            numerics.configure(recipe.threads_per_tower, recipe.exact)
-            self._prefix = Prefix(recipe, model, shape, device)
-        # The state copies the weights first, because the network casts them in place.
-        self.state = _state(recipe, model, device, self._prefix)
-        whole = sum(p.numel() for p in model.parameters())
-        if self._prefix:
-            model, shape = head_of(recipe, model), self._prefix.output
-        self.network = Network(_of_head(recipe), model, shape, device)
-        self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
-        self.frozen_count = whole - self.parameter_count
+        self._ctx = ctx
+        if recipe.head is not None and placement.init is None:
+            raise LockstepError(
+                f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
+                f"weights: give their file or run as --init"
+            )
         # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)
+        self.state = self.model.state(device)
+        self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
+        self.frozen_count = sum(p.numel() for p in self.model.module.parameters()) - self.parameter_count
+        self.model.place(device)
+        self.network, self._prefix = self.model.network, self.model.prefix
 
     @property
     def data_sha256(self) -> dict[str, str]:
@@ -273,18 +261,6 @@ class Session:
             return lambda share: progress((kind + share) / len(kinds))
 
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
-
-
-def _of_head(recipe: Recipe) -> Recipe:
-    """Return the recipe that trains: a head computes in float32."""
-    return recipe if recipe.head is None else recipe.replace(precision="float32")
-
-
-def _state(recipe: Recipe, model: nn.Module, device: torch.device, prefix: Prefix | None = None) -> State:
-    """Return the state before the first step: of the whole `model`, or of its head, with what `prefix` freezes."""
-    module = model if recipe.head is None else head_of(recipe, model)
-    frozen = prefix.tensors if prefix else {}
-    return State(_of_head(recipe), dict(module.named_parameters()), persistent_buffers(module), device, frozen)
 
 
 def _require_validation(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from lockstep.core import factory
+from lockstep.core import model
 from lockstep.errors import LockstepError
 
 RGB, GREY = (3, 32, 32), (1, 28, 28)
@@ -58,7 +58,7 @@ class Net:
 
 
 def call(function, shape=RGB, **options):
-    return factory.call("m", function, shape, 7, options)
+    return model.call("m", function, shape, 7, options)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_class_is_called_as_a_function():
     [
         (create_model, RGB, {}, "missing a required argument: 'model_name'.*--set model_options.NAME="),
         (torchvision_resnet18, RGB, {"widht": 3}, "cannot be built with num_classes=7, widht=3: .*'widht'"),
-        (torchvision_resnet18, GREY, {}, "cannot be built for images of 1 channels with num_classes=7, in_chans=1"),
+        (torchvision_resnet18, GREY, {}, "cannot be built with num_classes=7, in_chans=1"),
         (torchvision_resnet, RGB, {}, "missing a required argument: 'layers'"),
         (Net, RGB, {"detph": 3}, "unknown option of model m 'detph': did you mean depth"),
         (Net, RGB, {"num_classes": 3}, "model_options.num_classes: the dataset gives 7: leave the option out"),

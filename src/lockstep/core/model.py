@@ -1,0 +1,250 @@
+"""Model: a network with its preprocessing and its classes. Only this module builds networks."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lockstep import rng
+from lockstep.config.recipe import Recipe
+from lockstep.core.features import Prefix, head_of
+from lockstep.core.network import Network, Shape, failure, lr_factors, persistent_buffers
+from lockstep.core.state import State
+from lockstep.data import DATASETS
+from lockstep.data.dataset import Dataset
+from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.kernels.portable import arithmetic
+from lockstep.models import MODELS
+from lockstep.settings import load_object
+
+_WHITENING_IMAGES = 2000  # A model's first layer is fitted to some millions of their patches.
+_CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
+_IMPLIED_CHANNELS = 3  # A function without such a parameter builds a network for RGB images.
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_ALLOWED = (
+    "Give a function of (shape [C, H, W], classes) whose other arguments have defaults, or one that takes "
+    "num_classes=, as in timm and torchvision"
+)
+
+
+class Model:
+    """The network of a recipe, with its preprocessing and its classes.
+
+    It begins in float32 on the CPU: there it is fitted to data, and loads weights. `state` copies them, and `place`
+    then makes the network that towers and evaluations compute with.
+
+    Attributes:
+        recipe: whose model it is. `computed` is the same, as it computes the part that is trained: a head in float32.
+        image_shape, classes: (height, width, channels) of its images, and the names of its classes, in label order.
+        shape: [C, H, W] of the input of `module`, after preprocessing.
+        module: the whole network.
+        trained: the part that is trained: the network, or its head under its own name.
+        network: after `place`: `trained` on its device, in the recipe's precision.
+        prefix: after `place`: the layers before the head, or None if the whole network is trained.
+    """
+
+    network: Network
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        image_shape: Sequence[int],
+        classes: Sequence[str],
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Build the network with initial weights drawn from `recipe.seed`, or with the weights `tensors`, by name.
+
+        Raises: LockstepError if there is no such model, it does not fit the images, or has other tensors.
+        """
+        height, width, channels = image_shape
+        self.recipe, self.classes, self.image_shape = recipe, tuple(classes), (height, width, channels)
+        self.computed = recipe if recipe.head is None else recipe.replace(precision="float32")
+        try:
+            if recipe.policy:
+                recipe.policy.check(channels)
+            self.shape: Shape = recipe.augmentation.shape(height, width, channels)
+        except ValueError as error:
+            raise LockstepError(str(error)) from None
+        self.module = build_model(recipe, self.shape, len(classes)) if tensors is None else self._with(tensors)
+        self.trained = self.module if recipe.head is None else head_of(recipe.head, self.module)
+        self.prefix: Prefix | None = None
+
+    def _with(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """Return the network with these weights. Raises: LockstepError if they are of another model."""
+        # The shapes of a built-in model are compared before any memory is taken for them: a damaged or hostile file
+        # may ask for any width. A user's model may need real tensors while it is built.
+        stored = {name: tensor.shape for name, tensor in tensors.items()}
+        for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):
+            with torch.device(device):
+                module = build_model(self.recipe.replace(arithmetic="native"), self.shape, len(self.classes))
+            own = {name: tensor.shape for name, tensor in named_tensors(module).items()}
+            if differing := sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name)):
+                raise LockstepError(
+                    f"the weights are of another model than {self.recipe.model}: {', '.join(differing[:5])} differ",
+                    DATA,
+                )
+        # A new tensor has the default dtype of the caller's program. So these tensors take the place of the new ones.
+        module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, strict=False, assign=True)
+        return module
+
+    def fit(self, train_set: Dataset) -> None:
+        """Fit what the model derives from the training images, before its first step.
+
+        Raises: LockstepError if it does not take every image size in the recipe, or nothing of it is trained.
+        """
+        _check_sizes(self.recipe, self.module, self.shape)
+        parameters = dict(self.module.named_parameters())
+        factors = lr_factors(self.recipe, parameters)
+        if not any(p.requires_grad and factors.get(name) != 0 for name, p in parameters.items()):
+            raise LockstepError("lr_factors are 0 for all parameters, so nothing is trained: give some another factor")
+        if callable(whiten := getattr(self.module, "whiten", None)):
+            with arithmetic(self.recipe.arithmetic):
+                whiten(self.recipe.augmentation.test(_some_images(self.recipe, train_set)))
+
+    def state(self, device: torch.device) -> State:
+        """Return the state before the first step, from copies of the present weights."""
+        frozen = {}
+        if self.recipe.head is not None:
+            own = f"{self.recipe.head}."
+            frozen = {n: t.detach() for n, t in named_tensors(self.module).items() if not n.startswith(own)}
+        buffers = persistent_buffers(self.trained)
+        return State(self.computed, dict(self.trained.named_parameters()), buffers, device, frozen)
+
+    def place(self, device: torch.device) -> None:
+        """Make `network` and `prefix` on `device`. This moves the module and casts it, in place."""
+        shape = self.shape
+        if self.recipe.head is not None:
+            self.prefix = Prefix(self.recipe, self.module, shape, device)
+            shape = self.prefix.output
+        self.network = Network(self.computed, self.trained, shape, device)
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and the buffers of a model that a file of its weights has, by name."""
+    return {**dict(module.named_parameters()), **persistent_buffers(module)}
+
+
+def _some_images(recipe: Recipe, train_set: Dataset) -> Tensor:
+    """Return uint8 images [n, H, W, C] of all classes, on the CPU: a function of the recipe's dataset alone.
+
+    The built-in datasets are in random order, so their first images will do. Other datasets may be sorted by class, so
+    the images are spread evenly over them.
+    """
+    count = min(_WHITENING_IMAGES, len(train_set))
+    if recipe.dataset in DATASETS:
+        return train_set.pixels(slice(count)).cpu()
+    rows = torch.arange(count, device=train_set.labels.device) * len(train_set) // count
+    return train_set.pixels(rows).cpu()
+
+
+def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
+    """Return the recipe's model on the CPU, with initial weights drawn from `recipe.seed`. Raises: LockstepError."""
+    function = load_object(MODELS.get(recipe.model, recipe.model))
+    if not callable(function):
+        raise LockstepError(f"model {recipe.model} is a {type(function).__name__}, expected a function")
+    with torch.random.fork_rng(devices=[]), arithmetic(recipe.arithmetic):
+        torch.manual_seed(rng.seed_for(recipe.seed, "initial"))
+        module = call(recipe.model, function, shape, classes, recipe.model_options)
+    if not isinstance(module, nn.Module):
+        raise LockstepError(f"model {recipe.model} returned {type(module).__name__}, expected a torch.nn.Module")
+    if lazy := [n for n, p in module.named_parameters() if is_lazy(p)]:
+        raise LockstepError(f"model {recipe.model} does not know the shape of {lazy[0]}: give its layer all sizes")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise LockstepError(f"model {recipe.model} has no parameters to train")
+    return module
+
+
+def call(name: str, function: Callable[..., Any], shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
+    """Return what the model's `function` returns for images [C, H, W] of `shape` and this number of classes.
+
+    A function of this project is called with (shape, classes, **options), one of timm or torchvision with
+    (num_classes=, **options). The latter gets the number of channels as `in_chans` or `in_channels`, if it names one
+    of these, or takes any keyword and images do not have 3 channels. `name` is the model's name in messages.
+    Raises: LockstepError if the function takes neither, or does not take the `options`.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        raise LockstepError(f"model {name}: Python does not know the arguments of {function!r}. {_ALLOWED}") from None
+    parameters = signature.parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    arguments: tuple[Any, ...] = ()
+    implied: dict[str, Any] = {}
+    if _takes_shape(signature, options, takes_any):
+        arguments = shape, classes
+    elif "num_classes" in parameters or takes_any:
+        channels = next((each for each in _CHANNELS if each in parameters), None)
+        if channels is None and takes_any and shape[0] != _IMPLIED_CHANNELS:
+            channels = _CHANNELS[0]
+        implied = {"num_classes": classes} | ({channels: shape[0]} if channels else {})
+    else:
+        raise LockstepError(f"model {name} has the arguments {signature}. {_ALLOWED}")
+    named = [p.name for p in parameters.values() if p.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)]
+    own = [each for each in named[len(arguments) :] if each not in implied]
+    for option in options:
+        if option in implied:
+            raise LockstepError(f"model_options.{option}: the dataset gives {implied[option]}: leave the option out")
+        if option not in own and not takes_any:
+            raise LockstepError(unknown(f"option of model {name}", option, own))
+    try:
+        signature.bind(*arguments, **implied, **options)
+    except TypeError as error:
+        raise LockstepError(
+            f"model {name} has the arguments {signature}: {error}. Give what is missing as --set model_options.NAME=..."
+            f" {_ALLOWED}"
+        ) from None
+    try:
+        return function(*arguments, **implied, **options)
+    except TypeError as error:
+        if "keyword argument" not in str(error):
+            raise
+        # A function of any keyword passes them on to another one, which does not know this one.
+        passed = ", ".join(f"{key}={value!r}" for key, value in {**implied, **options}.items())
+        raise LockstepError(f"model {name} cannot be built with {passed}: {error}") from None
+
+
+def _takes_shape(signature: inspect.Signature, options: Mapping[str, Any], takes_any: bool) -> bool:
+    """Return whether the function is one of this project: it is called with (shape, classes)."""
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return False
+    first_two = [p for p in signature.parameters.values() if p.kind in _POSITIONAL][:2]
+    if "num_classes" in signature.parameters:
+        return [p.name for p in first_two][1:] == ["num_classes"] and "shape" in first_two[0].name
+    # create_model(model_name, pretrained=False, **kwargs) of timm takes two arguments too.
+    return not takes_any or not any(p.name in options or p.default is not p.empty for p in first_two)
+
+
+def _check_sizes(recipe: Recipe, module: nn.Module, shape: Shape) -> None:
+    """Raise a LockstepError unless the model takes every image size of progressive training.
+
+    A model states its smallest size as `min_px`. Another one computes an image of each size, as a test.
+    """
+    if recipe.progressive is None:
+        return
+    least, largest = getattr(module, "min_px", None), min(shape[1:])
+    for size in recipe.progressive.sizes_px:
+        if size > largest or (least is not None and size < least):
+            raise LockstepError(f"progressive.sizes_px: got {size}: {least or 1} to {largest} is allowed here")
+        if least is None and (problem := _refusal(module, (shape[0], size, size))) is not None:
+            raise LockstepError(
+                f"model {recipe.model} does not take images of {size}x{size} pixels ({problem}): choose other "
+                f"progressive.sizes_px, or set progressive=none"
+            )
+
+
+@torch.no_grad()
+def _refusal(module: nn.Module, shape: Shape) -> str | None:
+    """Return why `module` fails on an image [C, h, w] in evaluation, or None if it does not."""
+    training = module.training
+    try:
+        module.eval()(torch.zeros(1, *shape))
+    except Exception as error:
+        return failure(error)
+    finally:
+        module.train(training)
+    return None
