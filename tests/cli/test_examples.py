@@ -1,7 +1,9 @@
-"""examples/classify_your_photos.py: trained on a few made photos, and its errors."""
+"""The examples: the loop in one file has the bits of `lockstep train`; photos go in and answers come out."""
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,28 @@ def test_a_mistake_gives_one_line(tmp_path, monkeypatch, arguments, message):
     with pytest.raises(SystemExit, match=message) as ended:
         runpy.run_path(str(SCRIPT), run_name="__main__")
     assert len(str(ended.value).splitlines()) == 1
+
+
+ONE_STEP = SCRIPT.with_name("one_step.py")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "processes"),
+    [
+        (("digits", "--steps", 12), (1, 2, 3)),
+        pytest.param(("cifar10-tutorial", "--steps", 3, "--towers", 4), (1, 4), marks=pytest.mark.slow),
+    ],
+    ids=["digits", "cifar10-tutorial"],
+)
+def test_the_loop_in_one_file_has_the_bits_of_train(recipe, processes, trained_once, synthetic_data, tmp_path):
+    data = () if recipe[0] == "digits" else ("--data", synthetic_data("cifar10"))
+    _, result = trained_once(*recipe, *data)
+    for count in processes:
+        words = [sys.executable, ONE_STEP, *recipe, *data, "--processes", count]
+        out = subprocess.run([*map(str, words)], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert out.splitlines()[-1] == f"weights {result['weights_sha256']}"
+
+
+def test_the_loop_in_one_file_is_short():
+    assert len(ONE_STEP.read_text().splitlines()) <= 100
+    assert not re.search(r"lockstep\.(jobs|launch|runs|commands)", ONE_STEP.read_text())

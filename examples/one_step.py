@@ -1,0 +1,100 @@
+"""Lockstep's training loop in one file: the weights of `lockstep train`, bit for bit, on 1 to 4 processes.
+
+    python examples/one_step.py digits --processes 2
+    python examples/one_step.py cifar10-tutorial --data FOLDER --towers 4 --processes 4 --steps 100
+
+It reads like TensorFlow's tutorial for several GPUs: tower_loss is `Tower`, average_gradients is `Reduction`,
+apply_gradients and the moving averages are `State.apply`. What `lockstep train` adds is everything but the result:
+downloads, checkpoints, restarts, reports.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+from pathlib import Path
+
+from lockstep import RECIPES, Recipe, numerics
+
+# A sum over two threads has other low-order bits than over one, and torch reads the number when it is imported.
+numerics.prepare(threads=1)
+
+import torch  # noqa: E402
+from torch.distributed import FileStore  # noqa: E402
+
+from lockstep import Reduction, State, Tower  # noqa: E402
+from lockstep.config import overrides  # noqa: E402
+from lockstep.core.evaluate import evaluate  # noqa: E402
+from lockstep.core.group import Alone, connect  # noqa: E402
+from lockstep.core.monitor import Monitor  # noqa: E402
+from lockstep.core.network import Network, initial_model, persistent_buffers  # noqa: E402
+from lockstep.data import DATASETS  # noqa: E402
+from lockstep.settings import load_object  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeting_point: str) -> None:
+    """Train `recipe` as number `process` of `processes`. All of them hold the same weights after every step."""
+    numerics.configure(recipe.threads_per_tower, recipe.exact)
+    store = FileStore(meeting_point, processes)
+    group = connect(process, processes, CPU, store, Monitor()) if processes > 1 else Alone()
+
+    # The data, and the length of the run: which examples each tower sees at each step follows from the seed.
+    splits = load_object(DATASETS[recipe.dataset])(data)
+    dataset = splits["train"]
+    course = recipe.bind(len(dataset))
+
+    # The model in the state before its first step: weights drawn from the seed, the optimizer, the moving averages.
+    shape = recipe.augmentation.shape(*dataset.images.shape[1:])
+    model = initial_model(recipe, shape, dataset)
+    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
+    network = Network(recipe, model, shape, CPU)
+
+    tower = Tower(course, network)  # one replica of the model; a process computes its towers one after the other
+    reduction = Reduction(group, recipe.towers)  # the sum over all towers, whose order of additions is fixed
+
+    for step in range(course.steps):
+        plan = course.plan(step)
+        # A tower's vector: gradients, changes of buffers, loss. It is computed when the sum asks for it.
+        vectors = (tower(state, dataset.shard(plan, number), step) for number in reduction.owned)
+        total = reduction(vectors)  # the same bits in every process, on any number of processes
+        gradients, buffer_changes, metrics = tower.layout.unpack(total)
+        # One update of the weights, and of their moving averages.
+        state.apply(gradients / recipe.batch, buffer_changes / recipe.towers, course.learning_rate(step))
+        if process == 0 and step % 100 == 0:
+            print(f"step {step}: loss {metrics.cross_entropy / recipe.batch:.3f}", flush=True)
+
+    test = evaluate(recipe, network, state.ema or state.parameters, state.buffers, splits["test"], group)
+    if process == 0:
+        print(f"accuracy {test.accuracy:.2%} on {test.examples} test images")
+        print(f"weights {state.weights_sha256()}")
+    group.close()
+
+
+def main() -> None:
+    """Read the command line and start the processes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=["digits", "cifar10-tutorial"])
+    parser.add_argument("--processes", type=int, default=1, choices=range(1, 5))
+    parser.add_argument("--data", type=Path, help="the folder of the dataset's files, if they are not in the cache")
+    parser.add_argument("--steps", type=int, default=argparse.SUPPRESS, help="in place of the recipe's")
+    parser.add_argument("--towers", type=int, default=argparse.SUPPRESS, help="in place of the recipe's")
+    options = parser.parse_args()
+    changes = {name: value for name, value in vars(options).items() if name in ("steps", "towers")}
+    recipe = overrides.make(RECIPES[options.recipe]().model_dump(), changes)
+    if options.processes > recipe.towers:
+        parser.error(f"{options.processes} processes share {recipe.towers} towers: give --towers")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = options.processes, recipe, options.data, f"{folder}/store"
+        start = multiprocessing.get_context("spawn").Process
+        workers = [start(target=train, args=(number, *arguments)) for number in range(options.processes)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    sys.exit(max(abs(worker.exitcode) for worker in workers))
+
+
+if __name__ == "__main__":
+    main()
