@@ -22,12 +22,12 @@ numerics.prepare(threads=1)
 import torch  # noqa: E402
 from torch.distributed import FileStore  # noqa: E402
 
-from lockstep import Reduction, State, Tower  # noqa: E402
+from lockstep import Reduction, Tower  # noqa: E402
 from lockstep.config import overrides  # noqa: E402
 from lockstep.core.evaluate import evaluate  # noqa: E402
 from lockstep.core.group import Alone, connect  # noqa: E402
+from lockstep.core.model import Model  # noqa: E402
 from lockstep.core.monitor import Monitor  # noqa: E402
-from lockstep.core.network import Network, initial_model, persistent_buffers  # noqa: E402
 from lockstep.data import DATASETS  # noqa: E402
 from lockstep.settings import load_object  # noqa: E402
 
@@ -45,13 +45,13 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
     dataset = splits["train"]
     course = recipe.bind(len(dataset))
 
-    # The model in the state before its first step: weights drawn from the seed, the optimizer, the moving averages.
-    shape = recipe.augmentation.shape(*dataset.images.shape[1:])
-    model = initial_model(recipe, shape, dataset)
-    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
-    network = Network(recipe, model, shape, CPU)
+    # The model, its weights drawn from the seed, and the state that is trained: weights, averages, the optimizer.
+    model = Model(recipe, dataset.images.shape[1:], dataset.classes)
+    model.fit(dataset)
+    state = model.state(CPU)
+    model.place(CPU)
 
-    tower = Tower(course, network)  # one replica of the model; a process computes its towers one after the other
+    tower = Tower(course, model.network)  # one replica of the model; a process computes its towers one by one
     reduction = Reduction(group, recipe.towers)  # the sum over all towers, whose order of additions is fixed
 
     for step in range(course.steps):
@@ -65,7 +65,7 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
         if process == 0 and step % 100 == 0:
             print(f"step {step}: loss {metrics.cross_entropy / recipe.batch:.3f}", flush=True)
 
-    test = evaluate(recipe, network, state.ema or state.parameters, state.buffers, splits["test"], group)
+    test = evaluate(recipe, model.network, state.ema or state.parameters, state.buffers, splits["test"], group)
     if process == 0:
         print(f"accuracy {test.accuracy:.2%} on {test.examples} test images")
         print(f"weights {state.weights_sha256()}")

@@ -10,6 +10,8 @@ import pytest
 from tests import synthetic
 
 from lockstep.commands.specs import subject_of
+from lockstep.config import overrides
+from lockstep.recipes import get_recipe
 
 SCRIPT = Path(__file__).parents[2] / "examples/classify_your_photos.py"
 SHORT = {
@@ -72,21 +74,27 @@ def test_a_mistake_gives_one_line(tmp_path, monkeypatch, arguments, message):
 ONE_STEP = SCRIPT.with_name("one_step.py")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "processes"),
-    [
-        (("digits", "--steps", 12), (1, 2, 3)),
-        pytest.param(("cifar10-tutorial", "--steps", 3, "--towers", 4), (1, 4), marks=pytest.mark.slow),
-    ],
-    ids=["digits", "cifar10-tutorial"],
-)
-def test_the_loop_in_one_file_has_the_bits_of_train(recipe, processes, trained_once, synthetic_data, tmp_path):
-    data = () if recipe[0] == "digits" else ("--data", synthetic_data("cifar10"))
-    _, result = trained_once(*recipe, *data)
-    for count in processes:
-        words = [sys.executable, ONE_STEP, *recipe, *data, "--processes", count]
-        out = subprocess.run([*map(str, words)], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-        assert out.splitlines()[-1] == f"weights {result['weights_sha256']}"
+def test_the_loop_in_one_file_has_the_bits_of_train(trained_once, capsys, tmp_path):
+    recipe = overrides.make(get_recipe("digits").model_dump(), {"steps": 12})
+    weights = [f"weights {trained_once('digits', '--steps', 12)[1]['weights_sha256']}"]
+    runpy.run_path(str(ONE_STEP))["train"](0, 1, recipe, None, str(tmp_path / "store"))
+    assert capsys.readouterr().out.splitlines()[-1:] == weights
+    assert one_step("digits", "--steps", 12, "--processes", 3) == weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("digits", "--steps", 12), ("cifar10-tutorial", "--steps", 3, "--towers", 4)])
+def test_other_numbers_of_processes_and_the_tutorial_too(options, trained_once, synthetic_data):
+    data = () if options[0] == "digits" else ("--data", synthetic_data("cifar10"))
+    _, result = trained_once(*options, *data)
+    for processes in (2, 4):
+        assert one_step(*options, *data, "--processes", processes) == [f"weights {result['weights_sha256']}"]
+
+
+def one_step(*words):
+    """Return the last line that the example prints."""
+    command = [sys.executable, str(ONE_STEP), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1:]
 
 
 def test_the_loop_in_one_file_is_short():
