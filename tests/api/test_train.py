@@ -17,7 +17,7 @@ import lockstep
 from lockstep.data.digits import load
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.folder import Folder
 
 STEPS = 12
 LONG = 100  # steps of a run that is interrupted before its end
@@ -241,8 +241,8 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
         raise LockstepError(f"stored at {image_px}")
 
     monkeypatch.setattr("lockstep.data.arrays.store", stored)
-    run = Run.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
-    run.unlock()
+    run = Folder.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
+    run.close()
     run.model.write_bytes(b"weights")
     words = {
         "run": {"init": lockstep.Run.open(run.path)},

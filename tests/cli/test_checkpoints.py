@@ -7,7 +7,7 @@ import time
 
 import pytest
 from tests.cli.test_mistakes import ENVIRONMENT, USAGE, contents, refused
-from tests.unit.test_checkpoint import flip
+from tests.unit.test_saver import flip
 
 from lockstep.runs.folder import Run
 

@@ -53,7 +53,7 @@ def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(prog
 
 def test_what_does_not_fit_a_run_is_one_message(refused_here, parent, tmp_path):
     (tmp_path / "w.pt").write_bytes(b"x")
-    refused(refused_here("train", "--init", "w.pt"), DATA, "the file is damaged")
+    refused(refused_here("train", "--init", "w.pt"), DATA, "is damaged")
     refused(refused_here("train", "mnist", "--init", "runs/parent", "--data", "x"), DATA)
     refused(
         refused_here("train", "runs/parent", "--resume", "--init", "runs/parent"), USAGE, "leave out --init to resu"

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 from tests.runs import change_state
-from tests.unit.test_checkpoint import flip
+from tests.unit.test_saver import flip
 
-from lockstep.runs import checkpoint
+from lockstep.runs import statefile
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 
@@ -114,7 +114,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_is_the_same(here, ru
     assert json.loads((path / "result.json").read_text())["weights_sha256"] == result["weights_sha256"]
     kept = sorted(p.name for p in (path / "checkpoints").iterdir())
     assert kept[:2] == [f"damaged-step-{step:09d}.safetensors" for step in (8, 10)]
-    assert checkpoint.latest(path / "checkpoints").step == 10
+    assert statefile.latest(path / "checkpoints").step == 10
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -215,7 +215,7 @@ def test_what_is_not_finite_stops_every_process_at_the_same_step_and_is_never_sa
     assert "Traceback" not in done.stderr
     step = int(done.stderr.split("after ")[1].split()[0])
     assert f"at step {step}." in done.stderr
-    found = checkpoint.latest(tmp_path / "runs/nan/checkpoints")
+    found = statefile.latest(tmp_path / "runs/nan/checkpoints")
     assert found.step == step
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
     assert not (tmp_path / "runs/nan/result.json").exists()

@@ -20,7 +20,7 @@ from tests.runs import change_state, state_path
 
 import lockstep
 from lockstep import hardware
-from lockstep.runs import checkpoint
+from lockstep.runs import statefile
 from lockstep.runs.provenance import code_sha256
 from lockstep.runs.statefile import facts_of
 
@@ -204,7 +204,7 @@ def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(tmp_path)
     errors = [process.communicate(timeout=200)[1] for process in processes]
     assert [process.returncode for process in processes] == [ENVIRONMENT] * 3
     assert "process 1 of 3 no longer computes the same bits as the others: after 12 steps" in errors[0]
-    assert checkpoint.steps(tmp_path / "runs/x/checkpoints") == [0]
+    assert statefile.steps(tmp_path / "runs/x/checkpoints") == [0]
 
 
 OWN = ("--model", "mine:build", "--set", "weight_decay={}")

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.commands.runs import runs
 from lockstep.errors import LockstepError
-from lockstep.runs.folder import Run
+from lockstep.runs.folder import Folder
 
 OPTIONS = ("digits", "--steps", 30, "--processes", 2)
 
@@ -34,10 +34,10 @@ def folder(tmp_path, trained_once):
 
 
 def test_every_run_is_listed_in_order_of_its_start(folder, capsys, trained_once):
-    held = Run(folder / "busy")
+    held = Folder(folder / "busy")
     held.lock()
     runs(folder, json_output=True)
-    held.unlock()
+    held.close()
     listed = json.loads(capsys.readouterr().out)["runs"]
     assert [(run["name"], run["state"]) for run in listed] == [
         ("done", "complete"), ("stopped", "stopped"), ("busy", "training"), ("cut", "damaged"), ("cleared", "damaged"),

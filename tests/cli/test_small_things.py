@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.test_mistakes import DATA, USAGE, contents, refused
 
-from lockstep.runs import checkpoint
-from lockstep.runs.folder import Run
+from lockstep.runs import statefile
+from lockstep.runs.folder import Folder
 
 ROOT = Path(__file__).parents[2]
 NEVER_BEGAN = "runs/a was stopped before its first step: starting again"
@@ -38,10 +38,10 @@ def never_began(finished):
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(here, never_began, processes):
-    training = Run.open(never_began)
+    training = Folder(never_began)
     training.lock()
     refused(here("train", "--name", "a"), USAGE, "runs/a exists")
-    training.unlock()
+    training.close()
     done = here("train", "--name", "a", "--steps", 3, "--processes", processes)
     assert (done.returncode, done.stderr) == (0, "")
     log = (never_began / "log.txt").read_text()
@@ -128,7 +128,7 @@ def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed):
     run = tmp_path / "runs/a"
     assert (run / "log.txt").read_text().count("sec/batch)") == 2  # steps 0 and 2
     assert all(json.loads(line)["step"] <= 3 for line in (run / "metrics.jsonl").read_text().splitlines())
-    assert checkpoint.latest(run / "checkpoints").step == 3
+    assert statefile.latest(run / "checkpoints").step == 3
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])

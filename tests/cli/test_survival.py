@@ -20,7 +20,7 @@ from tests.disturbed import (
     workers,
 )
 
-from lockstep.runs import checkpoint
+from lockstep.runs import statefile
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def require_saved_stop(process, children, code, tmp_path):
     step = int(out.split("after ")[-1].split()[0])
     assert f"after {step} steps, saved" in out
     assert f"lockstep train {RUN} --resume" in out
-    assert checkpoint.steps(tmp_path / RUN / "checkpoints")[0] == step
+    assert statefile.steps(tmp_path / RUN / "checkpoints")[0] == step
     assert gone(children)
 
 
@@ -79,7 +79,7 @@ def test_a_run_in_a_terminal(started, here, tmp_path):
     while {one.status() for one in family} != {psutil.STATUS_STOPPED}:
         assert time.monotonic() < until
         time.sleep(0.05)
-    last = checkpoint.steps(tmp_path / RUN / "checkpoints")[0]
+    last = statefile.steps(tmp_path / RUN / "checkpoints")[0]
     process.send_signal(signal.SIGCONT)
     until_step(process, last + 20)
     process.send_signal(signal.SIGINT)
@@ -97,11 +97,11 @@ def test_nohup_stays_deaf_to_a_closed_terminal_and_kill_9_costs_at_most_the_seco
         signal.signal(signal.SIGHUP, before)
     process.send_signal(signal.SIGHUP)
     folder = tmp_path / RUN / "checkpoints"
-    while checkpoint.steps(folder)[0] < 30:
+    while statefile.steps(folder)[0] < 30:
         assert process.poll() is None
         time.sleep(0.05)
     kill_all(process)
-    assert checkpoint.latest(folder).step >= 30
+    assert statefile.latest(folder).step >= 30
 
 
 @pytest.mark.slow

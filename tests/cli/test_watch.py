@@ -61,7 +61,7 @@ def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
     assert (process.returncode, out, err) == (130, "", "")
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
-    training.run.unlock()
+    training.run.close()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
 from lockstep.report.evaluation_log import EvaluationLog
-from lockstep.runs import checkpoint, statefile
+from lockstep.runs import saver, statefile
 from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run
 from lockstep.runs.listing import runs_in
@@ -160,8 +160,8 @@ def look_at(path):
         run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
         lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: runs_in(path.parent),
         lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
-        lambda: checkpoint.latest(run.checkpoints), lambda: checkpoint.read_chosen(run, "best"),
-        lambda: checkpoint.read_result(run), lambda: difference(path, path), lambda: find_weights(path),
+        lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
+        lambda: run.load(), lambda: difference(path, path), lambda: find_weights(path),
         lambda: page([Recorded(path)]),
     ):  # fmt: skip
         only_lockstep_errors(read)
@@ -224,7 +224,7 @@ def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     try:
         look_at(copy)
         only_lockstep_errors(load_classifier, copy, 1)
-        checkpoint.prune(copy / "checkpoints", 1)
+        saver.prune(copy / "checkpoints", 1)
         only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0))
     finally:
         shutil.rmtree(copy)

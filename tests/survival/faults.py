@@ -127,10 +127,10 @@ def install(kill_at: int, report: Path) -> None:
 
 def valid(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in the run in `folder`. Raises: LockstepError if one of them is damaged."""
-    from lockstep.runs import checkpoint
+    from lockstep.runs import statefile
 
     checkpoints = folder / "runs/x/checkpoints"
-    return [checkpoint.read_step(checkpoints, step).step for step in checkpoint.steps(checkpoints)]
+    return [statefile.read(checkpoints / statefile.file_name(step)).step for step in statefile.steps(checkpoints)]
 
 
 if __name__ == "__main__":

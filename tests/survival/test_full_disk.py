@@ -13,7 +13,7 @@ from tests.unit.test_saver import Weights, save, steps
 
 from lockstep.files import no_room
 from lockstep.report.metrics import MetricsFile
-from lockstep.runs import checkpoint, saver
+from lockstep.runs import saver, statefile
 from lockstep.runs.saver import Saver
 
 STEPS = 60
@@ -73,14 +73,14 @@ def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
     folder = disk(3 * 500) / "checkpoints"
     assert saved_after(folder, 4) == [None] * 4
     assert steps(folder) == [3, 4]
-    assert checkpoint.latest(folder).step == 4
+    assert statefile.latest(folder).step == 4
 
 
 def test_without_room_for_two_the_valid_one_stays(disk):
     folder = disk(500) / "checkpoints"
     assert no_room(saved_after(folder, 3)[-1])
     assert [path.name for path in folder.iterdir()] == ["step-000000001.safetensors"]  # no unfinished one
-    assert checkpoint.latest(folder).step == 1
+    assert statefile.latest(folder).step == 1
 
 
 def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):
@@ -90,14 +90,14 @@ def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):
         state.update()
         save(saves, state)
     saves.wait()
-    written, calls = checkpoint.save, iter([OSError(28, "No space left on device")])
+    written, calls = saver.save, iter([OSError(28, "No space left on device")])
 
     def full_once(*arguments):
         for error in calls:
             raise error
         return written(*arguments)
 
-    monkeypatch.setattr(saver.checkpoint, "save", full_once)
+    monkeypatch.setattr(saver, "save", full_once)
     state.update()
     save(saves, state)
     saves.wait()
@@ -175,7 +175,7 @@ def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
     filler = fill(folder)
     wait_for(lines, "could not save a checkpoint", process)
     wait_for(lines, "cannot write in", process)
-    assert checkpoint.latest(folder / "x/checkpoints") is not None
+    assert statefile.latest(folder / "x/checkpoints") is not None
     filler.unlink()
     assert process.wait(timeout=120) == 0, process.stderr.read()
     result = json.loads((folder / "x/result.json").read_text())
@@ -214,7 +214,7 @@ def test_a_run_that_ends_on_a_disk_without_room_says_so_and_is_resumed_later(
         assert err.startswith("lockstep: could not save a checkpoint in ")
         assert reason in err
         assert len(err.strip().splitlines()) == 1
-        assert checkpoint.latest(folder / "x/checkpoints") is not None
+        assert statefile.latest(folder / "x/checkpoints") is not None
         refused = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 1)
         assert (refused.returncode, "Traceback" in refused.stderr) == (4, False)
     done = program("train", folder / "x", "--resume", "--model", "slow:build", "--processes", 2, "--json")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tests.runs import state_path
-from tests.unit.test_checkpoint import flip
+from tests.unit.test_saver import flip
 from tests.unit.test_watch import RECIPE, Training
 
 from lockstep.config.placement import Placement
@@ -25,7 +25,7 @@ def training(tmp_path, monkeypatch):
         program.save(step)
         set_accuracy(program, step, accuracy)
     yield program
-    program.run.unlock()
+    program.run.close()
 
 
 def set_accuracy(training, step, accuracy):

@@ -9,7 +9,7 @@ from lockstep.commands.specs import subject_of
 from lockstep.config.consent import check_code, stated
 from lockstep.errors import USAGE, LockstepError
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.folder import Folder
 
 HUB = {
     "model": "torch.hub:load", "weight_decay": {},
@@ -27,7 +27,7 @@ def written(request, tmp_path):
     def write(changes):
         recipe = get_recipe("digits").replace(**changes)
         if request.param == "run":
-            Run.create(tmp_path / "theirs", recipe).unlock()
+            Folder.create(tmp_path / "theirs", recipe).close()
             return str(tmp_path / "theirs")
         (tmp_path / "theirs.toml").write_text(recipe.toml())
         return str(tmp_path / "theirs.toml")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runs import change_checkpoint
-from tests.unit.test_checkpoint import flip
+from tests.unit.test_saver import flip
 
 from lockstep.errors import LockstepError
 from lockstep.runs.compare import differences, max_ulp

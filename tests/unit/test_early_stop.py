@@ -26,7 +26,7 @@ from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
 from lockstep.recipes import get_recipe
 from lockstep.report.metrics import MetricsFile
-from lockstep.runs import checkpoint, statefile
+from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run
 
 
@@ -188,14 +188,14 @@ def test_an_evaluation_does_not_count_twice_after_a_failed_save_and_a_request_to
     result, original = whole
     counted = [row["step"] for row in rows(original)]
     step = counted[-2]  # the first of two evaluations in a row that were not better
-    written, fails = checkpoint.save, iter([True])
+    written, fails = saver.save, iter([True])
 
     def failing(folder, tensors, *others):
         if int(tensors["step"]) == step and next(fails, False):
             raise OSError(errno.ENOSPC, "No space left on device")
         return written(folder, tensors, *others)
 
-    monkeypatch.setattr(checkpoint, "save", failing)
+    monkeypatch.setattr(saver, "save", failing)
     assert train(tmp_path / "run", stop_after=step) is None
     assert next(fails, None) is None
     assert facts(train(tmp_path / "run", resume=True)) == facts(result)
@@ -207,7 +207,7 @@ def test_few_checkpoints_and_evaluations_that_do_not_count_change_nothing(whole,
     result, _ = whole
     path, stop = tmp_path / "run", result["best_step"] + 6
     assert train(path, stop_after=stop, keep=1, eval_every=1) is None
-    assert {result["best_step"], stop} <= {*checkpoint.steps(path / "checkpoints")}
+    assert {result["best_step"], stop} <= {*statefile.steps(path / "checkpoints")}
     assert [row["step"] for row in rows(path)] == [*range(1, stop + 1)]
     assert facts(train(path, resume=True, keep=1, save_every=3)) == facts(result)
 
@@ -229,12 +229,12 @@ def test_the_result_is_read_from_the_newest_state(whole, tmp_path):
     shutil.copytree(original, tmp_path / "run")
     run = Run(tmp_path / "run")
     state_path(run.path, result["best_step"]).unlink()
-    best = checkpoint.read_result(run)
+    best = run.load()
     assert best.step == result["best_step"] == int(best.tensors["step"])
     for state in sorted(run.checkpoints.iterdir())[result["best_step"] - 1 :]:
         state.unlink()
     with pytest.raises(LockstepError, match=f"do not hold the weights after {result['best_step']} steps") as error:
-        checkpoint.read_result(run)
+        run.load()
     assert error.value.code == DATA
 
 

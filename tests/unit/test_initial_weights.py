@@ -19,7 +19,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.session import Session
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint, statefile
+from lockstep.runs import saver, statefile
 from lockstep.runs.weights_file import find_weights
 
 DIGITS = get_recipe("digits").model_dump(mode="json")
@@ -119,7 +119,7 @@ def test_other_classes_of_the_file_are_named(tmp_path):
     assert line(path, digits) == line(path, "01") == ""
     save_file(model().state_dict(), path)
     assert line(path, "01x3456789") == ""
-    found = checkpoint.save(tmp_path, {"step": torch.tensor(1), **model().state_dict()}, {"classes": list(digits)})
+    found = saver.save(tmp_path, {"step": torch.tensor(1), **model().state_dict()}, {"classes": list(digits)})
     sha256 = files.sha256(found)
     table = load_initial_weights(model(), "digits", found, sha256, "01x3456789")
     assert table.other_class == (2, "'2'", "'x'")
@@ -221,7 +221,7 @@ def test_a_damaged_file_is_one_message(tmp_path, suffix, damage):
         save_file(model().state_dict(), path)
     content = path.read_bytes()
     path.write_bytes({"cut": content[: len(content) // 2], "text": b"<html>404</html>", "empty": b""}[damage])
-    with pytest.raises(LockstepError, match="the file is damaged") as error:
+    with pytest.raises(LockstepError, match="is damaged") as error:
         loaded(path)
     assert error.value.code == DATA
     assert str(error.value).isprintable()

@@ -20,7 +20,7 @@ from lockstep.kernels.portable.operations import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import neighbours, total
 from lockstep.kernels.portable.units import Float32, Geometry, Int8, unit
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
+from lockstep.runs import statefile
 
 UNITS = [Int8(), Float32()]
 COMPLEX = torch.ones(2, dtype=torch.complex64)
@@ -446,7 +446,7 @@ def test_a_run_that_diverges_ends_with_its_last_good_state(tmp_path):
     recipe = get_recipe("digits").replace(**changes, lr=1e5, schedule={"kind": "constant"})
     with pytest.raises(LockstepError, match=r"is not finite at step \d.*The last good state, after \d steps, is saved"):
         fit_here(recipe, tmp_path / "run")
-    state = checkpoint.latest(tmp_path / "run/checkpoints")
+    state = statefile.latest(tmp_path / "run/checkpoints")
     assert state.tensors["step"] > 1
     assert all(tensor.isfinite().all() for name, tensor in state.tensors.items() if name.startswith("parameter/"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.runs import change_checkpoint, change_state
-from tests.unit.test_checkpoint import flip
+from tests.unit.test_saver import flip
 
 from lockstep.commands.specs import verify_spec
 from lockstep.commands.verify import lines_of
@@ -18,8 +18,8 @@ from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
 from lockstep.messages import collected
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
-from lockstep.runs.folder import Run
+from lockstep.runs import statefile
+from lockstep.runs.folder import Folder, Run
 from lockstep.runs.recorded import Recorded
 
 OPTIONS = ("digits", "--no-portable", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
@@ -48,7 +48,7 @@ def change_rows(run: Path, kind: str, step: int, **changes) -> None:
 
 
 def kept(run: Path, *steps: int) -> None:
-    for step in checkpoint.steps(run / "checkpoints"):
+    for step in statefile.steps(run / "checkpoints"):
         if step not in steps:
             (run / f"checkpoints/step-{step:09d}.safetensors").unlink()
 
@@ -195,14 +195,14 @@ def test_other_data_is_refused_without_a_word_about_the_machine(run, stated_by):
 
 def test_a_checkpoint_that_vanishes_is_not_compared(run, monkeypatch):
     """Training deletes old checkpoints while the replay runs."""
-    read = checkpoint.read_step
+    read = statefile.read
 
-    def read_until_deleted(folder, step):
-        found = read(folder, step)
+    def read_until_deleted(path):
+        found = read(path)
         kept(run, 30)
         return found
 
-    monkeypatch.setattr("lockstep.runs.checkpoint.read_step", read_until_deleted)
+    monkeypatch.setattr("lockstep.runs.statefile.read", read_until_deleted)
     record = record_of(run, start=10, steps=10)
     assert record["same"]
     assert record["compared"]["checkpoints"] == 0
@@ -222,7 +222,7 @@ def test_if_nothing_could_be_read_nothing_is_claimed(run, monkeypatch):
 
 def test_a_run_that_is_not_exact_is_refused(tmp_path):
     recipe = make(get_recipe("digits").model_dump(mode="json"), {"exact": False})
-    Run.create(tmp_path / "a", recipe).unlock()
+    Folder.create(tmp_path / "a", recipe).close()
     with pytest.raises(LockstepError, match="only exact runs can be verified"):
         verify_spec(Run(tmp_path / "a"), Placement(), code={}, init=None)
 

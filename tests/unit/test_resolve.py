@@ -11,7 +11,7 @@ from lockstep.errors import LockstepError
 from lockstep.launch.world import World
 from lockstep.messages import collected
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.folder import Folder
 
 
 def images_in(folder: Path) -> Path:
@@ -74,9 +74,9 @@ def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
 def test_resume_without_a_name_finds_the_newest_run_on_the_same_images(photos, tmp_path):
     other = images_in(tmp_path / "other")
     for name, data in (("one", photos), ("two", other)):
-        run = Run.create(tmp_path / "runs" / name, get_recipe("folder"))
+        run = Folder.create(tmp_path / "runs" / name, get_recipe("folder"))
         run.write("environment.json", [{"step": 0, "data": str(data)}])
-        run.unlock()
+        run.close()
     found = folder_for(subject_of(str(photos), {}), None, tmp_path / "runs", True, World())
     assert (found.path.name, found.stated is None) == ("one", False)
     with pytest.raises(LockstepError, match=r"no run of folder or photos on .*third"):

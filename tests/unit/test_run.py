@@ -1,4 +1,4 @@
-"""The run folder: when a new run may use an existing one, and damaged lines of metrics.jsonl."""
+"""The run folder: when a new run may use an existing one, who may write there, and damaged lines of metrics.jsonl."""
 
 import fcntl
 import json
@@ -11,19 +11,18 @@ import torch
 
 from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
+from lockstep.runs import saver
 from lockstep.runs.diff import difference
-from lockstep.runs.folder import Run, refuse_existing
+from lockstep.runs.folder import Folder, Run, refuse_existing
 from lockstep.runs.listing import runs_in
 
 RECIPE = get_recipe("digits")
-NEVER_BEGAN = "was stopped before its first step: starting again"
 
 
 @pytest.fixture
 def stopped(tmp_path):
     """A run that was killed before its first step, with every file that it may have written by then."""
-    run = Run.create(tmp_path / "a", RECIPE)
+    run = Folder.create(tmp_path / "a", RECIPE)
     run.write("environment.json", [])
     run.log.write_text("  recipe  digits\n")
     run.metrics_path.touch()
@@ -32,7 +31,7 @@ def stopped(tmp_path):
     for name in ("step-000000000.safetensors", ".step-000000000.safetensors-77"):
         (run.checkpoints / name).touch()
     (run.path / ".environment.json-77").touch()
-    run.unlock()
+    run.close()
     return run.path
 
 
@@ -43,39 +42,41 @@ def contents(folder):
 
 
 def refused(path, code=USAGE, message="exists, and a run is never overwritten"):
-    """Assert that `refuse_existing` and `Run.create` reject the folder `path` and change nothing in it."""
+    """Assert that `refuse_existing` and `Folder.create` reject the folder `path` and change nothing in it."""
     before = contents(path)
     if code == USAGE:
         with pytest.raises(LockstepError, match=message):
             refuse_existing(path)
     with pytest.raises(LockstepError, match=message) as error:
-        Run.create(path, RECIPE)
+        Folder.create(path, RECIPE)
     assert error.value.code == code
     assert contents(path) == before
 
 
 def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped, caplog):
+    (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
     refuse_existing(stopped)
-    run = Run.create(stopped, get_recipe("mnist"))
-    assert caplog.messages == [f"{stopped} {NEVER_BEGAN}"]
+    run = Folder.create(stopped, get_recipe("mnist"))
+    assert caplog.messages == [f"{stopped} was stopped before its first step: starting again"]
     assert run.recipe() == get_recipe("mnist")
     assert sorted(path.name for path in stopped.rglob("*")) == [".lock", "checkpoints", "recipe.json"]
-    run.unlock()
+    refused(stopped)  # This program starts in it.
+    run.close()
 
 
 def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_name(tmp_path, caplog):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/.lock").touch()
-    Run.create(tmp_path / "a", RECIPE).unlock()
+    Folder.create(tmp_path / "a", RECIPE).close()
     assert not caplog.messages
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "result.json", "model.safetensors", "notes.txt", "tb/mine.txt", "checkpoints/notes.txt", "eval/metrics.jsonl",
-        "checkpoints/step-000000001.safetensors", "checkpoints/mine/x",
-        "checkpoints/damaged-step-000000000.safetensors", "sub/recipe.json",
+        "result.json", "model.safetensors", "notes.txt", "checkpoints/notes.txt", "eval/metrics.jsonl",
+        "checkpoints/step-000000001.safetensors", "checkpoints/mine/x", "sub/recipe.json",
+        "checkpoints/damaged-step-000000000.safetensors",
     ],
 )  # fmt: skip
 def test_a_folder_with_any_other_file_is_rejected(stopped, name):
@@ -87,90 +88,30 @@ def test_a_folder_with_any_other_file_is_rejected(stopped, name):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda path: (path / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n'),
-        lambda path: [(path / "metrics.jsonl").unlink(), (path / "metrics.jsonl").symlink_to(path / "elsewhere")],
         lambda path: (path / "mine").mkdir(),
         lambda path: [path.rename(path.with_name("b")), path.symlink_to(path.with_name("b"))],
         lambda path: [path.rename(path.with_name("b")), path.symlink_to(path.with_name("nowhere"))],
         lambda path: [path.rename(path.with_name("b")), path.mkdir()],
         lambda path: [path.rename(path.with_name("b")), path.touch()],
     ],
-    ids=["a step", "a link in it", "a folder in it", "a link", "a link to nowhere", "an empty folder", "a file"],
+    ids=["a folder in it", "a link", "a link to nowhere", "an empty folder", "a file"],
 )
 def test_any_other_path_is_rejected(stopped, change):
     change(stopped)
     refused(stopped)
 
 
-def test_a_folder_that_another_program_starts_in_is_rejected(stopped):
-    first = Run.create(stopped, RECIPE)
-    refused(stopped)
-    first.unlock()
-    Run.create(stopped, RECIPE).unlock()
-
-
 def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch):
     """A program that checked the folder before the other one began is stopped by the lock and changes nothing."""
     monkeypatch.setattr("lockstep.runs.folder.refuse_existing", lambda path: None)
-    first = Run.create(stopped, RECIPE)
+    first = Folder.create(stopped, RECIPE)
     refused(stopped, ENVIRONMENT, "another program is training in")
-    first.unlock()
-    (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
+    saver.save(first.checkpoints, {"step": torch.tensor(1)}, {})
+    first.close()
     before = contents(stopped)
     with pytest.raises(LockstepError, match="never overwritten"):
-        Run.create(stopped, RECIPE)
+        Folder.create(stopped, RECIPE)
     assert contents(stopped) == before
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
-def test_a_lock_that_is_no_file_is_an_error(stopped, make):
-    (stopped / ".lock").unlink()
-    make(stopped / ".lock")
-    (facts,) = runs_in(stopped.parent)
-    assert (facts.state, ".lock cannot be read (not a regular file)" in facts.problem) == ("damaged", True)
-    with pytest.raises(LockstepError, match=r"the run needs a file there|is a symbolic link"):
-        Run(stopped).lock()
-
-
-def test_a_model_that_is_a_pipe_is_an_error(stopped):
-    os.mkfifo(stopped / "model.safetensors")
-    with pytest.raises(LockstepError, match="not a regular file"):
-        print(Run(stopped).classes)
-
-
-def test_the_folder_of_a_new_run_is_flushed_with_those_above_it(tmp_path, monkeypatch):
-    flushed = []
-    monkeypatch.setattr("lockstep.runs.folder.flush", flushed.append)
-    Run.create(tmp_path / "new/runs/a", RECIPE).unlock()
-    assert flushed == [tmp_path / "new/runs", tmp_path / "new", tmp_path]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        '{"kind": "step", "step": "1"}', '{"kind": "step", "step": 1, "loss": "0.5"}', '{"kind": "step", "step": true}',
-        '{"kind": "step", "step": 1, "loss": NaN}', '{"kind": "step", "step": 1, "split": {"forward": "1"}}',
-        '{"kind": "digest", "step": 1, "digest": 5}', '{"kind": "digest", "step": -1, "digest": "5"}',
-        '{"kind": [], "step": 1}', '{"kind": "other", "step": 1}', '[]', '{"step": 1}',
-        '{"kind": "evaluation", "step": 1, "split": "test", "weights": "raw", "accuracy": "1", "loss": null}',
-    ],
-)  # fmt: skip
-def test_a_row_with_other_types_is_damaged(stopped, row):
-    good = '{"kind": "step", "step": 1, "loss": 0.5, "time": 1.5e9}'
-    (stopped / "metrics.jsonl").write_text(f"{row}\n{good}\n")
-    assert Run(stopped).metrics() == [json.loads(good)]
-
-
-def test_a_program_that_lost_the_folder_may_not_write_a_checkpoint(tmp_path):
-    """On a network file system, a lock may not keep out other hosts: here another host writes its own token."""
-    run = Run.create(tmp_path / "a", RECIPE)
-    run.require_lock()
-    checkpoint.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.require_lock)
-    (run.path / ".lock").write_text("the token of another host")
-    with pytest.raises(LockstepError, match="another program has continued"):
-        checkpoint.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000001.safetensors"]
-    run.unlock()
 
 
 def test_only_one_of_many_programs_starts_the_run_again(stopped):
@@ -180,7 +121,7 @@ def test_only_one_of_many_programs_starts_the_run_again(stopped):
     def program():
         barrier.wait()
         try:
-            runs.append(Run.create(stopped, RECIPE))
+            runs.append(Folder.create(stopped, RECIPE))
         except LockstepError as error:
             errors.append(str(error))
 
@@ -191,7 +132,42 @@ def test_only_one_of_many_programs_starts_the_run_again(stopped):
         thread.join()
     assert (len(runs), len(errors)) == (1, 7), errors
     assert runs[0].recipe() == RECIPE
-    runs[0].unlock()
+    runs[0].close()
+
+
+def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
+    """On a network file system, a lock may not keep out other hosts: here another host writes its own token."""
+    run = Folder.create(tmp_path / "a", RECIPE)
+    saver.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.require_lock)
+    (run.path / ".lock").write_text("the token of another host")
+    with pytest.raises(LockstepError, match="another program has continued"):
+        saver.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock)
+    with pytest.raises(LockstepError, match="another program has continued"):
+        run.finish({}, {"w": torch.zeros(1)}, {})
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000001.safetensors"]
+    assert not run.complete
+    assert not run.model.exists()
+    run.close()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_file_that_is_a_pipe_or_a_device_is_an_error(stopped, make):
+    for name in (".lock", "model.safetensors"):
+        (stopped / name).unlink(missing_ok=True)
+        make(stopped / name)
+    (facts,) = runs_in(stopped.parent)
+    assert (facts.state, ".lock cannot be read (not a regular file)" in facts.problem) == ("damaged", True)
+    with pytest.raises(LockstepError, match="cannot write the run folder"):
+        Folder(stopped).lock()
+    with pytest.raises(LockstepError, match="not a regular file"):
+        print(Run(stopped).classes)
+
+
+def test_the_folder_of_a_new_run_is_flushed_with_those_above_it(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("lockstep.runs.folder.flush", flushed.append)
+    Folder.create(tmp_path / "new/runs/a", RECIPE).close()
+    assert flushed == [tmp_path / "new/runs", tmp_path / "new", tmp_path]
 
 
 def test_a_run_is_opened_by_a_path_or_a_string_and_any_other_folder_is_an_error(stopped, tmp_path):
@@ -213,8 +189,8 @@ def test_a_copied_run_without_a_lock_file_is_not_held(stopped):
     assert not (stopped.with_name("copy") / ".lock").exists()
 
 
-def step(number):
-    return json.dumps({"kind": "step", "step": number, "loss": 0.5}).encode()
+def step(number, **fields):
+    return json.dumps({"kind": "step", "step": number, "loss": 0.5} | fields).encode()
 
 
 def evaluation(number, **fields):
@@ -223,58 +199,43 @@ def evaluation(number, **fields):
 
 
 DAMAGED = [
-    b"\xff\xfe\x00", step(1)[:-7], b"[]", b"7", b'{"kind": "step"}', b'{"step": 1}', b'{"kind": "step", "step": "1"}',
-    evaluation(1, loss="a"), evaluation(1, split=5), evaluation(1).replace(b"raw", b"r\xe4w"),
-    b'{"kind": "evaluation", "step": 1}', b"",
+    b"\xff\xfe\x00", b"[]", b"7", b"", step(1)[:-7], b'{"kind": "step"}', b'{"step": 1}', step("1"), step(True),
+    step(1, loss="0.5"), step(1, loss=float("nan")), step(1, split={"forward": "1"}),
+    b'{"kind": "digest", "step": 1, "digest": 5}', b'{"kind": "digest", "step": -1, "digest": "5"}',
+    b'{"kind": [], "step": 1}', b'{"kind": "other", "step": 1}', b'{"kind": "evaluation", "step": 1}',
+    evaluation(1, loss="a"), evaluation(1, split=5), evaluation(1, accuracy="1"),
+    evaluation(1).replace(b"raw", b"r\xe4w"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, caplog, damaged):
-    run, intact = Run(stopped), [step(0), evaluation(1), step(1), step(2), evaluation(2)]
-    run.metrics_path.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
-    assert run.evaluations(1) == [json.loads(evaluation(1))]
+    folder, intact = Folder(stopped), [step(0), evaluation(1, loss=None), step(1), step(2), evaluation(2)]
+    folder.metrics_path.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
+    assert folder.metrics() == [json.loads(line) for line in intact]
     for _ in range(2):
-        run.forget_ahead(1, evaluation=False)
-    assert caplog.messages == [f"{run.metrics_path}: line 2 was damaged and deleted"]
-    assert run.metrics_path.read_bytes() == b"\n".join(intact[:2]) + b"\n"
+        folder.begin(1, {}, evaluation=False)
+    assert caplog.messages == [f"{folder.metrics_path}: line 2 was damaged and deleted"]
+    assert folder.metrics_path.read_bytes() == b"\n".join(intact[:2]) + b"\n"
 
 
-def test_several_damaged_lines_are_one_message_and_a_loss_that_is_not_finite_is_no_damage(stopped, caplog):
-    run, whole = Run(stopped), evaluation(1, loss=None)
-    run.metrics_path.write_bytes(b"{\n" + step(0) + b"\n\x80\n" + whole + b"\n")
-    run.forget_ahead(5, evaluation=False)
-    assert caplog.messages == [f"{run.metrics_path}: lines 1, 3 were damaged and deleted"]
-    assert run.metrics_path.read_bytes() == step(0) + b"\n" + whole + b"\n"
+def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stopped, monkeypatch):
+    folder, synced = Folder(stopped), []
+    folder.metrics_path.write_bytes(step(0) + b"\n")
+    sync = os.fsync
 
+    def recorded(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((os.path.basename(path), folder.metrics_path.read_bytes()))
+        sync(descriptor)
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        ".lock", "log.txt", "environment.json", "result.json", "model.safetensors", "tb",
-        "tb/events.out.tfevents.1700000000.host.1.000000", "checkpoints",
-        "checkpoints/step-000000000.safetensors",
-    ],
-)  # fmt: skip
-def test_a_run_with_a_link_where_it_writes_is_not_locked(stopped, tmp_path, name):
-    path = stopped / name
-    if path.exists():
-        path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LockstepError, match=f"{name} is a symbolic link, and Lockstep does not write through") as error:
-        Run(stopped).lock()
-    assert error.value.code == ENVIRONMENT
-
-
-def test_links_of_the_user_elsewhere_in_the_folder_are_no_obstacle(stopped, tmp_path):
-    (stopped / "notes").symlink_to(tmp_path)
-    run = Run(stopped)
-    run.lock()
-    run.unlock()
+    monkeypatch.setattr(os, "fsync", recorded)
+    folder.begin(0, {}, evaluation=False)
+    assert synced[:2] == [(f".metrics.jsonl-{os.getpid()}", step(0) + b"\n"), ("a", b"")]
 
 
 def test_a_record_is_strict_json(stopped):
-    Run(stopped).write("result.json", {"loss": {"train": float("nan")}, "seconds": [1.5, float("inf")]})
+    Folder(stopped).write("result.json", {"loss": {"train": float("nan")}, "seconds": [1.5, float("inf")]})
     record = json.loads((stopped / "result.json").read_text(), parse_constant=pytest.fail)
     assert record == {"loss": {"train": None}, "seconds": [1.5, None]}
 
@@ -285,26 +246,6 @@ def test_a_record_is_strict_json(stopped):
 def test_a_damaged_result_is_one_clear_error(stopped, damaged):
     (stopped / "result.json").write_text(damaged)
     run = Run(stopped)
-    for look in (
-        run.result,
-        lambda: run.accuracy,
-        lambda: checkpoint.read_result(run),
-        lambda: difference(stopped, stopped),
-    ):
+    for look in (run.result, lambda: run.accuracy, run.load, lambda: difference(stopped, stopped)):
         with pytest.raises(LockstepError, match=r"result\.json cannot be read \(.*\): remove it"):
             look()
-
-
-def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stopped, monkeypatch):
-    run, synced = Run(stopped), []
-    run.metrics_path.write_bytes(step(0) + b"\n")
-    sync = os.fsync
-
-    def recorded(descriptor):
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        synced.append((os.path.basename(path), run.metrics_path.read_bytes()))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", recorded)
-    run.forget_ahead(0, evaluation=False)
-    assert synced == [(f".metrics.jsonl-{os.getpid()}", step(0) + b"\n"), ("a", b"")]

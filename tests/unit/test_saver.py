@@ -1,12 +1,121 @@
-"""The saver writes checkpoints while training continues."""
+"""Checkpoints: written while training continues, atomic, verified, named when damaged, and pruned."""
 
 import threading
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from lockstep.runs import checkpoint, saver
+from lockstep.errors import DATA, LockstepError
+from lockstep.runs import saver, statefile
 from lockstep.runs.saver import Saver
+
+
+def saved(folder, step, **facts):
+    """Write a small checkpoint, and return its path."""
+    tensors = {"step": torch.tensor(step), "parameter/w": torch.arange(100.0) + step}
+    return saver.save(folder, tensors, {"recipe_digest": "d", "data_sha256": {"train": "s"}, **facts})
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_path):
+    paths = [saved(tmp_path / run, 7) for run in ("a", "b")]
+    newest = statefile.latest(tmp_path / "a")
+    assert torch.equal(newest.tensors["parameter/w"], torch.arange(100.0) + 7)
+    assert newest.step == 7
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert names(tmp_path / "a") == ["step-000000007.safetensors"]
+    assert newest.facts.keys() == {"step", "recipe_digest", "data_sha256", "contents_sha256"}
+    assert statefile.latest(tmp_path) is None
+
+
+def test_tensors_with_gaps_or_in_others_memory_are_written(tmp_path):
+    table = torch.rand(3, 4)
+    views = {"turned": table.t(), "row": table[1], "repeated": torch.ones(1).expand(5)}
+    statefile.write(tmp_path / "m.safetensors", views, {})
+    assert all(tensor.equal(views[name]) for name, tensor in statefile.read(tmp_path / "m.safetensors").tensors.items())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        lambda path: path.write_bytes(path.read_bytes()[:-4]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'\\"s\\"', b'\\"t\\"')),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("[]"),
+        lambda path: save_file({"step": torch.tensor(2)}, path),
+        lambda path: [path.unlink(), path.mkdir()],
+        lambda path: [path.unlink(), path.symlink_to(path.parent / "nowhere")],
+    ],
+    ids=["bit flip", "truncated", "changed fact", "empty", "foreign", "other program's", "folder", "link to nowhere"],
+)
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, caplog, damage):
+    saved(tmp_path, 1)
+    damage(saved(tmp_path, 2))
+    assert statefile.latest(tmp_path).step == 1
+    assert len(caplog.messages) == 1
+    assert "step-000000002.safetensors is damaged" in caplog.messages[0]
+    damage(tmp_path / "step-000000001.safetensors")
+    with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged") as error:
+        statefile.latest(tmp_path)
+    assert error.value.code == DATA
+
+
+@pytest.mark.parametrize("reader", ["open_to_read", "read_tensors"])
+def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, caplog, reader):
+    """Another program trains, saves a new checkpoint and deletes the old ones. The new one is returned."""
+    saved(tmp_path, 1)
+    saved(tmp_path, 2)
+    read = getattr(statefile, reader)
+
+    def slowly(path):
+        monkeypatch.undo()
+        saved(tmp_path, 3)
+        saver.prune(tmp_path, 1)
+        return read(path)
+
+    monkeypatch.setattr(statefile, reader, slowly)
+    assert statefile.latest(tmp_path).step == 3
+    assert (names(tmp_path), caplog.messages) == (["step-000000003.safetensors"], [])
+    with pytest.raises(FileNotFoundError):
+        statefile.read(tmp_path / "step-000000002.safetensors")
+
+
+def test_prune_keeps_the_latest_and_the_best(tmp_path):
+    for step in range(8):
+        saved(tmp_path, step)
+    saver.prune(tmp_path, 3, best=1)
+    assert names(tmp_path) == [f"step-{s:09d}.safetensors" for s in (1, 5, 6, 7)]
+
+
+def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(statefile, "flush", full)
+    with pytest.raises(OSError, match="No space left"):
+        saved(tmp_path, 1)
+    assert names(tmp_path) == []
+
+
+def test_clear_ahead_renames_later_checkpoints_and_deletes_unfinished_ones(tmp_path):
+    for step in (1, 2):
+        saved(tmp_path, step)
+    (tmp_path / ".step-000000003.safetensors-99").touch()
+    saver.clear_ahead(tmp_path, 1)
+    assert names(tmp_path) == ["damaged-step-000000002.safetensors", "step-000000001.safetensors"]
+    saved(tmp_path, 2)
+    assert statefile.latest(tmp_path).step == 2
 
 
 class Weights:
@@ -29,31 +138,31 @@ def save(saves, state, **facts):
     saves.save(state.named(), facts, state.update_lock)
 
 
+def steps(folder):
+    return sorted(statefile.steps(folder))
+
+
+def saved_weights(folder):
+    """Return the one value of the weights in each checkpoint of `folder`, oldest first."""
+    files = (statefile.read(path) for path in statefile.checkpoints_in(folder).values())
+    return [file.tensors["parameter/w"].unique().item() for file in files]
+
+
 @pytest.fixture
 def gate(monkeypatch):
     """Return an event: checkpoints are written only after it is set."""
-    opened = threading.Event()
-    written = checkpoint.save
+    opened, written = threading.Event(), saver.save
 
     def slowly(*arguments):
         assert opened.wait(20)
         return written(*arguments)
 
-    monkeypatch.setattr(saver.checkpoint, "save", slowly)
+    monkeypatch.setattr(saver, "save", slowly)
     yield opened
     opened.set()
 
 
-def saved_weights(folder):
-    """Return the one value of the weights in each checkpoint of `folder`, oldest first."""
-    return [checkpoint.read_step(folder, step).tensors["parameter/w"].unique().item() for step in steps(folder)]
-
-
-def steps(folder):
-    return sorted(checkpoint.steps(folder))
-
-
-def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its_step(tmp_path, gate):
+def test_training_continues_during_a_save_and_saves_are_made_one_at_a_time(tmp_path, gate):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
     state.update()
     save(saves, state)
@@ -61,10 +170,15 @@ def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its
         state.update()
     assert saves.busy
     assert steps(tmp_path) == []
+    second = threading.Thread(target=save, args=(saves, state))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
     gate.set()
+    second.join(20)
     saves.wait()
-    assert steps(tmp_path) == [1]
-    assert saved_weights(tmp_path) == [1.0]
+    assert steps(tmp_path) == [1, 4]
+    assert saved_weights(tmp_path) == [1.0, 4.0]
 
 
 def test_an_update_waits_for_the_copy(tmp_path):
@@ -90,21 +204,6 @@ def test_an_update_waits_for_the_copy(tmp_path):
     assert state.step == 1
 
 
-def test_checkpoints_are_written_one_at_a_time(tmp_path, gate):
-    state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
-    save(saves, state)
-    state.update()
-    second = threading.Thread(target=save, args=(saves, state))
-    second.start()
-    second.join(0.2)
-    assert second.is_alive()
-    gate.set()
-    second.join(20)
-    saves.wait()
-    assert steps(tmp_path) == [0, 1]
-    assert saved_weights(tmp_path) == [0.0, 1.0]
-
-
 @pytest.mark.parametrize(("failing", "error"), [("save", OSError(28, "No space left")), ("prune", ZeroDivisionError())])
 def test_an_error_is_returned_once_and_the_next_save_is_tried(tmp_path, monkeypatch, failing, error):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
@@ -112,7 +211,7 @@ def test_an_error_is_returned_once_and_the_next_save_is_tried(tmp_path, monkeypa
     def fails(*_):
         raise error
 
-    monkeypatch.setattr(saver.checkpoint, failing, fails)
+    monkeypatch.setattr(saver, failing, fails)
     save(saves, state)
     saves.wait()
     assert saves.take_error() is error
@@ -129,7 +228,7 @@ def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=30.0)
-    monkeypatch.setattr(saver.checkpoint, "save", lambda *_: now.__setitem__(0, now[0] + 3.0))
+    monkeypatch.setattr(saver, "save", lambda *_: now.__setitem__(0, now[0] + 3.0))
     save(saves, state)  # as at the start of every session
     saves.wait()
     saved_at, worst = now[0], 0.0
@@ -143,12 +242,7 @@ def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
             saves.wait()
             worst, saved_at = max(worst, now[0] - saved_at), began
     assert 12.0 < worst <= 30.0
-
-
-def test_with_zero_seconds_no_save_is_due_by_time(tmp_path, monkeypatch):
-    saves = Saver(tmp_path, keep=5, every_s=0)
-    monkeypatch.setattr(saver.time, "monotonic", lambda: 1e9)
-    assert not saves.due()
+    assert not Saver(tmp_path, keep=5, every_s=0).due()
 
 
 def test_the_best_checkpoint_is_kept(tmp_path):
@@ -162,27 +256,24 @@ def test_the_best_checkpoint_is_kept(tmp_path):
 
 
 def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
-    state, saves = Weights(), Saver(tmp_path, keep=2, every_s=0)
-    for _ in range(2):
-        state.update()
-        save(saves, state)
+    for step in (1, 2):
+        saved(tmp_path, step)
+    flip(tmp_path / "step-000000002.safetensors")
+    state, saves = Weights(), Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which has verified none yet
+    state.step = 3
+    save(saves, state)
     saves.wait()
-    again = Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which has verified no checkpoint yet
-    damaged = tmp_path / "step-000000002.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    state.update()
-    save(again, state)
-    again.wait()
     assert steps(tmp_path) == [1, 3]
     assert (tmp_path / "damaged-step-000000002.safetensors").is_file()
 
 
-def test_the_next_checkpoint_reuses_the_memory_of_the_previous_one(tmp_path, monkeypatch):
+def test_the_next_checkpoint_reuses_the_memory_of_the_previous_one(tmp_path):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
+    memory = set()
     for _ in range(2):
         save(saves, state)
         state.update()
         saves.wait()
-        assert saves.take_error() is None
-        monkeypatch.setattr(saver.torch, "empty", lambda *_, **__: 1 / 0)
+        memory |= {copy.data_ptr() for copy in saves._copies.values()}
+    assert len(memory) == 2  # one for each tensor
     assert saved_weights(tmp_path) == [0.0, 1.0]

@@ -20,8 +20,8 @@ from lockstep.launch.submit import submit
 from lockstep.launch.workers import Output
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
-from lockstep.runs import checkpoint
-from lockstep.runs.folder import Run
+from lockstep.runs import saver
+from lockstep.runs.folder import Folder
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10})
 
@@ -30,15 +30,15 @@ class Training:
     """A stand-in for the program that trains: it creates a run, saves checkpoints and ends the run."""
 
     def __init__(self, path):
-        self.run = Run.create(path, RECIPE)
+        self.run = Folder.create(path, RECIPE)
         self.session = Session(RECIPE, Placement(), Context())
 
     def save(self, step, keep=5):
         self.session.state.step = step
         for parameter in self.session.state.parameters.values():
             parameter.data.mul_(1.01)
-        checkpoint.save(self.run.checkpoints, self.session.state.tensors(), self.session.checkpoint_facts())
-        checkpoint.prune(self.run.checkpoints, keep)
+        saver.save(self.run.checkpoints, self.session.state.tensors(), self.session.checkpoint_facts())
+        saver.prune(self.run.checkpoints, keep)
 
     def end(self):
         numbers = dict.fromkeys(("steps", "train_s", "total_s", "images_per_s", "processes"), 1)
@@ -51,7 +51,7 @@ def training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = Training(tmp_path / "runs" / "x")
     yield program
-    program.run.unlock()
+    program.run.close()
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_checkpoint_repeated_after_a_resume_is_not_evaluated_again(training, e
     training.save(8)
 
     def resume():
-        checkpoint.clear_ahead(training.run.checkpoints, 2)
+        saver.clear_ahead(training.run.checkpoints, 2)
 
     def last():
         training.save(8)

@@ -28,7 +28,6 @@ from lockstep.inference.graph import graph_recipe
 from lockstep.inference.origin import file_recipe, run_of
 from lockstep.inference.sources import Source, Sources, image_of, in_order, items
 from lockstep.messages import logger
-from lockstep.runs.checkpoint import read_chosen, read_result
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.statefile import contents_sha256, read
@@ -312,7 +311,7 @@ def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _
         model = read(run.model)
         run.require_recipe(run.model, model.facts)
         return _Weights(run.model, run.recipe(), model.facts, *divided(model.tensors))
-    found = read_result(run) if which is None else read_chosen(run, which)
+    found = run.load(which)
     run.require_recipe(found.path, found.facts)
     group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
     named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]

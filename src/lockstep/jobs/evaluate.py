@@ -21,8 +21,7 @@ from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
 from lockstep.report.console import progress_on
 from lockstep.report.evaluation_log import EvaluationLog
-from lockstep.runs import checkpoint, statefile
-from lockstep.runs.checkpoint import none_yet, read_chosen, read_result
+from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.statefile import StateFile
@@ -44,7 +43,7 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     if spec.watch:
         watch(evaluator, spec, ctx)
         return None
-    record = evaluator(chosen(evaluator.run, spec) if ctx.first else None)
+    record = evaluator(evaluator.run.load(spec.checkpoint) if ctx.first else None)
     if not ctx.first:
         return None
     if spec.save_model is not None:
@@ -65,11 +64,6 @@ def _unlike(run: Run) -> dict[str, Tensor]:
         return divided(statefile.read(run.model).tensors)[1]
     except (OSError, LockstepError):
         return {}
-
-
-def chosen(run: Run, spec: EvaluateSpec) -> StateFile:
-    """Return the checkpoint that `spec` names. Raises: LockstepError."""
-    return read_result(run) if spec.checkpoint is None else read_chosen(run, spec.checkpoint)
 
 
 class Evaluator:
@@ -201,10 +195,10 @@ class Watcher:
         run = Run.existing(self._run.path)  # raises if the run was deleted
         # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.
         self._ended = run.result() is not None
-        steps = checkpoint.steps(self._run.checkpoints)
+        steps = self._run.steps
         if not steps:
             if self._once or self._ended:
-                raise none_yet(self._run)
+                raise self._run.no_checkpoint()
             self._note_once(f"{self._run.path} has no checkpoint yet: waiting")
             return _WAIT
         if self._find(steps):
@@ -228,7 +222,7 @@ class Watcher:
 
     def _read(self, step: int) -> bool:
         try:
-            self.found = checkpoint.read_step(self._run.checkpoints, step)
+            self.found = statefile.read(self._run.checkpoints / statefile.file_name(step))
         except FileNotFoundError:
             return False  # Training has deleted it.
         except LockstepError as error:
@@ -240,7 +234,7 @@ class Watcher:
     def after(self) -> bytes:
         """Decide what follows an evaluation: another one, waiting, or the end."""
         self.found = None  # frees its tensors
-        waiting = set(checkpoint.steps(self._run.checkpoints)) - self.log.done - self._damaged
+        waiting = set(self._run.steps) - self.log.done - self._damaged
         return _END if self._once or (self._ended and not waiting) else _MORE if waiting else _WAIT
 
     def _note_once(self, text: str) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from lockstep.core.unlike import divided
 from lockstep.data.dataset import first_other_class
 from lockstep.errors import DATA, LockstepError
-from lockstep.runs.statefile import SHA256, SUFFIX, contents_sha256, facts_if_valid, read_tensors, stated
+from lockstep.runs import statefile
+from lockstep.runs.statefile import SUFFIX, facts_if_valid
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # the key of the weights in other programs' checkpoints
 _PREFIXES = ("module.", "_orig_mod.")  # of names that DistributedDataParallel and torch.compile have saved
@@ -140,11 +141,9 @@ def _tensors(path: Path, content: bytes) -> dict[str, Tensor]:
     """Return the tensors of the file by name. No code in it is executed. Raises: LockstepError."""
     if path.suffix == SUFFIX:
         try:
-            tensors, facts = read_tensors(content), stated(path)
-            if facts is not None and facts.get(SHA256) != contents_sha256(facts, tensors):
-                raise ValueError("it is not the file that was written: the sha256 of its contents differs")
-        except (OSError, ValueError) as error:
-            raise LockstepError(f"--init {path}: the file is damaged ({error})", DATA) from None
+            tensors = statefile.read(path, content, foreign=True).tensors
+        except LockstepError as error:
+            raise LockstepError(f"--init {path}: {error}", DATA) from None
         return _of_checkpoint(divided(tensors)[0])
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles of other programs

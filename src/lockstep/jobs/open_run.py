@@ -18,11 +18,8 @@ from lockstep.jobs.startup import Line
 from lockstep.messages import logger
 from lockstep.report import console
 from lockstep.report.metrics import MetricsFile
-from lockstep.runs import checkpoint
-from lockstep.runs.folder import LostRunError, Run
+from lockstep.runs.folder import Folder
 from lockstep.runs.provenance import compare, describe_custom_code, texts
-from lockstep.runs.saver import Saver
-from lockstep.runs.statefile import StateFile
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
@@ -47,7 +44,6 @@ class OpenRun:
             this session computes differently from an earlier one.
         """
         self._session, placement = session, session.placement
-        self.checkpoint: StateFile | None = None
         self.listeners: list[Listener] = []
         self._provenance = {
             "probe": probe,
@@ -56,35 +52,27 @@ class OpenRun:
             "decoder": session.decoder,
             **session.fingerprint,
         }
-        self._earlier: list[dict[str, Any]] = []
         self.mixed_arithmetic = False
         if spec.resume:
-            self.run = Run.existing(spec.path)
-            self.run.lock()
+            self.run = Folder.resume(spec.path, placement)
         else:
-            self.run = Run.create(spec.path, session.recipe, spec.numbered)
+            self.run = Folder.create(spec.path, session.recipe, placement, spec.numbered)
+        self.checkpoint, self.saver = self.run.checkpoint, self.run.saver
         try:
-            if spec.resume:
-                self._read(spec.strict)
+            if self.checkpoint is not None:
+                self._require_same_data(self.checkpoint.facts)
+            self._compare_sessions(spec.strict)
             ctx.on_run_created(self.run.path)
-            self.saver = Saver(
-                self.run.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.run.require_lock
-            )
             self.listeners = self._make_listeners(ctx)
         except BaseException:
-            self.run.unlock()
+            self.run.close()
             raise
 
-    def _read(self, strict: bool) -> None:
-        self.checkpoint = checkpoint.latest(self.run.checkpoints)
-        if self.checkpoint is None:
-            logger.warning(f"{self.run.path} has no checkpoint: it starts again before its first step")
-        else:
-            self._require_same_data(self.checkpoint.facts)
-        self._earlier = self.run.sessions()
-        differing = [one for one in self._earlier if texts(compare(one, self._provenance), *_DECIDING)]
+    def _compare_sessions(self, strict: bool) -> None:
+        earlier = self.run.earlier
+        differing = [one for one in earlier if texts(compare(one, self._provenance), *_DECIDING)]
         self.mixed_arithmetic = bool(differing)
-        differences = self._differences_from(self._earlier[-1]) if self._earlier else []
+        differences = self._differences_from(earlier[-1]) if earlier else []
         if strict and differing:
             reasons = "; ".join(differences) or f"it differs from the session that began at step {differing[0]['step']}"
             raise LockstepError(
@@ -161,51 +149,21 @@ class OpenRun:
 
     def begin(self, log: Log, lines: list[Line], due: Due) -> None:
         """Record where the run computes, and print the `lines` of the start-up block."""
-        step = self._session.state.step
-        checkpoint.clear_ahead(self.run.checkpoints, step)
-        self.run.forget_ahead(step, evaluation=due.evaluates(step))
         placement = self._session.placement
         session = {
-            "step": step,
             "processes": self._session.group.processes,
             "data": str(placement.data) if placement.data else None,
             "init": str(placement.init) if placement.init else None,
             **self._provenance,
         }
-        self.run.write("environment.json", [*self._earlier, session])
+        step = self._session.state.step
+        self.run.begin(step, session, evaluation=due.evaluates(step))
         log.start(lines)
-
-    def stepped(self) -> None:
-        """Learn that an update is done. Report a failed save; training continues."""
-        self.saver.stepped()
-        if (problem := self._save_problem()) is not None:
-            logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
 
     def save(self, due: Due) -> None:
         """Start to save a checkpoint, after the previous one is written. Training continues meanwhile."""
-        self.saver.wait()
-        if (problem := self._save_problem()) is not None:
-            logger.warning(problem)
-        state = self._session.state
-        self.saver.best_step = due.best_step
-        self.saver.save(state.named(), {**self._session.checkpoint_facts(), **due.facts()}, state.update_lock)
-
-    def require_saved(self) -> None:
-        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
-        self.saver.wait()
-        if (problem := self._save_problem()) is not None:
-            raise LockstepError(problem, ENVIRONMENT)
-
-    def _save_problem(self) -> str | None:
-        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
-        error = self.saver.take_error()
-        if isinstance(error, LostRunError):
-            raise error
-        if error is None or isinstance(error, LockstepError):
-            return None if error is None else str(error)
-        if not isinstance(error, OSError):
-            raise error
-        return f"could not save a checkpoint in {self.run.checkpoints}: {error.strerror or error}"
+        state, facts = self._session.state, {**self._session.checkpoint_facts(), **due.facts()}
+        self.run.save(state.named(), facts, state.update_lock, due.best_step)
 
     def _cannot_write(self, error: OSError) -> LockstepError:
         problem = f"cannot write in {self.run.path}: {error.strerror or error}"
@@ -213,10 +171,9 @@ class OpenRun:
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, close the listeners and unlock the folder."""
-        self.saver.wait()
         for listener in self.listeners:
             listener.close()
-        self.run.unlock()
+        self.run.close()
 
 
 @contextmanager

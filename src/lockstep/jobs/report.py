@@ -10,7 +10,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.folder.survey import survey
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import Evaluator, chosen
+from lockstep.jobs.evaluate import Evaluator
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
@@ -31,7 +31,7 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     def keep(examples: Tensor, found: Tensor) -> None:
         logits[examples.cpu()] = found.float().cpu()
 
-    record = evaluator(chosen(evaluator.run, spec) if ctx.first else None, keep)
+    record = evaluator(evaluator.run.load(spec.checkpoint) if ctx.first else None, keep)
     every = ctx.group.gather(logits.to(ctx.device)).sum(0).cpu()  # In each process, the rows of the others are 0.
     if not ctx.first:
         return None

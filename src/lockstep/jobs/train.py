@@ -26,7 +26,6 @@ from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import Held, command, handled, logger
-from lockstep.runs import statefile
 from lockstep.words import counted, plural, wilson_interval
 
 
@@ -110,7 +109,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                     with monitor.pausing():
                         todo = due.after(state.step, requested)
                         if run:
-                            run.stepped()
+                            run.run.stepped()
                         if todo.save:
                             session.require_sound_state()
                             if run:
@@ -126,12 +125,12 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
                 if requested.stop is not None:
                     if run:
                         run.save(due)
-                        run.require_saved()
+                        run.run.require_saved()
                         again = recipe.command("train", run.run.path, "--resume")
                         log.end([("stopped", f"after {trained} steps, saved"), ("resume", again)])
                     raise StoppedError(requested.stop)
                 if run:
-                    run.require_saved()
+                    run.run.require_saved()
                 if recipe.patience is not None and due.best_step != trained:
                     state.restore_best()
                     results = {}
@@ -164,7 +163,7 @@ def _save_last_good(session: Session, due: Due, run: OpenRun) -> str:
     if not session.state.is_finite():
         return f"The last good state is the latest checkpoint in {run.run.path}"
     run.save(due)
-    run.require_saved()
+    run.run.require_saved()
     return f"The last good state, after {session.state.step} steps, is saved in {run.run.path}"
 
 
@@ -186,9 +185,7 @@ def _complete(
     the best weights, which may be earlier ones.
     """
     recipe, folder = session.recipe, run.run
-    folder.require_lock()
     tensors, facts = session.model_contents()
-    statefile.write(folder.model, {**tensors, **unlike}, facts)
     best = next(iter(evaluations.values()))
     one_view = {"accuracy_one_view": best.summary()["accuracy_one_view"]} if recipe.test_views != "one" else {}
     early = trained < log.course.steps
@@ -217,7 +214,7 @@ def _complete(
         "mixed_arithmetic": run.mixed_arithmetic,
         "run": str(folder.path),
     }
-    folder.write("result.json", result)
+    folder.finish(result, {**tensors, **unlike}, facts)
     others = ""
     if "ema" in evaluations:
         others = f" by the averaged weights, {evaluations['raw'].accuracy:.2%} by the raw ones"

@@ -1,4 +1,4 @@
-"""Run: the folder of one run. It never overwrites another folder. Reading it needs no torch.
+"""The folder of a run: `Run` reads it, and needs no torch. `Folder` is the one that process 0 trains.
 
 recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json
 """
@@ -10,54 +10,40 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as changed
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import (
-    finite,
-    first_link,
-    flush,
-    open_lock,
-    open_to_read,
-    parse_json,
-    read_json,
-    remove_abandoned,
-    replace,
-)  # fmt: skip
+from lockstep.files import finite, flush, open_lock, open_to_read, parse_json, read_json, remove_abandoned, replace
 from lockstep.messages import logger
-from lockstep.runs.statefile import Entries, checkpoints_in, facts_if_valid, facts_of
+from lockstep.runs import saver, statefile
+from lockstep.runs.statefile import Entries, StateFile, checkpoints_in, facts_if_valid, file_name
 from lockstep.settings import validated
 from lockstep.words import listed
 
-# What a run writes. A link in the place of one of them, or in one of the folders, would lead elsewhere.
-_FOLDERS = ("checkpoints", "tb")
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _FILES = ("recipe.json", "environment.json", "result.json", "metrics.jsonl", "log.txt", "model.safetensors")
-
-# The paths, in its folder, that a run makes before its first step.
-_FIRST_FOLDERS = re.compile(r"tb|checkpoints")
-_FIRST_FILES = re.compile(
-    r"\.lock|(recipe|environment)\.json|\.(recipe|environment)\.json-\d+|metrics\.jsonl|log\.txt"
-    r"|tb/events\.out\.tfevents\.[^/]+"
-    r"|checkpoints/(step-0{9}\.safetensors|\.step-0{9}\.safetensors-\d+)"
-)
-
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})-\d+")
+# What a run has made before its first step. `eval --watch` waits for recipe.json, so it stays until it is replaced.
+_FIRST = {"environment.json", "metrics.jsonl", "log.txt", "tb", "checkpoints"}
 
-
-_Step = Annotated[int, Field(ge=0, lt=1 << 53)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
-_Time = Annotated[float, Field(ge=0, le=1e11)]
 
 
 class _Session(Entries):
-    step: _Step
+    step: _Count
     data: str | None = None
     data_sha256: dict[str, str] = Field({})
     model_source: dict[str, str] = Field({})
@@ -66,21 +52,21 @@ class _Session(Entries):
 
 
 class _Result(Entries):
-    steps: _Step
-    best_step: _Step | None = None
+    steps: _Count
+    best_step: _Count | None = None
     accuracy: dict[str, _Number | None]
     accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
     train_s: _Number
     total_s: _Number
     images_per_s: _Number
-    processes: _Step
-    peak_memory_bytes: list[_Step]
+    processes: _Count
+    peak_memory_bytes: list[_Count]
     weights_sha256: str
 
 
 class _StepRow(Entries):
-    step: _Step
-    time: _Time | None = None
+    step: _Count
+    time: Annotated[float, Field(ge=0, le=1e11)] | None = None
     loss: _Number | None = None
     accuracy: _Number | None = None
     learning_rate: _Number | None = None
@@ -89,23 +75,20 @@ class _StepRow(Entries):
 
 
 class _EvaluationRow(Entries):
-    step: _Step
+    step: _Count
     split: str
     weights: str
     accuracy: _Number
     loss: _Number | None
+    correct: _Count | None = None
 
 
 class _DigestRow(Entries):
-    step: _Step
+    step: _Count
     digest: str
 
 
-_ROWS: dict[str, type[Entries]] = {
-    "step": _StepRow,
-    "evaluation": _EvaluationRow,
-    "digest": _DigestRow,
-}  # of metrics.jsonl, by kind
+_ROWS: dict[str, type[Entries]] = {"step": _StepRow, "evaluation": _EvaluationRow, "digest": _DigestRow}
 
 
 class LostRunError(LockstepError):
@@ -131,73 +114,23 @@ class Run:
         self.summaries = path / "tb"
         self.log = path / "log.txt"
         self.model = path / "model.safetensors"
-        self._lock: IO[str] | None = None
-        self._token = ""
 
-    @staticmethod
-    def create(path: Path, recipe: Recipe, numbered: bool = False) -> "Run":
-        """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the next free number.
-
-        The folder of a run that was stopped before its first step is emptied and used again, with a message.
-        Raises: LockstepError if anything else is there, or the folder cannot be written.
-        """
-        try:
-            made = [path, *(folder for folder in path.parents if not folder.exists())]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                try:
-                    path.mkdir()  # atomic: of two programs, one succeeds
-                    break
-                except FileExistsError:
-                    if not numbered:
-                        refuse_existing(path)
-                        break
-                    path = fresh_path(path.parent, path.name.rpartition("-")[0])
-            for folder in made:  # Else a power failure could take the whole run, whose files are flushed.
-                flush(folder.parent)
-            run = Run(path)
-            run.lock()  # before any write: of two programs that reuse one folder, one succeeds
-            try:
-                run._empty()
-                run.checkpoints.mkdir()
-                run.write("recipe.json", recipe.model_dump(mode="json"))
-            except BaseException:
-                run.unlock()
-                raise
-        except OSError as error:
-            raise LockstepError(f"cannot write the run folder {path}: {error.strerror}", ENVIRONMENT) from None
-        return run
-
-    def _empty(self) -> None:
-        """Delete the files of a run that made no step. This program must hold the lock.
-
-        recipe.json stays until it is replaced, because `eval --watch` waits for it.
-        """
-        leftovers = [path for path in self.path.iterdir() if path.name not in (".lock", "recipe.json")]
-        if not leftovers and not (self.path / "recipe.json").exists():
-            return
-        if not _has_no_step(self.path):  # Another program trained here since the last check.
-            raise _exists(self.path)
-        for path in leftovers:
-            (shutil.rmtree if path.is_dir() else os.unlink)(path)
-        logger.warning(f"{self.path} was stopped before its first step: starting again")
-
-    @staticmethod
-    def open(path: Path | str) -> "Run":
+    @classmethod
+    def open(cls, path: Path | str) -> "Run":
         """Return the run at `path`, also for when the current folder is another one.
 
         Raises: LockstepError if the folder is not a run.
         """
-        return Run.existing(Path(path).absolute())
+        return cls.existing(Path(path).absolute())
 
-    @staticmethod
-    def existing(path: Path) -> "Run":
+    @classmethod
+    def existing(cls, path: Path) -> "Run":
         """Return the run at `path`, which messages name as it is given. Raises: LockstepError as `open`."""
         if not path.is_dir():
             raise LockstepError(f"{path} is not a folder: give the folder of a run, as in runs/digits-1")
         if not (path / "recipe.json").is_file():
             raise LockstepError(f"{path} is not a run: it has no recipe.json")
-        return Run(path)
+        return cls(path)
 
     def __repr__(self) -> str:
         try:
@@ -236,9 +169,14 @@ class Run:
         """
         for path in (self.model, *[*checkpoints_in(self.checkpoints).values()][-1:]):
             with contextlib.suppress(FileNotFoundError):
-                names = facts_of(path).get("classes")
+                names = statefile.facts_of(path).get("classes")
                 return tuple(names) if names else None
         return None
+
+    @property
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no file."""
+        return statefile.steps(self.checkpoints)
 
     def recipe(self) -> Recipe:
         """Return the recipe that the run was started with. Raises: LockstepError."""
@@ -253,31 +191,34 @@ class Run:
         lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else ()
         return [row for line in lines if (row := _row(line)) is not None]
 
+    def judged(self) -> dict[int, dict[str, Any]]:
+        """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by step.
+
+        Raises: LockstepError if recipe.json is damaged.
+        """
+        recipe = self.recipe()
+        kind = ("evaluation", recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
+        names = ("kind", "split", "weights")
+        return {row["step"]: row for row in self.metrics() if tuple(map(row.get, names)) == kind}
+
+    def evaluations(self, step: int) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl for evaluations after `step` updates."""
+        return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
+
     def last_loss(self) -> float | None:
         """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
         rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
         loss: float | None = next((row.get("loss") for row in rows), None)
         return loss
 
-    def check_recipe(self) -> None:
-        """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
-        newest = [*checkpoints_in(self.checkpoints).values()][-1:]
-        if newest and (facts := facts_if_valid(newest[0])):  # Loading a damaged checkpoint reports it.
-            self.require_recipe(newest[0], facts)
+    def digests(self) -> dict[int, str]:
+        """Return the digests of the state in metrics.jsonl, by number of updates."""
+        return {row["step"]: row["digest"] for row in self.metrics() if row["kind"] == "digest"}
 
-    def require_recipe(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Raise a LockstepError if what `path` states, its `facts`, is of another recipe than recipe.json."""
-        if facts.get("recipe_digest") != self.recipe().digest():
-            raise LockstepError(f"{path} was trained by another recipe than recipe.json states")
-
-    def data(self) -> Path | None:
-        """Return the data folder that the last session was given, or None.
-
-        The run may be somebody else's, and name any folder of this host. So a job that reads this folder without having
-        got it from the user says in a message which one it reads.
-        """
-        known = (self.sessions() or [{}])[-1].get("data")
-        return Path(known) if known else None
+    def facts(self) -> dict[str, Any]:
+        """Return the facts in the newest checkpoint that is not damaged, {} if there is none."""
+        paths = reversed(checkpoints_in(self.checkpoints).values())
+        return next(filter(None, map(facts_if_valid, paths)), {})
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
@@ -291,87 +232,19 @@ class Run:
             raise self._unreadable("environment.json", error) from None
         return sessions
 
+    def data(self) -> Path | None:
+        """Return the data folder that the last session was given, or None.
+
+        The run may be somebody else's, and name any folder of this host. So a job that reads this folder without having
+        got it from the user says in a message which one it reads.
+        """
+        known = (self.sessions() or [{}])[-1].get("data")
+        return Path(known) if known else None
+
     def result(self) -> dict[str, Any] | None:
         """Return the final record, or None if the run is not complete. Raises: LockstepError if it is damaged."""
         result: dict[str, Any] | None = self.read("result.json", _Result)
         return result
-
-    def lock(self) -> None:
-        """Keep other programs from writing here until `unlock`, or until this process ends in any way.
-
-        Raises:
-            LockstepError: if another program holds the lock, or if there is a symbolic link, or a file in the place of
-                a folder or the reverse, where the run writes.
-        """
-        paths = [self.path / name for name in (".lock", *_FILES, *_FOLDERS)]
-        if link := first_link(paths):
-            raise LockstepError(
-                f"{link} is a symbolic link, and Lockstep does not write through links: remove it", ENVIRONMENT
-            )
-        for path in paths:
-            wanted, fits = ("folder", path.is_dir()) if path.name in _FOLDERS else ("file", path.is_file())
-            if path.exists() and not fits and path != self.summaries:  # Training continues without summaries.
-                raise LockstepError(f"{path} is no {wanted}, and the run needs a {wanted} there: move it away", DATA)
-        try:
-            self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
-            if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
-                time.sleep(0.1)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._token = uuid.uuid4().hex
-            self._lock.write(self._token)
-            self._lock.truncate()
-            self._lock.flush()
-        except BlockingIOError:
-            self.unlock()
-            raise LockstepError(
-                f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
-            ) from None
-        except OSError as error:
-            raise LockstepError(f"cannot write the run folder {self.path}: {error.strerror}", ENVIRONMENT) from None
-
-    def require_lock(self) -> None:
-        """Raise a LostRunError if another program has locked the run since this one did.
-
-        On the hosts of a network file system, a lock may not keep out the other hosts. A process that was cut off from
-        its run then finds the token of the program that has taken over.
-        """
-        try:
-            token = (self.path / ".lock").read_bytes()
-        except OSError as error:
-            raise LockstepError(
-                f"{self.path / '.lock'} cannot be read ({error.strerror}), so another program may be writing there",
-                ENVIRONMENT,
-            ) from None
-        if token != self._token.encode():
-            raise LostRunError(
-                f"another program has continued {self.path}, so this one must not write there any more: it ends",
-                ENVIRONMENT,
-            )
-
-    def is_held(self) -> bool:
-        """Return whether a program is training here now. In a copy of a run without a lock file, none is.
-
-        Raises: LockstepError if the lock is not a file that can be read.
-        """
-        try:
-            with open_to_read(self.path / ".lock") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            raise self._unreadable(".lock", error.strerror) from None
-        return False
-
-    def unlock(self) -> None:
-        """Allow other programs to write here."""
-        if self._lock is not None:
-            self._lock.close()
-
-    def write(self, name: str, record: Any) -> None:
-        """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
-        replace(self.path / name, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
     def read(self, name: str, entries: type[Entries] | None = None) -> Any:
         """Return the content of the JSON file `name`, with the given `entries`, or None if it does not exist.
@@ -392,33 +265,220 @@ class Run:
         what = "restore it" if name == "recipe.json" else "remove it to go on without it"
         return LockstepError(f"{self.path / name} cannot be read ({problem}): {what}", DATA)
 
-    def evaluations(self, step: int) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl for evaluations after `step` updates."""
-        return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
+    def check_recipe(self) -> None:
+        """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
+        newest = [*checkpoints_in(self.checkpoints).values()][-1:]
+        if newest and (facts := facts_if_valid(newest[0])):  # Loading a damaged checkpoint reports it.
+            self.require_recipe(newest[0], facts)
 
-    def judged(self) -> dict[int, dict[str, Any]]:
-        """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by step.
+    def require_recipe(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Raise a LockstepError if what `path` states, its `facts`, is of another recipe than recipe.json."""
+        if facts.get("recipe_digest") != self.recipe().digest():
+            raise LockstepError(f"{path} was trained by another recipe than recipe.json states")
 
-        Raises: LockstepError if recipe.json is damaged.
+    def load(self, which: int | Literal["best"] | None = None) -> StateFile:
+        """Return the checkpoint after `which` updates, the best one, or the result: by default the newest valid one.
+
+        The result of a complete run with `patience` is its best state, which the newest checkpoint contains.
+        Raises: LockstepError if there is none, or it is damaged.
         """
-        recipe = self.recipe()
-        kind = ("evaluation", recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
-        names = ("kind", "split", "weights")
-        return {row["step"]: row for row in self.metrics() if tuple(map(row.get, names)) == kind}
+        if which is None:
+            return self._result_state()
+        while True:
+            if not (there := sorted(self.steps)):
+                raise self.no_checkpoint()
+            available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
+            step = self._best(there) if which == "best" else which
+            if step is None:
+                raise LockstepError(
+                    f"--checkpoint best: no checkpoint of {self.path} was evaluated in training: {available}. "
+                    f"Train with --eval-every N to know the best"
+                )
+            if step not in there:
+                raise LockstepError(f"--checkpoint {step}: {self.path} has no such checkpoint: {available}")
+            with contextlib.suppress(FileNotFoundError):  # Training deleted it during the read.
+                return statefile.read(self.checkpoints / file_name(step))
 
-    def best_step(self, steps: Sequence[int]) -> int | None:
-        """Return which of `steps` has the best accuracy in metrics.jsonl, the first of equals; None if none has one.
+    def _best(self, steps: Sequence[int]) -> int | None:
+        """Return which of `steps` has the best accuracy in training, the first of equals; None if none has one."""
+        known = {step: row["accuracy"] for step, row in self.judged().items() if step in steps}
+        return max(sorted(known), key=known.__getitem__, default=None)
 
-        The accuracy is that of the classifier's weights in training. Raises: LockstepError if recipe.json is damaged.
+    def _result_state(self) -> StateFile:
+        best = (self.result() or {}).get("best_step")
+        found = statefile.latest(self.checkpoints)
+        if found is None:
+            raise self.no_checkpoint()
+        if best in (None, found.step):
+            return found
+        from lockstep.core.state import best_of  # imports torch
+
+        tensors = best_of(found.tensors)
+        step = int(tensors["step"])
+        if best != step:
+            raise LockstepError(
+                f"the valid checkpoints of {self.path} do not hold the weights after {best} steps, which are its "
+                f"result: use {self.model}, or compute them again: move result.json away, and resume the run",
+                DATA,
+            )
+        return changed(found, facts={**found.facts, "step": step}, tensors=tensors)
+
+    def no_checkpoint(self) -> LockstepError:
+        """Return the error for a run without a checkpoint."""
+        return LockstepError(f"{self.path} has no checkpoint yet", DATA)
+
+    def is_held(self) -> bool:
+        """Return whether a program is training here now. In a copy of a run without a lock file, none is.
+
+        Raises: LockstepError if the lock is not a file that can be read.
         """
-        known = {step: row["accuracy"] for step, row in self.judged().items()}
-        return max((step for step in sorted(steps) if step in known), key=known.__getitem__, default=None)
+        try:
+            with open_to_read(self.path / ".lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            raise self._unreadable(".lock", error.strerror) from None
+        return False
 
-    def forget_ahead(self, step: int, evaluation: bool) -> None:
-        """Delete the metrics that a resumed run will repeat: of later steps, and of the `evaluation` after `step` ones.
 
-        Damaged lines, such as the last one of a killed run, are deleted too, with a message; and temporary files.
+class Folder(Run):
+    """The folder of a run as process 0 trains it: locked, and every file in it is written by this program alone.
+
+    Attributes:
+        checkpoint: the checkpoint that a resumed run continues from, or None.
+        earlier: the entries of environment.json, of earlier sessions.
+        saver: writes the checkpoints.
+    """
+
+    def __init__(self, path: Path, placement: Placement = Placement()) -> None:  # noqa: B008  a frozen constant
+        super().__init__(path)
+        self.checkpoint: StateFile | None = None
+        self.earlier: list[dict[str, Any]] = []
+        self.saver = saver.Saver(
+            self.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.require_lock
+        )
+        self._lock: IO[str] | None = None
+        self._token = ""
+
+    @staticmethod
+    def create(path: Path, recipe: Recipe, placement: Placement = Placement(), numbered: bool = False) -> "Folder":  # noqa: B008
+        """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the next free number.
+
+        The folder of a run that was stopped before its first step is emptied and used again, with a message.
+        Raises: LockstepError if anything else is there, or the folder cannot be written.
         """
+        try:
+            made = [path, *(folder for folder in path.parents if not folder.exists())]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    path.mkdir()  # atomic: of two programs, one succeeds
+                    break
+                except FileExistsError:
+                    if not numbered:
+                        refuse_existing(path)
+                        break
+                    path = fresh_path(path.parent, path.name.rpartition("-")[0])
+            for new in made:  # Else a power failure could take the whole run, whose files are flushed.
+                flush(new.parent)
+            folder = Folder(path, placement)
+            folder.lock()  # before any write: of two programs that reuse one folder, one succeeds
+            try:
+                folder._empty()
+                folder.checkpoints.mkdir()
+                folder.write("recipe.json", recipe.model_dump(mode="json"))
+            except BaseException:
+                folder.close()
+                raise
+        except OSError as error:
+            raise folder_error(path, error) from None
+        return folder
+
+    def _empty(self) -> None:
+        """Delete the files of a run that made no step. This program must hold the lock."""
+        if is_begun(self.path):  # Another program trained here since the last check.
+            raise _exists(self.path)
+        leftovers = [path for path in self.path.iterdir() if path.name in _FIRST or _TEMPORARY.fullmatch(path.name)]
+        for path in leftovers:
+            (shutil.rmtree if path.is_dir() else os.unlink)(path)
+        if leftovers:
+            logger.warning(f"{self.path} was stopped before its first step: starting again")
+
+    @staticmethod
+    def resume(path: Path, placement: Placement = Placement()) -> "Folder":  # noqa: B008  a frozen constant
+        """Lock the run at `path`, and read its newest valid checkpoint. Raises: LockstepError."""
+        Run.existing(path)
+        folder = Folder(path, placement)
+        folder.lock()
+        try:
+            folder.checkpoint = statefile.latest(folder.checkpoints)
+            if folder.checkpoint is None:
+                logger.warning(f"{path} has no checkpoint: it starts again before its first step")
+            folder.earlier = folder.sessions()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def lock(self) -> None:
+        """Keep other programs from writing here until `close`, or until this process ends in any way.
+
+        Raises: LockstepError if another program holds the lock.
+        """
+        try:
+            self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
+            if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
+                time.sleep(0.1)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._token = uuid.uuid4().hex
+            self._lock.write(self._token)
+            self._lock.truncate()
+            self._lock.flush()
+        except BlockingIOError:
+            self.close()
+            raise LockstepError(
+                f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
+            ) from None
+        except OSError as error:
+            raise folder_error(self.path, error) from None
+
+    def require_lock(self) -> None:
+        """Raise a LostRunError if another program has locked the run since this one did.
+
+        On the hosts of a network file system, a lock may not keep out the other hosts. A process that was cut off from
+        its run then finds the token of the program that has taken over.
+        """
+        try:
+            token = (self.path / ".lock").read_bytes()
+        except OSError as error:
+            raise LockstepError(
+                f"{self.path / '.lock'} cannot be read ({error.strerror}), so another program may be writing there",
+                ENVIRONMENT,
+            ) from None
+        if token != self._token.encode():
+            raise LostRunError(
+                f"another program has continued {self.path}, so this one must not write there any more: it ends",
+                ENVIRONMENT,
+            )
+
+    def write(self, name: str, record: Any) -> None:
+        """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
+        replace(self.path / name, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
+
+    def begin(self, step: int, session: Mapping[str, Any], evaluation: bool) -> None:
+        """Record the `session` that continues after `step` updates, and delete what it will repeat.
+
+        That is: later checkpoints, metrics of later steps, and of the `evaluation` after `step` updates if it is due.
+        """
+        saver.clear_ahead(self.checkpoints, step)
+        self._clear_metrics(step, evaluation)
+        self.write("environment.json", [*self.earlier, {"step": step, **session}])
+
+    def _clear_metrics(self, step: int, evaluation: bool) -> None:
+        """Delete rows of later steps, damaged lines, such as the last one of a killed run, and temporary files."""
         remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
         if not self.metrics_path.is_file():
             return
@@ -434,6 +494,51 @@ class Run:
             logger.warning(f"{self.metrics_path}: {lines} damaged and deleted")
         replace(self.metrics_path, b"".join(kept))
 
+    def stepped(self) -> None:
+        """Learn that an update is done. Report a failed save; training continues."""
+        self.saver.stepped()
+        if (problem := self._save_problem()) is not None:
+            logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
+
+    def save(
+        self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], update_lock: threading.Lock, best: int | None
+    ) -> None:
+        """Start to save a checkpoint, after the previous one is written, as `Saver.save`. `best` is kept too."""
+        self.saver.wait()
+        if (problem := self._save_problem()) is not None:
+            logger.warning(problem)
+        self.saver.best_step = best
+        self.saver.save(tensors, facts, update_lock)
+
+    def require_saved(self) -> None:
+        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
+        self.saver.wait()
+        if (problem := self._save_problem()) is not None:
+            raise LockstepError(problem, ENVIRONMENT)
+
+    def _save_problem(self) -> str | None:
+        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
+        error = self.saver.take_error()
+        if error is None:
+            return None
+        if isinstance(error, OSError):
+            return f"could not save a checkpoint in {self.checkpoints}: {error.strerror or error}"
+        if isinstance(error, LockstepError) and not isinstance(error, LostRunError):
+            return str(error)
+        raise error
+
+    def finish(self, result: Mapping[str, Any], tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
+        """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes the run."""
+        self.require_lock()
+        statefile.write(self.model, tensors, facts)
+        self.write("result.json", result)
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, and allow other programs to write here."""
+        self.saver.wait()
+        if self._lock is not None:
+            self._lock.close()
+
 
 def _row(line: bytes) -> dict[str, Any] | None:
     """Return a line of metrics.jsonl as a row, or None if the line is damaged."""
@@ -445,14 +550,28 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return None
 
 
+def folder_error(path: Path, error: OSError) -> LockstepError:
+    """Return the error for a run's folder `path` that cannot be written."""
+    return LockstepError(f"cannot write the run folder {path}: {error.strerror or error}", ENVIRONMENT)
+
+
 def is_begun(path: Path) -> bool:
-    """Return whether there is anything at `path` but a run that a program began, and left before it had a recipe."""
-    return os.path.lexists(path) and ((path / "recipe.json").is_file() or not _has_no_step(path))
+    """Return whether anything is at `path` but a run without a step.
+
+    A run has begun if it has a state file after step 0, or a file that a run makes only after it.
+    """
+    if not path.is_dir() or path.is_symlink():
+        return os.path.lexists(path)
+    names = {member.name for member in path.iterdir() if not _TEMPORARY.fullmatch(member.name)}
+    checkpoints = path / "checkpoints"
+    states = {member.name for member in checkpoints.iterdir()} if checkpoints.is_dir() else set()
+    later = [name for name in states if name != file_name(0) and not name.startswith(f".{file_name(0)}")]
+    return bool(later) or not names & {".lock", "recipe.json"} or not names <= {".lock", "recipe.json", *_FIRST}
 
 
 def refuse_existing(path: Path) -> None:
     """Raise a LockstepError if `path` exists, unless it is a run without a step that no program is training."""
-    if os.path.lexists(path) and (not _has_no_step(path) or Run(path).is_held()):
+    if os.path.lexists(path) and (is_begun(path) or Run(path).is_held()):
         raise _exists(path)
 
 
@@ -461,19 +580,6 @@ def _exists(path: Path) -> LockstepError:
         f"{path} exists, and a run is never overwritten: continue it with --resume, or choose another --name "
         f"than {path.name}"
     )
-
-
-def _has_no_step(path: Path) -> bool:
-    """Return whether the folder at `path` is a run that contains only what a run makes before its first step."""
-    if path.is_symlink() or not ((path / ".lock").is_file() or (path / "recipe.json").is_file()):
-        return False
-    for member in path.rglob("*"):
-        name = member.relative_to(path).as_posix()
-        allowed = _FIRST_FOLDERS if member.is_dir() else _FIRST_FILES
-        if member.is_symlink() or not (member.is_dir() or member.is_file()) or not allowed.fullmatch(name):
-            return False
-    metrics = path / "metrics.jsonl"
-    return not metrics.is_file() or not metrics.read_bytes().strip()
 
 
 def fresh_path(runs: Path, stem: str) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.messages import logger
-from lockstep.runs import checkpoint
+from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.statefile import SHA256, StateFile, checkpoints_in, facts_if_valid, file_name
 
@@ -65,7 +65,7 @@ class Recorded:
         if step in self._held:
             return self._held.pop(step)
         try:
-            return checkpoint.read_step(self.run.checkpoints, step)
+            return statefile.read(self.run.checkpoints / statefile.file_name(step))
         except FileNotFoundError:
             logger.warning(f"the checkpoint after {step} steps was deleted meanwhile: it is not compared")
         except LockstepError as error:

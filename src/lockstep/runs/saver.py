@@ -1,16 +1,20 @@
-"""Saver: writes checkpoints in a thread while training continues."""
+"""Saver: writes checkpoints in a thread while training continues, and deletes those that are not kept."""
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from lockstep.errors import LockstepError
+from lockstep.files import no_room, remove_abandoned
+from lockstep.runs import statefile
+from lockstep.runs.statefile import checkpoints_in, file_name, step_of
 
-from lockstep.files import no_room
-from lockstep.runs import checkpoint
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Saver:
@@ -53,34 +57,46 @@ class Saver:
         """Return whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, tensors: Mapping[str, Tensor], facts: dict[str, Any], update_lock: threading.Lock) -> None:
+    def save(self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], update_lock: threading.Lock) -> None:
         """Start to write `tensors` (with a scalar `step`), and `facts`.
 
         Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
         while it changes them never changes half of a checkpoint.
         """
-        self.wait()
-        update_lock.acquire()
 
         def write() -> None:
             began = time.monotonic()
             try:
-                copies = self._copy(tensors)
-            finally:
-                update_lock.release()
-            self._with_room(lambda: self._verified.add(checkpoint.save(self._folder, copies, facts, self._fence)))
-            self._state_time, self._write_s = began, time.monotonic() - began
-            self.prune()
+                try:
+                    copies = self._copy(tensors)
+                finally:
+                    update_lock.release()
+                self._write(copies, facts)
+                self._state_time, self._write_s = began, time.monotonic() - began
+                prune(self._folder, self._keep, self.best_step, self._verified)
+            except Exception as error:  # A thread has no caller to raise to; `take_error` returns it.
+                self._error = error
+                self._state_time = time.monotonic()  # The next attempt is due after another `every_s` seconds.
 
+        self.wait()
+        update_lock.acquire()
         try:
-            self._start(write)
+            self._thread = threading.Thread(target=write, name="saver", daemon=True)
+            self._thread.start()
         except BaseException:
             update_lock.release()
             raise
 
-    def prune(self) -> None:
-        """Delete the checkpoints that are not kept."""
-        checkpoint.prune(self._folder, self._keep, self.best_step, self._verified)
+    def _write(self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint. If the disk is full, delete the checkpoints that are not needed, and try once more."""
+        try:
+            path = save(self._folder, tensors, facts, self._fence)
+        except OSError as error:
+            if not no_room(error):
+                raise
+            prune(self._folder, 1, self.best_step, self._verified)
+            path = save(self._folder, tensors, facts, self._fence)
+        self._verified.add(path)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -93,32 +109,70 @@ class Saver:
         error, self._error = self._error, None
         return error
 
-    def _with_room(self, write: Callable[[], None]) -> None:
-        """Call `write`. If the disk is full, delete the checkpoints that are not needed, and try once more."""
-        try:
-            write()
-        except OSError as error:
-            if not no_room(error):
-                raise
-            checkpoint.prune(self._folder, 1, self.best_step, self._verified)
-            write()
-
-    def _start(self, write: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                write()
-            except Exception as error:  # A thread has no caller to raise to; `take_error` returns it.
-                self._error = error
-                self._state_time = time.monotonic()  # The next attempt is due after another `every_s` seconds.
-
-        self._thread = threading.Thread(target=guarded, name="saver", daemon=True)
-        self._thread.start()
-
-    def _copy(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _copy(self, named: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Return copies of `named` on the CPU, in the memory of the previous copies where shapes are equal."""
         for name, tensor in named.items():
             copy = self._copies.get(name)
             if copy is None or copy.shape != tensor.shape:
-                copy = self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                copy = self._copies[name] = tensor.new_empty(tensor.shape, device="cpu")
             copy.copy_(tensor)
         return {name: self._copies[name] for name in named}
+
+
+def save(
+    folder: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None
+) -> Path:
+    """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return its path.
+
+    An existing checkpoint of the step stays if it is valid, as its bits are the same.
+    Raises: as `statefile.write`; nothing is left behind then.
+    """
+    step = int(tensors["step"])
+    path = folder / file_name(step)
+    if not os.path.lexists(path) or not _verify(path, set()):
+        folder.mkdir(parents=True, exist_ok=True)
+        statefile.write(path, tensors, {"step": step, **facts}, fence)
+    return path
+
+
+def clear_ahead(folder: Path, step: int) -> None:
+    """Rename checkpoints after `step` to `damaged-...`; delete unfinished ones. A resumed run redoes those steps."""
+    for later, path in checkpoints_in(folder).items():
+        if later > step:
+            _set_aside(path)
+    remove_abandoned(folder.glob(".step-*"))
+
+
+def prune(folder: Path, keep: int, best: int | None = None, verified: set[Path] | None = None) -> None:
+    """Delete all checkpoints but the `keep` newest valid ones and the one after `best` updates.
+
+    `verified` holds the checkpoints known to be valid; the others are verified here first, added to it, and renamed
+    if they are damaged.
+    """
+    verified = set() if verified is None else verified
+    paths = list(reversed(checkpoints_in(folder).values()))
+    if len(paths) > keep:
+        paths = [path for path in paths if path in verified or _verify(path, verified)]
+    for path in paths[keep:]:
+        if step_of(path) != best:
+            with contextlib.suppress(OSError):  # A file that cannot be deleted costs disk space, not the run.
+                path.unlink()
+
+
+def _verify(path: Path, verified: set[Path]) -> bool:
+    """Add the checkpoint at `path` to `verified` and return True, or set it aside and return False."""
+    try:
+        statefile.read(path)
+    except FileNotFoundError:
+        return False
+    except LockstepError:
+        _set_aside(path)
+        return False
+    verified.add(path)
+    return True
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the checkpoint at `path` to `damaged-...`."""
+    with contextlib.suppress(OSError):
+        path.rename(path.with_name(f"damaged-{path.name}"))

@@ -9,18 +9,20 @@ it depends on the number of processes. Reading the facts alone needs no torch.
 """
 
 import hashlib
+import io
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import flush, open_to_read, parse_json, share
+from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,21 +105,9 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
-def stated(path: Path) -> dict[str, Any] | None:
-    """Return the facts in a safetensors file, not verified; None if another program wrote the file.
-
-    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON.
-    Raises: OSError; ValueError if it is not a safetensors file, or damaged.
-    """
-    with open_to_read(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
-    if not isinstance(header, dict):
-        raise ValueError("it is not a safetensors file")
-    metadata = header.get("__metadata__")
-    facts = metadata.get("lockstep") if isinstance(metadata, dict) else None
-    facts = parse_json(facts) if isinstance(facts, str) else None
-    return facts if isinstance(facts, dict) else None
+def steps(folder: Path) -> list[int]:
+    """Return the steps of all checkpoints in `folder`, valid or damaged, the newest first. Reads no file."""
+    return list(reversed(checkpoints_in(folder)))
 
 
 def facts_of(path: Path) -> dict[str, Any]:
@@ -126,15 +116,10 @@ def facts_of(path: Path) -> dict[str, Any]:
     Raises: LockstepError if it is damaged or not a state file, FileNotFoundError if it does not exist.
     """
     try:
-        facts = stated(path)
-        if facts is None:
-            raise ValueError("it has no facts of Lockstep")
-        _Facts.check(facts)
-        if step_of(path) not in (None, facts.get("step")):
-            raise ValueError(f"it is the state after {facts.get('step')} steps")
+        with open_to_read(path) as file:
+            return _checked(path, _stated(file))
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    return facts
 
 
 def facts_if_valid(path: Path) -> dict[str, Any]:
@@ -145,14 +130,19 @@ def facts_if_valid(path: Path) -> dict[str, Any]:
         return {}
 
 
-def read(path: Path) -> StateFile:
-    """Return what is in a state file, verified.
+def read(path: Path, content: bytes | None = None, foreign: bool = False) -> StateFile:
+    """Return what is in a state file, verified. `content` is that of the file, if the caller has read it.
 
+    With `foreign`, a safetensors file of another program is read too; it has no facts.
     Raises: LockstepError if it is damaged or not a state file, FileNotFoundError if it does not exist.
     """
-    facts = facts_of(path)
     try:
-        tensors = read_tensors(path)
+        with open_to_read(path) if content is None else io.BytesIO(content) as file:
+            facts = _stated(file)
+        if facts is None and foreign:
+            return StateFile(path, {}, read_tensors(path if content is None else content))
+        facts = _checked(path, facts)
+        tensors = read_tensors(path if content is None else content)
         if contents_sha256(facts, tensors) != facts[SHA256]:
             raise ValueError("it is not the file that was written: the sha256 of its contents differs")
         if facts.get("step") is not None and ("step" not in tensors or tensors["step"].tolist() != facts["step"]):
@@ -160,6 +150,53 @@ def read(path: Path) -> StateFile:
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
     return StateFile(path, facts, tensors)
+
+
+def latest(folder: Path) -> StateFile | None:
+    """Return the newest checkpoint in `folder` that verifies, or None if there is none at all.
+
+    Damaged checkpoints are skipped, with a message. A checkpoint that training deletes during the read is not damaged:
+    a newer one exists, so the search starts again.
+    Raises: LockstepError if there are checkpoints, and all are damaged.
+    """
+    damaged: set[Path] = set()
+    while paths := [path for path in checkpoints_in(folder).values() if path not in damaged]:
+        try:
+            return read(paths[-1])
+        except FileNotFoundError:
+            continue
+        except LockstepError as error:
+            logger.warning(f"{error}: trying the one before it")
+            damaged.add(paths[-1])
+    if damaged:
+        raise LockstepError(f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA)
+    return None
+
+
+def _stated(file: IO[bytes]) -> dict[str, Any] | None:
+    """Return the facts in a safetensors file, not verified; None if another program wrote the file.
+
+    The file begins with the length of its header, 8 bytes little-endian, and the header as JSON.
+    Raises: OSError; ValueError if it is not a safetensors file, or damaged.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
+    if not isinstance(header, dict):
+        raise ValueError("it is not a safetensors file")
+    metadata = header.get("__metadata__")
+    facts = metadata.get("lockstep") if isinstance(metadata, dict) else None
+    facts = parse_json(facts) if isinstance(facts, str) else None
+    return facts if isinstance(facts, dict) else None
+
+
+def _checked(path: Path, facts: dict[str, Any] | None) -> dict[str, Any]:
+    """Return `facts`. Raises: ValueError if they have other types, or are of another step than the file's name."""
+    if facts is None:
+        raise ValueError("it has no facts of Lockstep")
+    _Facts.check(facts)
+    if step_of(path) not in (None, facts.get("step")):
+        raise ValueError(f"it is the state after {facts.get('step')} steps")
+    return facts
 
 
 def _damaged(path: Path, error: Exception) -> Exception:
