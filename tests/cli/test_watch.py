@@ -27,12 +27,11 @@ def end(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_beside_training_that_deletes_what_is_being_read(started, tmp_path, processes):
+def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     train = started("train", "--steps", 60, "--save-every", 1, "--keep", 1, "--processes", 1, "--name", "x", "--json")
     run = tmp_path / "runs/x"
     wait_for(run / "recipe.json")
-    lines, words = end(started("eval", "runs/x", "--watch", "--interval", 0.01, "--processes", processes, "--json"))
+    lines, words = end(started("eval", "runs/x", "--watch", "--interval", 0.01, "--processes", 2, "--json"))
     (result,), _ = end(train)
     records = [json.loads(line) for line in lines]
     steps = [record["step"] for record in records]
@@ -49,11 +48,10 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path, proc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_ctrl_c_ends_it_at_once(started, tmp_path, processes):
+def test_ctrl_c_ends_it_at_once(started, tmp_path):
     training = Training(tmp_path / "runs/x")  # which holds the run's lock, and does not end
     training.save(1)
-    process = started("eval", "runs/x", "--watch", "--interval", 3600, "--processes", processes)
+    process = started("eval", "runs/x", "--watch", "--interval", 3600)
     assert ": precision @ 1 = " in process.stdout.readline()
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)

@@ -470,4 +470,4 @@ def test_the_record_of_a_watcher(tmp_path, changes, edits):
     row = {"kind": "evaluation", "step": 3, "split": "test", "weights": "ema", "examples": 10, "accuracy": 0.5}
     for content in (json.dumps(with_strange_parts(row, changes)).encode(), edited(json.dumps(row).encode(), edits)):
         (tmp_path / "metrics.jsonl").write_bytes(content)
-        EvaluationLog(tmp_path, split="test", weights="ema", examples=10, usual=True)
+        EvaluationLog(tmp_path, split="test", weights="ema", asked=10, usual=True)

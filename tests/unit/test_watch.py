@@ -1,6 +1,5 @@
 """`eval --watch` in this process. Checkpoints appear while the watcher sleeps, so no test depends on timing."""
 
-import itertools
 import json
 import shutil
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lockstep.commands import watch as loop
 from lockstep.commands.evaluate import precision_line
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -16,9 +16,8 @@ from lockstep.jobs import evaluate as job
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.launch.submit import submit
-from lockstep.launch.workers import Output
-from lockstep.launch.world import World
+from lockstep.launch.submit import Outcome
+from lockstep.messages import collected
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver
 from lockstep.runs.folder import Folder
@@ -55,21 +54,19 @@ def training(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def evaluate(training, capsys):
-    """Return evaluate(**job) -> (exit code, lines of stdout, lines of stderr)."""
+def evaluate(training):
+    """Return evaluate(watch, once, **fields of the spec) -> (records, notes)."""
 
-    def call(**fields):
-        quiet, json_output = fields.pop("quiet", False), fields.pop("json_output", True)
-        fields = {"watch": True, "once": False, **fields}
+    def call(watch=True, once=False, **fields):
         path = training.run.path.relative_to(training.run.path.parent.parent)
-        spec = EvaluateSpec(recipe=RECIPE, placement=Placement(device="cpu"), path=path, **fields)
-
-        def show(record):
-            print(json.dumps(record) if json_output else precision_line(record))
-
-        code = submit(spec, Output(quiet), World(), inline=True, on_record=show).code
-        out, err = capsys.readouterr()
-        return code, out.splitlines(), err.splitlines()
+        spec, records = EvaluateSpec(recipe=RECIPE, placement=Placement(device="cpu"), path=path, **fields), []
+        compute = lambda spec: Outcome(job.evaluate(spec, Context()))  # noqa: E731
+        with collected() as notes:
+            if watch:
+                assert loop.watch(spec, compute, records.append, interval=5.0, once=once) == 0
+            else:
+                records.append(compute(spec).record)
+        return records, notes
 
     return call
 
@@ -80,14 +77,7 @@ def asleep(monkeypatch):
 
     def plan(*actions):
         remaining = iter(actions)
-        slept = []
-
-        def sleep(seconds):
-            slept.append(seconds)
-            next(remaining)()
-
-        monkeypatch.setattr(job.time, "sleep", sleep)
-        return slept
+        monkeypatch.setattr(loop.time, "sleep", lambda seconds: next(remaining)())
 
     return plan
 
@@ -112,15 +102,16 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(t
 
     nothing = int  # a callable without an effect
     asleep(nothing, lambda: training.save(0), nothing, lambda: training.save(2), several, nothing, last)
-    code, out, err = evaluate()
-    records = [json.loads(line) for line in out]
-    assert code == 0
-    assert err == ["runs/x has no checkpoint yet: waiting"]
+    records, notes = evaluate()
+    assert notes == [
+        "runs/x has no checkpoint yet: waiting",
+        "runs/x has ended, and its last checkpoint is evaluated, see runs/x/eval/metrics.jsonl",
+    ]
     assert [record["step"] for record in records] == [0, 2, 4, 5, 10]
     assert {(record["weights"], record["split"], record["examples"]) for record in records} == {("ema", "test", 355)}
     for row, record in zip(rows(training), records, strict=True):
         assert row.pop("time") > 1.7e9
-        assert row.pop("kind") == "evaluation"
+        assert (row.pop("kind"), row.pop("asked")) == ("evaluation", None)
         assert row.pop("class_correct") == [each["correct"] for each in record["classes"]]
         assert row.items() <= record.items()
         assert len(row) == 8
@@ -132,24 +123,17 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(t
 def test_a_second_watcher_repeats_no_evaluation(training, evaluate, asleep):
     training.save(2)
     training.save(4)
-    assert evaluate(once=True)[0] == 0
+    assert len(evaluate(once=True)[0]) == 1
     with (training.run.path / "eval/metrics.jsonl").open("a") as file:
         file.write('{"kind": "evalu')  # left by a watcher that was killed
-    code, out, err = evaluate(once=True)
-    assert (code, out) == (0, [])
-    assert err == ["the newest checkpoint of runs/x is evaluated already, see runs/x/eval/metrics.jsonl"]
-    assert len(evaluate(once=True, examples=7)[1]) == 1  # other settings, so a new evaluation
-    assert len(evaluate(once=True, weights="raw")[1]) == 1
-    assert len(evaluate(once=True, split="train")[1]) == 1
+    done = "the newest checkpoint of runs/x is evaluated already, see runs/x/eval/metrics.jsonl"
+    assert evaluate(once=True) == ([], [done])
+    for other in ({"examples": 7}, {"weights": "raw"}, {"split": "train"}):
+        assert len(evaluate(once=True, **other)[0]) == 1
     asleep(lambda: (training.save(6), training.end()))
-    code, out, err = evaluate()
-    assert [json.loads(line)["step"] for line in out] == [
-        2,
-        6,
-    ]  # with --once the first watcher evaluated only the newest
-    code, out, err = evaluate()
-    assert (code, out) == (0, [])
-    assert err == ["runs/x has ended, and its last checkpoint is evaluated, see runs/x/eval/metrics.jsonl"]
+    assert [record["step"] for record in evaluate()[0]] == [2, 6]  # the first watcher evaluated only the newest
+    ended = "runs/x has ended, and its last checkpoint is evaluated, see runs/x/eval/metrics.jsonl"
+    assert evaluate() == ([], [ended])
     folder = training.run.path / "eval"
     assert [step for step, _ in events(folder, "loss")] == [4, 2, 6]
     assert [step for step, _ in events(folder / "raw-test-355", "loss")] == [4]
@@ -173,14 +157,13 @@ def test_a_checkpoint_repeated_after_a_resume_is_not_evaluated_again(training, e
         training.end()
 
     asleep(resume, lambda: training.save(5), last)
-    code, out, _ = evaluate()
-    assert code == 0
-    assert [json.loads(line)["step"] for line in out] == [2, 8, 5]
+    assert [record["step"] for record in evaluate()[0]] == [2, 8, 5]
 
 
 def test_watch_prints_the_line_of_tensorflows_evaluator(training, evaluate):
     training.save(4)
-    _, (line,), _ = evaluate(once=True, json_output=False, weights="raw", examples=350)
+    (record,), _ = evaluate(once=True, weights="raw", examples=350)
+    line = precision_line(record)
     assert ": precision @ 1 = 0." in line
     assert line.endswith("  (step 4, raw, 350 test images)")
 
@@ -191,8 +174,7 @@ def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evalua
     training.save(2)
     records = {}
     for weights in (None, "ema", "raw"):
-        _, (line,), _ = evaluate(watch=False, weights=weights)
-        records[weights] = json.loads(line)
+        (records[weights],), _ = evaluate(watch=False, weights=weights)
     assert (records[None]["weights"], records[None]["loss"]) == ("ema", records["ema"]["loss"])
     assert [sum(row) for row in zip(*records["raw"]["confusion"], strict=True)] == [0, 0, 0, 355, 0, 0, 0, 0, 0, 0]
     assert records["ema"]["confusion"] != records["raw"]["confusion"]
@@ -203,11 +185,9 @@ def test_a_file_named_eval_prevents_the_record_only(training, evaluate, asleep):
     (training.run.path / "eval").write_text("mine")
     training.save(2)
     asleep(lambda: training.save(4), lambda: (training.save(6), training.end()))
-    code, out, err = evaluate()
-    assert code == 0
-    assert [json.loads(line)["step"] for line in out] == [2, 4, 6]
-    assert len(err) == 1
-    assert err[0].startswith("cannot record evaluations in runs/x/eval: ")
+    records, notes = evaluate()
+    assert [record["step"] for record in records] == [2, 4, 6]
+    assert [note.startswith("cannot record evaluations in runs/x/eval: ") for note in notes] == [True, False]
     assert (training.run.path / "eval").read_text() == "mine"
 
 
@@ -216,10 +196,9 @@ def test_a_damaged_checkpoint_is_named_once_and_skipped(training, evaluate, asle
     training.save(4)
     (training.run.checkpoints / "step-000000004.safetensors").write_bytes(b"")
     asleep(int, int, training.end)
-    code, out, err = evaluate()
-    assert code == 0
-    assert [json.loads(line)["step"] for line in out] == [2]
-    assert [line.endswith("skipped") for line in err] == [True, False]
+    records, notes = evaluate()
+    assert [record["step"] for record in records] == [2]
+    assert [note.endswith("skipped") for note in notes] == [True, False]
 
 
 @pytest.mark.parametrize("fields", [{"once": True}, {"watch": False}])
@@ -241,7 +220,6 @@ def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
         evaluate()
 
 
-@pytest.mark.parametrize("watch", [False, True])
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -250,25 +228,18 @@ def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
         ({"split": "validation"}, "no split 'validation': its splits are train, test"),
     ],
 )
-def test_an_impossible_split_or_count_is_rejected_before_waiting(evaluate, fields, message, watch):
-    with pytest.raises(LockstepError, match=message):
-        evaluate(watch=watch, **fields)
+def test_an_impossible_split_or_count_is_rejected(training, evaluate, fields, message):
+    training.save(2)
+    for watch in (False, True):
+        with pytest.raises(LockstepError, match=message):
+            evaluate(watch=watch, **fields)
 
 
 def test_the_first_examples_are_counted_exactly(training, evaluate):
     training.save(2)
     labels = training.session.splits["test"].labels
     for count in (1, 300, 355):
-        _, (line,), _ = evaluate(watch=False, examples=count)
-        record = json.loads(line)
+        (record,), _ = evaluate(watch=False, examples=count)
         assert record["examples"] == count
         assert [each["examples"] for each in record["classes"]] == torch.bincount(labels[:count], minlength=10).tolist()
         assert sum(map(sum, record["confusion"])) == count
-
-
-def test_waiting_processes_exchange_a_message_at_least_every_30_seconds(training, evaluate, asleep):
-    training.save(2)
-    wakes = itertools.count()
-    slept = asleep(*[lambda: next(wakes) < 3 or training.end()] * 100)
-    evaluate(interval=100.0)
-    assert slept == [25.0] * 4

@@ -27,6 +27,8 @@ from lockstep.settings import validated
 from lockstep.words import counted, loss_text
 
 if TYPE_CHECKING:
+    from lockstep.jobs.specs import EvaluateSpec
+    from lockstep.launch.submit import Outcome
     from lockstep.runs.folder import Run
 
 
@@ -204,12 +206,15 @@ def evaluate_shell(
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
+    from lockstep.commands import watch as loop
     from lockstep.commands.specs import chosen_checkpoint, evaluate_spec
-    from lockstep.launch.submit import submit
+    from lockstep.launch.submit import require_alone, submit
     from lockstep.launch.workers import Output
     from lockstep.launch.world import World
     from lockstep.runs.folder import Run
 
+    if watch:
+        require_alone("evaluate")
     if not watch and (once or interval is not None):
         raise LockstepError(f"{'--once' if once else '--interval'} needs --watch: add it, or leave out the option")
     interval = 5.0 if interval is None else interval
@@ -227,8 +232,7 @@ def evaluate_shell(
         options["processes"] = 1  # which leaves other cores to training
     spec = evaluate_spec(
         opened, placement_of(options), code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
-        weights=weights, examples=examples, save_model=save_model, watch=watch, interval=interval, once=once,
-        strict=strict,
+        weights=weights, examples=examples, save_model=save_model, strict=strict,
     )  # fmt: skip
 
     def show(record: Mapping[str, Any]) -> None:
@@ -241,7 +245,14 @@ def evaluate_shell(
             except BrokenPipeError:  # the reader has closed the pipe, as in `lockstep eval | head`
                 discard(sys.stdout)
 
-    outcome = submit(spec, Output(quiet), world, inline=inline, on_record=show)
+    def compute(one: "EvaluateSpec") -> "Outcome":
+        return submit(one, Output(quiet), world, inline=inline)
+
+    if watch:
+        raise typer.Exit(loop.watch(spec, compute, show, interval=interval, once=once))
+    outcome = compute(spec)
+    if outcome.record is not None:
+        show(outcome.record)
     raise typer.Exit(outcome.code)
 
 

@@ -10,7 +10,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.folder.survey import survey
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import Evaluator
+from lockstep.jobs.evaluate import judge
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
@@ -24,14 +24,14 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     The record is that of an evaluation, with "calibration", "mistakes" and "doubts".
     """
     session = Session(spec.recipe, spec.placement, ctx)
-    evaluator = Evaluator(spec, session, ctx.display.progress if ctx.first else None)
-    labels = evaluator.dataset.labels.cpu()
-    logits = torch.zeros(len(labels), len(evaluator.dataset.classes))
+    dataset = session.split(spec.split, spec.examples)
+    labels = dataset.labels.cpu()
+    logits = torch.zeros(len(labels), len(dataset.classes))
 
     def keep(examples: Tensor, found: Tensor) -> None:
         logits[examples.cpu()] = found.float().cpu()
 
-    record = evaluator(evaluator.run.load(spec.checkpoint) if ctx.first else None, keep)
+    record = judge(spec, ctx, session, dataset, keep)
     every = ctx.group.gather(logits.to(ctx.device)).sum(0).cpu()  # In each process, the rows of the others are 0.
     if not ctx.first:
         return None

@@ -39,7 +39,7 @@ class TrainSpec(Settings):
 
 
 class EvaluateSpec(Settings):
-    """Evaluate checkpoints of a run.
+    """Evaluate a checkpoint of a run.
 
     Attributes:
         path: the run's folder.
@@ -48,8 +48,6 @@ class EvaluateSpec(Settings):
         examples: how many of its examples, see `Session.split`, or None for all.
         checkpoint: the step of a checkpoint, "best", or None for the newest.
         save_model: file for the evaluated model, or None.
-        watch: True to evaluate each new checkpoint until the run ends; `interval` is in seconds.
-        once: True to look for new checkpoints only once.
         strict: True to refuse a model whose source has changed since the checkpoint.
     """
 
@@ -62,9 +60,6 @@ class EvaluateSpec(Settings):
     examples: int | None = None
     checkpoint: int | Literal["best"] | None = None
     save_model: Path | None = None
-    watch: bool = False
-    interval: float = 5.0
-    once: bool = False
     strict: bool = False
 
 

@@ -4,11 +4,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.files import append, first_link, open_to_read, parse_json
 from lockstep.messages import logger
-from lockstep.report.event_file import EventFile, scalar
+
+if TYPE_CHECKING:
+    from lockstep.report.event_file import EventFile
 
 
 class EvaluationLog:
@@ -16,15 +18,14 @@ class EvaluationLog:
 
     metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in `folder` itself if `usual`: the
     split, weights and number of examples are those the run itself evaluates. Other events have a folder of their own,
-    so that one curve never mixes points of two kinds.
+    so that one curve never mixes points of two kinds. `asked` is how many examples are evaluated; None: all.
 
     done: the steps whose evaluation is recorded.
     """
 
-    def __init__(self, folder: Path, *, split: str, weights: str, examples: int, usual: bool) -> None:
+    def __init__(self, folder: Path, *, split: str, weights: str, asked: int | None, usual: bool) -> None:
         self.path = folder / "metrics.jsonl"
-        self._events_folder = folder if usual else folder / f"{weights}-{split}-{examples}"
-        self._folder = folder
+        self._folder, self._kind, self._asked = folder, None if usual else f"{weights}-{split}", asked
         self._events: EventFile | None = None
         self._writable = (link := first_link([folder])) is None
         if link is not None:
@@ -41,7 +42,7 @@ class EvaluationLog:
         for line in text.splitlines():
             try:
                 row = parse_json(line)
-                if (row["split"], row["weights"], row["examples"]) == (split, weights, examples):
+                if (row["split"], row["weights"], row["asked"]) == (split, weights, asked):
                     self.done.add(int(row["step"]))
             except (ValueError, KeyError, TypeError, OverflowError):
                 continue
@@ -52,8 +53,11 @@ class EvaluationLog:
         if not self._writable:
             return
         try:
+            from lockstep.report.event_file import EventFile, scalar  # imports torch
+
             if self._events is None:
-                self._events = EventFile(self._events_folder)
+                own = self._folder / f"{self._kind}-{record['examples']}" if self._kind else self._folder
+                self._events = EventFile(own)
             loss = math.nan if record["loss"] is None else record["loss"]
             self._events.add(record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)])
             # The row is last: a step without a row is evaluated again, so no event can be missing.
@@ -72,7 +76,9 @@ class EvaluationLog:
 
     def _add_row(self, record: Mapping[str, Any], now: float) -> None:
         left_out = ("run", "classes", "confusion")
-        row = {"kind": "evaluation", "time": now} | {k: value for k, value in record.items() if k not in left_out}
+        row = {"kind": "evaluation", "time": now, "asked": self._asked} | {
+            k: value for k, value in record.items() if k not in left_out
+        }
         row["class_correct"] = [one["correct"] for one in record["classes"]]
         with append(self.path) as file:
             file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
