@@ -46,12 +46,9 @@ PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number o
 # The folders of src/lockstep, from the top: a folder imports only from rows below its own.
 LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("commands", "one file a command: the function of Python and of the shell"),),
-    (("serve", "a page and POST /predict for pictures"),),
+    (("classify", "a classifier in the caller's process, a page and POST /predict, export"),),
     (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
-    (
-        ("jobs", "train, evaluate, verify, bench: what processes compute"),
-        ("inference", "a classifier, in the caller's process"),
-    ),
+    (("jobs", "train, evaluate, verify, bench: what processes compute"),),
     (("pages", "reports as HTML: a run, several runs, doubtful labels"),),
     (("runs", "the folder of a run on the disk"),),
     (("report", "console, log file, metrics.jsonl, TensorBoard"),),

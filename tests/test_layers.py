@@ -15,9 +15,9 @@ ROOT = Path(lockstep.__file__).parent
 # level of the package.
 LAYERS = [
     {"commands"},
-    {"serve"},
+    {"classify"},
     {"launch"},
-    {"jobs", "inference"},
+    {"jobs"},
     {"pages"},
     {"runs"},
     {"report"},

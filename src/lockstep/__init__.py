@@ -17,6 +17,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.classify.predict import Classifier as Classifier
+    from lockstep.classify.predict import Prediction as Prediction
     from lockstep.commands.evaluate import EvaluationRecord as EvaluationRecord
     from lockstep.commands.evaluate import evaluate as evaluate
     from lockstep.commands.export import ExportRecord as ExportRecord
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset as Dataset
     from lockstep.data.plan import Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
-    from lockstep.inference.classifier import Classifier as Classifier
-    from lockstep.inference.classifier import Prediction as Prediction
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.runs.folder import Run as Run
 
@@ -45,14 +45,14 @@ if sys.platform == "win32":
 
 # name -> its module. Modules are imported on first use, so that --help does not wait for torch.
 _PUBLIC = {
-    "Classifier": "lockstep.inference.classifier",
+    "Classifier": "lockstep.classify.predict",
     "Dataset": "lockstep.data.dataset",
     "EvaluationRecord": "lockstep.commands.evaluate",
     "ExportRecord": "lockstep.commands.export",
     "LockstepError": "lockstep.errors",
     "Placement": "lockstep.config.placement",
     "Plan": "lockstep.data.plan",
-    "Prediction": "lockstep.inference.classifier",
+    "Prediction": "lockstep.classify.predict",
     "RECIPES": "lockstep.recipes",
     "Recipe": "lockstep.config.recipe",
     "Reduction": "lockstep.core.reduction",

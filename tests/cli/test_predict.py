@@ -140,8 +140,8 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
 
 
 def test_csv_escapes_names_of_classes_always_and_names_of_files_on_a_terminal(capsys, monkeypatch):
+    from lockstep.classify.predict import Prediction
     from lockstep.commands.predict import _Csv
-    from lockstep.inference.classifier import Prediction
 
     prediction = Prediction("\x1b[2Ja.png", "\x1b[2Jcat", 0, 1.0, (("\x1b[2Jcat", 1.0),))
     printed = {}

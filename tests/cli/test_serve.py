@@ -123,7 +123,7 @@ def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_i
     run = shutil.copytree(trained_once(*RUN)[0], tmp_path / "copy")
     (run / "result.json").unlink()
     (run / "model.safetensors").unlink()
-    monkeypatch.setattr("lockstep.serve.server.serve_until_signal", lambda server, listening: listening.close())
+    monkeypatch.setattr("lockstep.classify.server.serve_until_signal", lambda server, listening: listening.close())
     done = here("serve", run, "--host", "0.0.0.0", "--port", 0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://0.0.0.0:")

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.runs import fit_here, state_path
 
+from lockstep.classify.origin import recipe_of
+from lockstep.classify.predict import load as load_classifier
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
@@ -29,8 +31,6 @@ from lockstep.data.folder import index
 from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
 from lockstep.errors import LockstepError, printable
-from lockstep.inference.classifier import load as load_classifier
-from lockstep.inference.origin import recipe_of
 from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe

@@ -19,9 +19,10 @@ from benchmarks import serve as load
 from PIL import Image
 
 import lockstep
+from lockstep.classify import serve as application
+from lockstep.classify import server
+from lockstep.classify.answers import Answers
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.serve import application, server
-from lockstep.serve.answers import Answers
 
 RUN = ("digits", "--steps", 30, "--processes", 2)  # as in tests/cli/test_predict.py
 PICTURES = load.digits()[:40]

@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 
 import lockstep
+from lockstep.classify.pictures import items
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.digits import load
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.inference.sources import items
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile

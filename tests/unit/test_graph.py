@@ -5,15 +5,15 @@ import pytest
 import torch
 
 import lockstep
+from lockstep.classify import export
+from lockstep.classify.export import exported, loaded
+from lockstep.classify.graph import Graph, batch_of, graph_recipe
 from lockstep.commands.export import _in_batches
 from lockstep.core.evaluate import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
 from lockstep.data.decode import decode_image
 from lockstep.errors import LockstepError
-from lockstep.inference import export
-from lockstep.inference.export import exported, loaded
-from lockstep.inference.graph import Graph, batch_of, graph_recipe
 from lockstep.recipes import RECIPES, get_recipe
 
 SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from lockstep.classify.origin import recipe_of, run_of
 from lockstep.commands.options import Code, Json, options_from, require_new_file
 from lockstep.commands.specs import chosen_checkpoint, data_of
 from lockstep.config.consent import check_code
@@ -18,7 +19,6 @@ from lockstep.config.placement import Placement
 from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError, printable
 from lockstep.files import deliver
-from lockstep.inference.origin import recipe_of, run_of
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.settings import import_path_restored, validated
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from lockstep.classify.predict import Classifier
     from lockstep.data.dataset import Dataset
-    from lockstep.inference.classifier import Classifier
 
 TOLERANCE = 1e-3  # largest difference between two probabilities
 
@@ -111,9 +111,9 @@ def export(
     folder = Path(data).expanduser().absolute() if data else None
     placement = validated(Placement, {"data": data_of(run.path, folder) if run else folder})
     with import_path_restored():
-        from lockstep.inference.classifier import load
-        from lockstep.inference.export import exported, loaded
-        from lockstep.inference.graph import batch_of
+        from lockstep.classify.export import exported, loaded
+        from lockstep.classify.graph import batch_of
+        from lockstep.classify.predict import load
         from lockstep.jobs.session import read_splits, with_held_out
 
         classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
@@ -211,7 +211,7 @@ def export_shell(
     """
     import lockstep
     from lockstep import numerics
-    from lockstep.inference.origin import recipe_of
+    from lockstep.classify.origin import recipe_of
 
     if output is None:
         name = source.resolve()

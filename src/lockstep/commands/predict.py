@@ -18,8 +18,8 @@ from lockstep.runs.folder import Run
 from lockstep.settings import import_path_restored
 
 if TYPE_CHECKING:
-    from lockstep.inference.classifier import Classifier, Prediction
-    from lockstep.inference.sources import Sources
+    from lockstep.classify.pictures import Sources
+    from lockstep.classify.predict import Classifier, Prediction
 
 
 def load(
@@ -48,7 +48,7 @@ def load(
         LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run does not have, a
             model whose code was not allowed, a device that is not here.
     """
-    from lockstep.inference import classifier  # imports torch
+    from lockstep.classify import predict as classifier  # imports torch
 
     with import_path_restored():
         return classifier.load(source, chosen_checkpoint(checkpoint), model, device)
@@ -150,13 +150,13 @@ def load_alone(source: Path, checkpoint: str | None, model: str | None, device: 
     Raises: LockstepError.
     """
     from lockstep import numerics
+    from lockstep.classify.origin import recipe_of
     from lockstep.commands.specs import chosen_checkpoint
-    from lockstep.inference.origin import recipe_of
 
     step = chosen_checkpoint(checkpoint)
     recipe = recipe_of(source)
     numerics.prepare(recipe.threads_per_tower)
-    from lockstep.inference.classifier import load  # imports torch, after the number of threads is set
+    from lockstep.classify.predict import load  # imports torch, after the number of threads is set
 
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     return load(source, step, model, device or "auto")

@@ -40,11 +40,11 @@ def serve(
     """
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
         raise LockstepError(f"serve needs {', '.join(missing)}: {extra('serve')}", ENVIRONMENT)
-    from lockstep.serve import server
+    from lockstep.classify import server
 
     with server.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
         classifier = load_alone(source, checkpoint, model, options["device"])
-        from lockstep.serve.application import application  # imports torch, after the number of threads is set
+        from lockstep.classify.serve import application  # imports torch, after the number of threads is set
 
         app = application(classifier, source.resolve().name, host)
         if host not in _LOOPBACK:

@@ -22,9 +22,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lockstep.classify.answers import Answers, Pixels
+from lockstep.classify.predict import Classifier
 from lockstep.errors import DATA, LockstepError, printable
-from lockstep.inference.classifier import Classifier
-from lockstep.serve.answers import Answers, Pixels
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -69,7 +69,7 @@ class _Service:
     def __init__(self, classifier: Classifier, name: str) -> None:
         self._classifier, self._answers, self._held = classifier, Answers(classifier), 0
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
-        environment = Environment(loader=PackageLoader("lockstep.serve"), autoescape=True, undefined=StrictUndefined)
+        environment = Environment(loader=PackageLoader("lockstep.classify"), autoescape=True, undefined=StrictUndefined)
         environment.filters["printable"] = printable
         self._template = environment.get_template("page.html.jinja")
         self._facts: dict[str, Any] = {

@@ -16,6 +16,9 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lockstep import hardware
+from lockstep.classify.graph import graph_recipe
+from lockstep.classify.origin import file_recipe, run_of
+from lockstep.classify.pictures import Source, Sources, image_of, in_order, items
 from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
@@ -24,9 +27,6 @@ from lockstep.core.model import Model
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.inference.graph import graph_recipe
-from lockstep.inference.origin import file_recipe, run_of
-from lockstep.inference.sources import Source, Sources, image_of, in_order, items
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import numerics
+from lockstep.classify.predict import Classifier, Prediction
 from lockstep.data.decode import stored_pixels
 from lockstep.errors import DATA, LockstepError
-from lockstep.inference.classifier import Classifier, Prediction
 
 TOP = 5  # classes in an answer
 PIXEL_LIMIT = 55_000_000  # of a picture, as stored. A phone's photo has up to 50 million.

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lockstep.classify.graph import Graph
+from lockstep.classify.predict import Classifier
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.inference.classifier import Classifier
-from lockstep.inference.graph import Graph
 from lockstep.words import extra, size
 
 Format = Literal["onnx", "pt2"]

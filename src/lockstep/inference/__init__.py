@@ -1,1 +1,0 @@
-"""Classifiers: a trained network and its preprocessing, from a run or a file, for images that it has not seen."""

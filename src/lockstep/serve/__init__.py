@@ -1,1 +1,0 @@
-"""`lockstep serve`: a page and an address on this machine that classify pictures. Needs the extra [serve]."""
