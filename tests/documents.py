@@ -47,7 +47,7 @@ _WITH_VALUE_LEFT_OUT = {
     "bench": ("--processes", "--steps", "--warmup", "--device", "--data"),
     "eval": ("--data", "--device", "--processes"),
     "export": ("--data",),
-    "verify": ("--from", "--steps", "--data", "--device", "--processes"),
+    "verify": ("--from", "--data", "--device", "--processes"),
 }
 
 

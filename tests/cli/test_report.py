@@ -16,7 +16,6 @@ from lockstep.jobs.report import report
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import runs
 from lockstep.runs.folder import Run
-from lockstep.runs.recorded import Recorded
 from lockstep.settings import import_path_restored
 
 SHORT = ("digits", "--steps", 30, "--processes", 1)
@@ -96,7 +95,7 @@ def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_pa
     )
     assert any(one["top"] == [] for one in record["mistakes"])
     assert all(one["top"] for one in record["doubts"])
-    assert "classified as no class" in runs.page([Recorded(run.path)], record)
+    assert "classified as no class" in runs.page([Run(run.path)], record)
 
 
 def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):

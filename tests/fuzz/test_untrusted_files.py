@@ -36,10 +36,8 @@ from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
 from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import saver, statefile
-from lockstep.runs.diff import difference
 from lockstep.runs.folder import Run
-from lockstep.runs.listing import runs_in
-from lockstep.runs.recorded import Recorded
+from lockstep.runs.listing import difference, runs_in
 from lockstep.runs.weights_file import find_weights
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1})
@@ -162,7 +160,7 @@ def look_at(path):
         lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
         lambda: run.load(), lambda: difference(path, path), lambda: find_weights(path),
-        lambda: page([Recorded(path)]),
+        lambda: page([Run(path)]),
     ):  # fmt: skip
         only_lockstep_errors(read)
 

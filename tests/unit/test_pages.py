@@ -15,7 +15,6 @@ from lockstep.pages import figures, runs
 from lockstep.pages.figures import Line, Panel
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, address, render
 from lockstep.runs.folder import Run
-from lockstep.runs.recorded import Recorded
 
 HOSTILE = '<script>alert("x")</script>&$\\frac$\x1b[2J'
 
@@ -75,7 +74,7 @@ def test_the_calibration_error_is_the_mean_distance_of_probability_and_accuracy(
 
 def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
     path, record = judged
-    page = Page(runs.page([Recorded(path)], record))
+    page = Page(runs.page([Run(path)], record))
     assert page.headings == [
         "Training", "Confusion", "Classes", "Calibration", "Worst mistakes", "Least certain", "Speed", "How it was made"
     ]  # fmt: skip
@@ -91,7 +90,7 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
 
 def test_every_figure_has_a_name_and_a_table_and_no_page_makes_a_request(judged):
     path, record = judged
-    html = runs.page([Recorded(path)], record)
+    html = runs.page([Run(path)], record)
     page = Page(html)
     assert sum(tag == "svg" for tag, _ in page.tags) == 9
     named = [attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"]
@@ -104,12 +103,12 @@ def test_every_figure_has_a_name_and_a_table_and_no_page_makes_a_request(judged)
     assert len([name for name in ids if not re.fullmatch("[mp][0-9a-f]{10}|image[0-9a-f]+", name)]) == len(
         page.headings
     )
-    assert runs.page([Recorded(path)], record) == html
+    assert runs.page([Run(path)], record) == html
 
 
 def test_without_data_the_page_says_so_and_has_the_result_of_training(judged):
     path, _ = judged
-    page = Page(runs.page([Recorded(path)], None, "the images are gone"))
+    page = Page(runs.page([Run(path)], None, "the images are gone"))
     assert "the images are gone" in page.text
     assert page.headings == ["Training", "Speed", "How it was made"]
     assert f"{Run(path).accuracy:.2%}" in page.text
@@ -118,13 +117,13 @@ def test_without_data_the_page_says_so_and_has_the_result_of_training(judged):
 def test_several_runs_are_compared_by_what_differs(judged, trained_once):
     path, _ = judged
     other, _ = trained_once("digits", "--steps", 30, "--processes", 1, "--seed", 1)
-    page = Page(runs.page([Recorded(path), Recorded(other)]))
+    page = Page(runs.page([Run(path), Run(other)]))
     assert page.headings == ["What differs", "Training", "Speed"]
     assert "Settings that differ: seed." in page.text
     mean = (Run(path).accuracy + Run(other).accuracy) / 2
     assert f"{mean:.2%}" in page.text
     assert str(path) in page.text  # both folders are called a
-    again = Page(runs.page([Recorded(path), Recorded(path)]))
+    again = Page(runs.page([Run(path), Run(path)]))
     assert "The recipes are the same." in again.text
 
 

@@ -12,9 +12,8 @@ import torch
 from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver
-from lockstep.runs.diff import difference
 from lockstep.runs.folder import Folder, Run, refuse_existing
-from lockstep.runs.listing import runs_in
+from lockstep.runs.listing import difference, runs_in
 
 RECIPE = get_recipe("digits")
 

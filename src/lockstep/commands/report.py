@@ -19,7 +19,6 @@ from lockstep.launch.workers import Output
 from lockstep.launch.world import World
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
-from lockstep.runs.recorded import Recorded
 from lockstep.settings import validated
 
 
@@ -107,15 +106,14 @@ def report(
     return Report(page(recorded, outcome.record))
 
 
-def _begun(run: Run) -> Recorded:
-    """Return what the folder of `run` states. Raises: LockstepError if it has no checkpoint."""
-    recorded = Recorded(run.path)
-    if not recorded.steps:
+def _begun(run: Run) -> Run:
+    """Return `run`. Raises: LockstepError if it has no checkpoint."""
+    if not run.steps:
         raise LockstepError(
             f"{run.path} has no checkpoint yet, so there is nothing to report: wait for the first one, or resume it",
             DATA,
         )
-    return recorded
+    return run
 
 
 @options_from(placement=EVERYWHERE, defaults={"data": "that of training", "processes": "as in training"})

@@ -12,17 +12,17 @@ from lockstep.errors import CRASH, printable
 from lockstep.words import plural
 
 _SHOWN = 12  # tensors that are listed; --json lists all
-_MAX_ULP = 1_000_000  # A larger difference, in units in the last place (ulp), is not printed exactly.
 
 _ALIKE = "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
 _WHAT = {
     "digests": "the digest of the state after {step} steps",
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
-    "losses": "the loss of step {step}",
     "evaluations": "the number of correct images after {step} steps",
     "best_step": "the choice of the best step, of {step} steps,",
 }
+_COUNTED = {"digests": "digest", "checkpoints": "checkpoint", "evaluations": "evaluation"}
+_ONCE = {"weights_sha256": "the SHA-256 of the result", "best_step": "the choice of the best step"}
 
 
 @options_from(placement=EVERYWHERE, defaults={"data": "that of training", "processes": "as in training"})
@@ -34,13 +34,9 @@ def verify(
             "--from",
             metavar="STEP",
             min=0,
-            help="Replay from this step on, or from the last valid checkpoint before it. 0 computes the initial state. "
-            "Default: the second newest checkpoint.",
+            help="Start from this step, or from the last valid checkpoint before it, and end at the next checkpoint. 0 "
+            "computes the initial state. Default: the second newest checkpoint.",
         ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of steps to replay. Default: up to the next checkpoint."),
     ] = None,
     init: Annotated[
         Path | None,
@@ -52,19 +48,19 @@ def verify(
     json_output: Json = False,
     **options: Any,
 ) -> None:
-    """Replay steps of a run, and compare them bit by bit with what the run has recorded.
+    """Compute steps of a run again, from one checkpoint to the next, and compare every bit with what is recorded.
 
-    By default the steps between the newest two valid checkpoints are computed again. Compared are the digests and
-    losses in metrics.jsonl, all tensors of checkpoints, and the SHA-256 in result.json. The number of processes may be
-    another one. The folder is only read, so it may be a copy, or a run that is being trained.
+    By default these are the steps between the newest two valid checkpoints. Compared are the digests in metrics.jsonl,
+    the contents of checkpoints, and the SHA-256 in result.json. The number of processes may be another one. The folder
+    is only read, so it may be a copy, or a run that is being trained.
 
     The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that differs is then
-    named, with tensors, units in the last place (ulp), and what is different about this machine.
+    named, with the tensors, and what is different about this machine.
 
     \b
     Examples:
       lockstep verify runs/digits-1
-      lockstep verify runs/big --from 400 --steps 50
+      lockstep verify runs/big --from 400
       lockstep verify downloaded/run --from 0 --processes 4 --json
     """
     from lockstep.commands.specs import verify_spec
@@ -74,10 +70,8 @@ def verify(
     from lockstep.runs.folder import Run
 
     world = World.from_environment()
-    spec = verify_spec(
-        Run.existing(run), placement_of(options), code={"model": model, "dataset": dataset}, init=init, start=start,
-        steps=steps,
-    )  # fmt: skip
+    code = {"model": model, "dataset": dataset}
+    spec = verify_spec(Run.existing(run), placement_of(options), code=code, init=init, start=start)
     outcome = submit(spec, Output(), world, inline=inline)
     record = outcome.record
     if outcome.code or record is None:
@@ -89,70 +83,27 @@ def verify(
 
 def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the result in words."""
-    replayed = f"steps {record['from_step']} to {record['to_step']} replayed"
-    compared = ", ".join(_counted(record["compared"]))
-    if record["same"]:
-        yield f"{replayed}: the same bits"
-        yield f"  compared  {compared}"
-    else:
-        first, equal = record["differences"][0], record["last_equal_step"]
-        yield f"{replayed}: not the same bits"
-        before = "no recorded state before it is equal" if equal is None else f"the state after {equal} steps is equal"
-        yield f"  first     {_WHAT[first['what']].format(step=first['step'])} differs; {before}"
-        if first["what"] != "checkpoints":
-            yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
-        if first["step"] == record["from_step"] and first["what"] == "digests" and first["step"]:
-            yield f"            the replay started there: --from {first['step'] - 1} compares this checkpoint"
-        yield f"  compared  {compared}; {len(record['differences'])} differ"
-        yield from _tensor_lines(record["tensors"])
-    yield from _machine_lines(record["machine"], record["same"])
-
-
-def _counted(compared: Mapping[str, int]) -> Iterator[str]:
-    names = {"digests": "digest", "checkpoints": "checkpoint", "losses": "loss", "evaluations": "evaluation"}
-    for what, name in names.items():
-        if count := compared[what]:
-            yield plural(count, name)
-    if compared["weights_sha256"]:
-        yield "the SHA-256 of the result"
-    if compared["best_step"]:
-        yield "the choice of the best step"
-
-
-def _tensor_lines(tensors: Mapping[str, Any] | None) -> Iterator[str]:
-    if tensors is None:
-        yield "  tensors   no checkpoint of the replayed steps has them"
+    counts, same = record["compared"], record["same"]
+    compared = [plural(counts[what], name) for what, name in _COUNTED.items() if what in counts]
+    compared += [text for what, text in _ONCE.items() if what in counts]
+    verdict = "the same bits" if same else "not the same bits"
+    yield f"steps {record['from_step']} to {record['to_step']} replayed: {verdict}"
+    yield f"  compared  {', '.join(compared)}" + ("" if same else f"; {len(record['differences'])} differ")
+    if same:
         return
-    yield f"  tensors   {len(tensors['differing'])} of {tensors['count']} differ after {tensors['step']} steps"
-    yield from (f"            {line}" for line in difference_lines(tensors["differing"]))
-
-
-def difference_lines(differing: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each tensor that differs, at most _SHOWN of them."""
-    for tensor in differing[:_SHOWN]:
-        if tensor["problem"]:
-            yield f"{tensor['name']}: {tensor['problem']}"
-            continue
-        ulp = "" if tensor["max_ulp"] is None else f", {_ulps(tensor['max_ulp'])}"
-        size = ", and one of them is not finite" if tensor["max_abs"] is None else f" ({tensor['max_abs']:.3g})"
-        yield f"{tensor['name']}: {tensor['differing']:,} of {tensor['elements']:,} elements{ulp}{size}"
-    if (more := len(differing) - _SHOWN) > 0:
-        yield f"and {more} more: --json lists all"
-
-
-def _ulps(most: int) -> str:
-    return f"by at most {most:,} ulp" if most <= _MAX_ULP else f"by more than {_MAX_ULP:,} ulp"
-
-
-def _machine_lines(machine: list[dict[str, Any]], same: bool) -> Iterator[str]:
-    if not same and not machine:
-        yield "  machine   environment.json does not say where the run was computed"
-    for session in machine:
-        if same and not session["changes"]:
-            continue
-        words = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
-        probe = words.get(session["probe_equal"], "no arithmetic probe is recorded")
-        if session["probe_equal"] and session["portable"]:
-            probe += ", as on every kind of CPU tried"
-        where = f" (session from step {session['from_step']})" if len(machine) > 1 else ""
-        yield f"  machine   {probe}{where}: {'; '.join(session['changes']) or _ALIKE}"
+    first, equal = record["differences"][0], record["last_equal_step"]
+    before = "no recorded state before it is equal" if equal is None else f"the state after {equal} steps is equal"
+    yield f"  first     {_WHAT[first['what']].format(step=first['step'])} differs; {before}"
+    yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
+    if tensors := record["tensors"]:
+        differing = tensors["differing"]
+        yield f"  tensors   {len(differing)} of {tensors['count']} differ after {tensors['step']} steps"
+        for one in differing[:_SHOWN]:
+            distance = "" if one["max_abs"] is None else f", by at most {one['max_abs']:.3g}"
+            yield f"            {one['name']}: {one['differing']:,} of {one['elements']:,} elements{distance}"
+        if (more := len(differing) - _SHOWN) > 0:
+            yield f"            and {more} more: --json lists all"
+    machine = record["machine"] or {"probe_equal": None, "changes": []}
+    words = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
+    probe = words.get(machine["probe_equal"], "no arithmetic probe is recorded")
+    yield f"  machine   {probe}: {'; '.join(machine['changes']) or _ALIKE}"

@@ -93,7 +93,7 @@ class VerifySpec(Settings):
 
     Attributes:
         path: the run's folder, which is only read.
-        start, steps: from which step to replay, and how many; None: see `lockstep verify --help`.
+        start: from which step to replay, up to the next checkpoint; None: from the second newest one.
     """
 
     job: Literal["verify"] = "verify"
@@ -101,7 +101,6 @@ class VerifySpec(Settings):
     placement: Placement
     path: Path
     start: int | None = Field(None, ge=0)
-    steps: int | None = Field(None, ge=1)
 
 
 class FoldsSpec(Settings):

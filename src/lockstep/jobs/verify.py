@@ -1,15 +1,18 @@
-"""The verify job: replay steps of a run, and compare them with what its folder states. Nothing is written there."""
+"""The verify job: compute steps of a run again, and compare them with what its folder states, which is only read."""
 
 import json
-import math
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from lockstep.core.events import Listener, StepEvent, Tensors
+import torch
+from torch import Tensor
+
 from lockstep.core.log import Log
 from lockstep.core.loop import train
-from lockstep.core.state import BEST, State
+from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
@@ -18,205 +21,220 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import collected, logger
 from lockstep.report import console
-from lockstep.runs.compare import differences
+from lockstep.runs import statefile
+from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, texts
-from lockstep.runs.recorded import Recorded
-from lockstep.runs.statefile import StateFile
+from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_name
 
 
 def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
-    """Replay the steps that `spec` names, and compare them. Return the record in process 0, None in the others.
+    """Compute the steps from a checkpoint to the next one, and compare. Return the record in process 0, else None.
 
     Raises: LockstepError if nothing can be compared.
     """
     with collected() as notes:
-        comparison = Comparison(spec) if ctx.first else None
+        comparison = Comparison(spec.path, *replayed(Run(spec.path), spec.start)) if ctx.first else None
         session = Session(spec.recipe, spec.placement, ctx)
-        state, train_set = session.state, session.split("train")
-        course, probe = spec.recipe.bind(len(train_set)), session.probe(train_set)
-        chooses = spec.recipe.patience is not None
-        evaluated = session.split(spec.recipe.evaluated_split) if chooses else train_set
+        state, train_set, recipe = session.state, session.split("train"), spec.recipe
+        course, probe = recipe.bind(len(train_set)), session.probe(train_set)
+        evaluated = train_set if recipe.patience is None else session.split(recipe.evaluated_split)
+        start = comparison.begin(session, probe) if comparison else None
+        session.restore(start)
+        facts, end = json.loads(ctx.group.broadcast(json.dumps([start and start.facts, comparison.end]).encode()
+                                                    if comparison else None))  # fmt: skip
         due = Due(spec.placement.replace(eval_every=None), course)
-        points = json.loads(ctx.group.broadcast(json.dumps(comparison.points).encode() if comparison else None))
-        session.restore(comparison.begin(session, probe) if comparison else None)
-        if comparison:
-            comparison.compare(state)
-        # A display that redraws its line; other streams get notes and the result alone.
-        listeners = [_Losses(comparison), *_live(ctx)] if comparison else []
+        due.load(facts or {})
+        stream = ctx.display.progress
+        listeners = [console.for_stream(stream, 1)] if comparison and stream and stream.isatty() else []
         log = Log(course, listeners, ctx.monitor, ctx.group.processes, session.device)
-        log.start([("replays", f"{spec.path}, steps {state.step} to {points[-1]}")])
-        tower = Tower(course, session.network)
-        every = spec.placement.digest_every
-        updates = train(course, train_set, tower, session.reduction, state, log, digest_every=every)
+        log.start([("replays", f"{spec.path}, steps {state.step} to {end}")])
+        every, tower = spec.placement.digest_every, Tower(course, session.network)
         try:
-            for _ in updates:
-                if chooses and due.evaluates(state.step):
+            for _ in _steps(train(course, train_set, tower, session.reduction, state, log, digest_every=every)):
+                if comparison:
+                    comparison.compare(state)
+                if recipe.patience is not None and due.evaluates(state.step):
                     correct = session.evaluate(evaluated, "raw" if state.ema is None else "ema").correct
+                    due.record(state.step, correct)
+                    if due.best_step == state.step:
+                        state.keep_best()
                     if comparison:
                         comparison.compare_evaluation(state.step, correct)
-                if state.step in points:
-                    ended = comparison is not None and (comparison.compare(state) or state.step == points[-1])
-                    if ctx.group.broadcast(b"ended" if ended else b""):
-                        break
+                if state.step >= end:
+                    break
         except NonFiniteError as error:
             if comparison:
-                comparison.failed(state.step, error)
+                comparison.check("checkpoints", state.step, "finite", str(error))
         finally:
             for listener in listeners:
                 listener.close()
-        if comparison and chooses:
-            comparison.compare_choice(due)
-        return comparison.record(notes) if comparison else None
+        if comparison is None:
+            return None
+        if recipe.patience is not None:
+            comparison.compare_choice(Due(spec.placement.replace(eval_every=None), course))
+        return comparison.record(ctx.group.processes, notes)
 
 
-def _live(ctx: Context) -> list[Listener]:
-    stream = ctx.display.progress
-    return [console.for_stream(stream, 1)] if stream is not None and stream.isatty() else []
+def _steps(updates: Iterator[Any]) -> Iterator[Any]:
+    """Yield before the first update too: the state that the replay starts from is compared, and may be evaluated."""
+    yield None
+    yield from updates
 
 
-class Comparison:
-    """Process 0's comparison of a replay with the folder of the run.
+def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
+    """Return the state before the replay, None for the initial one, and the number of updates after it.
 
-    Attributes:
-        points: the numbers of updates of the states to compare, in ascending order.
+    By default these are the newest two valid checkpoints. With `start`, the replay begins with the newest valid one up
+    to there, and ends at the next one. Raises: LockstepError if nothing is recorded in between.
     """
+    steps, result = run.steps, run.result() or {}
+    last = max(*steps, *run.digests(), result.get("best_step") or result.get("steps", 0), 0)
+    valid = (found for step in steps if (start is None or step <= start) and (found := _read(run, step)))
+    state, end = next(valid, None), min((step for step in steps if start is not None and step > start), default=last)
+    if start is None and state is not None:
+        end, state = state.step, next(valid, None)
+    begin = state.step if state else 0
+    if begin != (start or begin):
+        logger.warning(f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}")
+    if end <= begin:
+        raise LockstepError(
+            f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: choose an earlier "
+            f"step as --from, or train with --digest-every or --save-every",
+            DATA,
+        )
+    return state, end
 
-    def __init__(self, spec: VerifySpec) -> None:
-        """Read the folder. Raises: LockstepError if there is nothing to compare."""
-        self._spec = spec
-        self._recorded = Recorded(spec.path)
-        self._start, self.points = self._recorded.range(spec.start, spec.steps)
-        self._reached = self._start
-        self._loaded: int | None = None  # the step of the checkpoint that the replay starts from
-        self._processes = 1
-        self._compared = Counter(digests=0, checkpoints=0, weights_sha256=0, losses=0, evaluations=0, best_step=0)
-        self._bits_compared = False  # of a state that was computed, not loaded
+
+def _read(run: Run, step: int) -> StateFile | None:
+    """Return the checkpoint after `step` updates. Return None, with a message, if it is damaged or was deleted."""
+    try:
+        return statefile.read(run.checkpoints / file_name(step))
+    except FileNotFoundError:
+        logger.warning(f"the checkpoint after {step} steps was deleted meanwhile: it is not compared")
+    except LockstepError as error:
+        logger.warning(f"{error}: it is not compared")
+    return None
+
+
+@dataclass
+class Comparison:
+    """Process 0's comparison of the steps from `state` to `end` with the folder of the run in `path`."""
+
+    path: Path
+    state: StateFile | None
+    end: int
+    differences: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.run, self.start = Run(self.path), self.state.step if self.state else 0
+        self._digests, self._steps, self._result = self.run.digests(), self.run.steps, self.run.result() or {}
+        self._correct = {step: row.get("correct") for step, row in self.run.judged().items()}
+        self._reached = self.start
         self._last_equal: int | None = None
-        self._differences: list[dict[str, Any]] = []
+        self._loaded: int | None = None  # the step of the checkpoint that the replay starts from
+        self._compared: Counter[str] = Counter()
+        self._bits_compared = False  # of a state that was computed, not loaded
         self._tensors: dict[str, Any] | None = None
-        self._machine: list[dict[str, Any]] = []
+        self._machine: dict[str, Any] | None = None
 
     def begin(self, session: Session, probe: str) -> StateFile | None:
-        """Return the checkpoint that the replay starts from, after comparing machine and data with the run's."""
-        recorded, end = self._recorded, self.points[-1]
-        self._processes = session.group.processes
-        self._require_same_data(session)  # first, because probes of other images say nothing about the machine
-        now = {"probe": probe, "data_sha256": session.data_sha256, "model_source": session.model_source}
-        now |= session.fingerprint
-        for entry in recorded.sessions_of(self._start, end):
-            differing = compare(entry, now)
-            named = [f"{one.kind} of {one}" if one.kind in ("source", "data") else str(one) for one in differing]
-            found = [text for text, one in zip(named, differing, strict=True) if one.kind != "probe"]
-            equal = not texts(differing, "probe") if {"probe", "data_sha256"} <= entry.keys() else None
-            self._machine.append({"from_step": entry["step"], "probe_equal": equal, "changes": found,
-                                  "portable": session.recipe.arithmetic == "portable"})  # fmt: skip
-            if equal is False:
-                logger.warning(
-                    f"the arithmetic probe differs from that of the session which computed the steps from "
-                    f"{entry['step']} on: expect other bits"
-                )
-        # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
-        computable = self._start == 0 and (session.initial_weights or session.recipe.init_sha256 is None)
-        start = recorded.read(self._start) if not computable and self._start in recorded.steps else None
-        self._loaded = None if start is None else self._start
-        return start
-
-    def _require_same_data(self, session: Session) -> None:
-        own = session.data_sha256["train"]
-        for entry in (self._recorded.facts, *self._recorded.sessions):
+        """Return the checkpoint that the replay starts from, after comparing data and machine with the run's."""
+        sessions = self.run.sessions()
+        for entry in (self.run.facts(), *sessions):
+            own = session.data_sha256["train"]
             if (entry.get("data_sha256") or {}).get("train", own) != own:
                 raise LockstepError(
-                    f"the training data is not what {self._spec.path} was trained on (its sha256 differs): images were "
+                    f"the training data is not what {self.path} was trained on (its sha256 differs): images were "
                     f"added, removed or changed since. Give the same files as --data to verify it",
                     DATA,
                 )
+        now = {"probe": probe, "data_sha256": session.data_sha256, "model_source": session.model_source}
+        if computed := [entry for entry in sessions if entry["step"] < self.end]:
+            found = compare(computed[-1], now | session.fingerprint)
+            equal = None if "probe" not in computed[-1] else not texts(found, "probe")
+            self._machine = {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
+            if equal is False:
+                logger.warning("the arithmetic probe differs from the run's: expect other bits")
+        # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
+        computable = self.start == 0 and (session.initial_weights or session.recipe.init_sha256 is None)
+        start, self.state = None if computable else self.state, None  # frees the memory of the other
+        self._loaded = start.step if start else None
+        return start
 
-    def compare(self, state: State) -> bool:
+    def compare(self, state: State) -> None:
         """Compare digest, tensors and SHA-256 of `state` as far as they are recorded."""
-        step, recorded = state.step, self._recorded
+        step, before = state.step, self._compared.total()
         self._reached = step
-        before = sum(self._compared.values())
-        if (digest := recorded.digests.get(step)) is not None:
-            self._check("digests", step, digest, state.digest())
-        if step in recorded.steps and step != self._loaded and (saved := recorded.read(step)) is not None:
-            # The best weights so far follow from the states and evaluations, which are compared themselves.
-            tensors, own = (
-                {name: tensor for name, tensor in one.items() if not name.startswith(BEST)}
-                for one in (saved.tensors, state.named())
-            )
-            found = differences(tensors, own)
-            self._check("checkpoints", step, 0, len(found))
-            if found and self._tensors is None:
-                listed = [asdict(difference) for difference in found]
-                self._tensors = {"step": step, "count": len(tensors), "differing": listed}
-        if step == recorded.result_step:
-            self._check("weights_sha256", step, recorded.weights_sha256, state.weights_sha256())
-        if sum(self._compared.values()) > before:
-            self._bits_compared |= step > self._start
-            self._last_equal = self._last_equal if self._differences else step
-        later = any(step < other <= self.points[-1] for other in recorded.steps)
-        return bool(self._differences) and not (later and self._tensors is None)
-
-    def compare_loss(self, step: int, loss: float) -> None:
-        """Compare the loss of `step`, if it is recorded."""
-        if step in self._recorded.losses:
-            self._check("losses", step, self._recorded.losses[step], loss if math.isfinite(loss) else None)
+        if step in self._digests:
+            self.check("digests", step, self._digests[step], state.digest())
+        if step in self._steps and step != self._loaded and (saved := _read(self.run, step)) is not None:
+            own, recorded = state.named(), saved.facts[SHA256]
+            if not self.check("checkpoints", step, recorded, contents_sha256(saved.facts, own)) and not self._tensors:
+                self._tensors = {"step": step, "count": len(saved.tensors), "differing": different(saved.tensors, own)}
+        if self._result and step == (self._result.get("best_step") or self._result["steps"]):
+            self.check("weights_sha256", step, self._result["weights_sha256"], state.weights_sha256())
+        if self._compared.total() > before:
+            self._bits_compared |= step > self.start
+            self._last_equal = self._last_equal if self.differences else step
 
     def compare_evaluation(self, step: int, correct: int) -> None:
         """Compare the number of correct images after `step` updates, which must be recorded if the run is complete."""
-        recorded = self._recorded.correct.get(step)
-        if recorded is not None or self._recorded.result:
-            self._check("evaluations", step, recorded, correct)
+        if self._correct.get(step) is not None or self._result:
+            self.check("evaluations", step, self._correct.get(step), correct)
 
     def compare_choice(self, due: Due) -> None:
         """Compare the best step of a complete run with the one that the recorded evaluations give."""
-        result, correct = self._recorded.result, self._recorded.correct
-        for step in range(1, result.get("steps", 0) + 1):
-            if due.evaluates(step) and step in correct:
-                due.record(step, correct[step])
-        if result:
-            self._check("best_step", result["steps"], result.get("best_step"), due.best_step)
+        for step in sorted(self._correct):
+            if due.evaluates(step) and (correct := self._correct[step]) is not None:
+                due.record(step, correct)
+        if self._result:
+            self.check("best_step", self._result["steps"], self._result.get("best_step"), due.best_step)
 
-    def failed(self, step: int, error: NonFiniteError) -> None:
-        """Record that the replay cannot compute `step`, which the run has computed."""
-        self._differences.append({"step": step, "what": "losses", "recorded": "finite", "replayed": str(error)})
-
-    def _check(self, what: str, step: int, recorded: object, replayed: object) -> None:
+    def check(self, what: str, step: int, recorded: object, replayed: object) -> bool:
+        """Compare one fact of the state after `step` updates. Return whether it is equal."""
         self._compared[what] += 1
         if recorded != replayed:
-            self._differences.append({"step": step, "what": what, "recorded": recorded, "replayed": replayed})
+            self.differences.append({"step": step, "what": what, "recorded": recorded, "replayed": replayed})
+        return recorded == replayed
 
-    def record(self, notes: list[str]) -> dict[str, Any]:
+    def record(self, processes: int, notes: list[str]) -> dict[str, Any]:
         """Return what was compared and what differs. Raises: LockstepError if nothing was compared."""
-        if not self._bits_compared and not self._differences:
+        if not self._bits_compared and not self.differences:
             raise LockstepError(
-                f"{self._spec.path}: steps {self._start} to {self._reached} were replayed, but no recorded state of "
-                f"them could be read, so nothing was compared",
+                f"{self.path}: steps {self.start} to {self._reached} were replayed, but no recorded state of them "
+                f"could be read, so nothing was compared",
                 DATA,
             )
         return {
-            "run": str(self._spec.path),
-            "same": not self._differences,
-            "from_step": self._start,
+            "run": str(self.path),
+            "same": not self.differences,
+            "from_step": self.start,
             "to_step": self._reached,
-            "processes": self._processes,
+            "processes": processes,
             "compared": dict(self._compared),
             "last_equal_step": self._last_equal,
-            "differences": self._differences,
+            "differences": self.differences,
             "tensors": self._tensors,
             "machine": self._machine,
             "notes": notes,
         }
 
 
-class _Losses(Listener):
-    """Gives the loss of each step to a comparison."""
+def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Return the tensors that do not have the same bits: name, elements, how many differ, and the largest distance.
 
-    every = 1
-
-    def __init__(self, comparison: Comparison) -> None:
-        self._comparison = comparison
-
-    def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Compare the loss."""
-        self._comparison.compare_loss(event.step, event.loss)
+    The distance is None if it is not finite, or if the tensors have other shapes or types, so all elements differ.
+    """
+    found = []
+    for name in sorted({*recorded, *replayed}):
+        first, second = (tensors.get(name, torch.zeros(0)).detach().cpu() for tensors in (recorded, replayed))
+        size, distance = max(first.numel(), second.numel()), None
+        count = size
+        if (first.dtype, first.shape) == (second.dtype, second.shape):
+            bits = [tensor.contiguous().reshape(-1, 1).view(torch.uint8) for tensor in (first, second)]
+            count = int((bits[0] != bits[1]).any(1).sum())
+            distance = float((first.double() - second.double()).abs().max()) if count else None
+        if count:
+            known = distance if distance is not None and distance < float("inf") else None
+            found.append({"name": name, "elements": size, "differing": count, "max_abs": known})
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.pages import figures
 from lockstep.pages.figures import Line, Panel
 from lockstep.pages.page import NUMBERS, Figure, Headline, Picture, Section, Table, render
-from lockstep.runs.recorded import Recorded
+from lockstep.runs.folder import Run
 from lockstep.settings import dotted
 from lockstep.words import duration, listed, loss_text, plural, size, wilson_interval
 
@@ -21,7 +21,7 @@ _BATCHES = 3  # runs up to which the accuracies of batches are drawn beside thos
 _CURVES = {"loss": "loss", "accuracy": "accuracy", "learning_rate": "learning rate"}
 
 
-def page(runs: Sequence[Recorded], record: Mapping[str, Any] | None = None, lacking: str | None = None) -> str:
+def page(runs: Sequence[Run], record: Mapping[str, Any] | None = None, lacking: str | None = None) -> str:
     """Return the page of `runs`.
 
     `record` is that of the report job for the only run; None if there are several, or if it could not be computed, as
@@ -33,30 +33,39 @@ def page(runs: Sequence[Recorded], record: Mapping[str, Any] | None = None, lack
         return render(title, [differences(runs, names), training(runs, names), speeds(runs, names)], spread(runs))
     (run,) = runs
     notes = [] if lacking is None else [lacking]
-    if not run.result:
+    if not _result(run):
         notes.insert(0, f"This run is not complete: its newest checkpoint is after {plural(max(run.steps), 'step')}.")
     judged = [] if record is None else [confusion(record), classes(record), calibration(record), *pictures(record)]
     sections = [training(runs, names), *judged, speed(run), provenance(run)]
     return render(f"Run {names[0]}", sections, headline(run, record), notes)
 
 
-def _names(runs: Sequence[Recorded]) -> list[str]:
+def _result(run: Run) -> dict[str, Any]:
+    return run.result() or {}
+
+
+def _session(run: Run) -> dict[str, Any]:
+    """Return what is known of the last session."""
+    return (run.sessions() or [{}])[-1]
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
     """Return the names of the runs' folders, or their paths if two have one name."""
-    names = [run.run.path.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.run.path) for run in runs]
+    names = [run.path.resolve().name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
-def headline(run: Recorded, record: Mapping[str, Any] | None) -> Headline:
+def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
     """Return the accuracy with its interval, and the facts that identify a run."""
-    recipe, result = run.run.recipe(), run.result
+    recipe, result = run.recipe(), _result(run)
     facts = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
         facts += [
             ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"),
             ("Speed", f"{result['images_per_s']:,.0f} images/s on {plural(result['processes'], 'process')}"),
         ]
-    facts += [("Device", run.sessions[-1].get("device", ""))] if run.sessions else []
-    times = [row["time"] for row in run.run.metrics() if row["kind"] == "step" and row.get("time")]
+    facts += [("Device", _session(run)["device"])] if _session(run).get("device") else []
+    times = [row["time"] for row in run.metrics() if row["kind"] == "step" and row.get("time")]
     facts += [("Date", time.strftime("%Y-%m-%d", time.gmtime(times[-1])))] if times else []
     if record is not None:
         low, high = record["accuracy_interval"]
@@ -69,7 +78,7 @@ def headline(run: Recorded, record: Mapping[str, Any] | None) -> Headline:
             + ")",
             [("Loss", loss_text(record["loss"])), *facts],
         )
-    accuracy = run.run.accuracy if result else None
+    accuracy = run.accuracy if result else None
     if accuracy is None:
         return Headline("-", "No accuracy is recorded yet.", facts)
     low, high = result["accuracy_interval"]
@@ -77,36 +86,36 @@ def headline(run: Recorded, record: Mapping[str, Any] | None) -> Headline:
     return Headline(f"{accuracy:.2%}", text, facts)
 
 
-def spread(runs: Sequence[Recorded]) -> Headline | None:
+def spread(runs: Sequence[Run]) -> Headline | None:
     """Return the mean accuracy of complete runs that differ only in their seed; None if there are no such."""
-    recipes = {run.run.recipe().replace(seed=0).digest() for run in runs}
-    found = [accuracy for run in runs if (accuracy := run.run.accuracy) is not None]
+    recipes = {run.recipe().replace(seed=0).digest() for run in runs}
+    found = [accuracy for run in runs if (accuracy := run.accuracy) is not None]
     if len(recipes) > 1 or len(found) < 2:
         return None
     deviation = statistics.stdev(found)
     text = (
-        f"mean accuracy of {len(found)} runs of recipe {runs[0].run.recipe().name}; standard deviation "
+        f"mean accuracy of {len(found)} runs of recipe {runs[0].recipe().name}; standard deviation "
         f"{100 * deviation:.2f} percentage points, range {min(found):.2%} to {max(found):.2%}"
     )
     return Headline(f"{statistics.mean(found):.2%}", text)
 
 
-def differences(runs: Sequence[Recorded], names: Sequence[str]) -> Section:
+def differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
     """Return what differs between runs, as a table, and in words what is the same."""
     columns: dict[str, list[str]] = {}
-    settings = [dotted(run.run.recipe().model_dump(mode="json")) for run in runs]
+    settings = [dotted(run.recipe().model_dump(mode="json")) for run in runs]
     for name in dict.fromkeys(name for each in settings for name in each):
         columns[name] = [str(each.get(name, "")) for each in settings]
     columns = {name: values for name, values in columns.items() if len(set(values)) > 1}
     changed = list(columns)
     for name, values in {
-        "accuracy": ["-" if (share := run.run.accuracy) is None else f"{share:.2%}" for run in runs],
-        "steps": [f"{run.result.get('steps', max(run.steps, default=0)):,}" for run in runs],
-        "training": [duration(run.result["train_s"]) if run.result else "not complete" for run in runs],
-        "processes": [str(run.result.get("processes", "")) for run in runs],
-        "device": [run.sessions[-1].get("device", "") if run.sessions else "" for run in runs],
-        "torch": [str(run.sessions[-1].get("versions", {}).get("torch", "")) if run.sessions else "" for run in runs],
-        "weights (sha256)": [(run.weights_sha256 or "")[:16] for run in runs],
+        "accuracy": ["-" if (share := run.accuracy) is None else f"{share:.2%}" for run in runs],
+        "steps": [f"{_result(run).get('steps', max(run.steps, default=0)):,}" for run in runs],
+        "training": [duration(_result(run)["train_s"]) if _result(run) else "not complete" for run in runs],
+        "processes": [str(_result(run).get("processes", "")) for run in runs],
+        "device": [_session(run).get("device", "") for run in runs],
+        "torch": [str(_session(run).get("versions", {}).get("torch", "")) for run in runs],
+        "weights (sha256)": [_result(run).get("weights_sha256", "")[:16] for run in runs],
     }.items():
         columns[name] = values
     same = {name: values[0] for name, values in columns.items() if len(set(values)) == 1 and values[0]}
@@ -118,9 +127,9 @@ def differences(runs: Sequence[Recorded], names: Sequence[str]) -> Section:
     return Section("What differs", texts, table=Table(["run", *shown], rows))
 
 
-def training(runs: Sequence[Recorded], names: Sequence[str]) -> Section:
+def training(runs: Sequence[Run], names: Sequence[str]) -> Section:
     """Return the curves of loss, accuracy and learning rate, over steps and over time."""
-    metrics = [run.run.metrics() for run in runs]
+    metrics = [run.metrics() for run in runs]
     steps = [[row for row in rows if row["kind"] == "step"] for rows in metrics]
     tests = [[row for row in rows if row["kind"] == "evaluation"] for rows in metrics]
     times = [_times(rows) for rows in steps]
@@ -240,10 +249,10 @@ def pictures(record: Mapping[str, Any]) -> Iterator[Section]:
             yield Section(title, [text], pictures=shown)
 
 
-def speed(run: Recorded) -> Section:
+def speed(run: Run) -> Section:
     """Return the throughput, what the time of a step is spent on, and the memory."""
-    rows = [row for row in run.run.metrics() if row["kind"] == "step" and row.get("split")]
-    result, texts = run.result, []
+    rows = [row for row in run.metrics() if row["kind"] == "step" and row.get("split")]
+    result, texts = _result(run), []
     if result:
         texts = [
             f"{result['images_per_s']:,.0f} images/s; {result['train_s']:,.1f} s of training, "
@@ -260,29 +269,29 @@ def speed(run: Recorded) -> Section:
     return Section("Speed", texts, [drawn], table, folded=NUMBERS)
 
 
-def speeds(runs: Sequence[Recorded], names: Sequence[str]) -> Section:
+def speeds(runs: Sequence[Run], names: Sequence[str]) -> Section:
     """Return the throughput of runs, and what the time of a step is spent on in each."""
     bars, cells = [], []
     for run, name in zip(runs, names, strict=True):
-        if rows := [row for row in run.run.metrics() if row["kind"] == "step" and row.get("split")]:
+        if rows := [row for row in run.metrics() if row["kind"] == "step" and row.get("split")]:
             parts = _split(rows)
             bars.append((name, parts))
-            rate = f"{run.result['images_per_s']:,.0f}" if run.result else ""
+            rate = f"{_result(run)['images_per_s']:,.0f}" if _result(run) else ""
             cells.append([name, rate, ", ".join(f"{part} {value:.2f}" for part, value in parts)])
     drawn = Figure(figures.stacked(bars, "milliseconds"), "What the time of a step is spent on") if bars else None
     table = Table(["run", "images/s", "milliseconds of a step"], cells)
     return Section("Speed", figures=[drawn] if drawn else (), table=table)
 
 
-def provenance(run: Recorded) -> Section:
+def provenance(run: Run) -> Section:
     """Return recipe, environment and digests, and the commands that reproduce and verify the run."""
-    recipe, session = run.run.recipe(), run.sessions[-1] if run.sessions else {}
-    folder = run.run.path
+    recipe, session = run.recipe(), _session(run)
+    folder = run.path
     facts = {
         "recipe": f"{recipe.name}, digest {recipe.digest()}",
         "arithmetic": f"{recipe.arithmetic}, {recipe.precision}",
-        "weights": f"sha256 {run.weights_sha256}" if run.weights_sha256 else "",
-        **{f"data, {name}": f"sha256 {sha}" for name, sha in (run.facts.get("data_sha256") or {}).items()},
+        "weights": f"sha256 {_result(run)['weights_sha256']}" if _result(run) else "",
+        **{f"data, {name}": f"sha256 {sha}" for name, sha in (run.facts().get("data_sha256") or {}).items()},
         "device": session.get("device", ""),
         "versions": ", ".join(f"{name} {version}" for name, version in session.get("versions", {}).items()),
         **{name: str(value) for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()},

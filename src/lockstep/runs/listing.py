@@ -1,4 +1,4 @@
-"""The runs in a folder, each in a few facts. Reading them needs no torch, and no run is too damaged to be listed."""
+"""What folders of runs tell: a list of the runs in a folder, and the first difference between two runs."""
 
 import contextlib
 import os
@@ -84,3 +84,33 @@ def _size(path: Path) -> int:
             with contextlib.suppress(OSError):  # Training has deleted it.
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
+
+
+def difference(first: Path, second: Path) -> dict[str, Any]:
+    """Return from which step on two runs differ, as a record for JSON. No network is built, and no code is executed.
+
+    Raises: LockstepError if a folder is not a run, or its files cannot be read.
+    """
+    from lockstep.runs.provenance import compare  # imports torch
+
+    runs = Run.existing(first), Run.existing(second)
+    recipes = runs[0].recipe(), runs[1].recipe()
+    digests = runs[0].digests(), runs[1].digests()
+    common = sorted(digests[0].keys() & digests[1].keys())
+    differing = next((step for step in common if digests[0][step] != digests[1][step]), None)
+    equal = [step for step in common if differing is None or step < differing]
+    weights = [(run.result() or {}).get("weights_sha256") for run in runs]
+    checks = [differing is None] * bool(common) + [weights[0] == weights[1]] * (None not in weights)
+    sessions = [run.sessions()[-1:] for run in runs]
+    changed = compare(sessions[0][0], sessions[1][0]) if all(sessions) else []
+    if recipes[0].digest() != recipes[1].digest():  # The probe is of the recipe's network.
+        changed = [one for one in changed if one.kind != "probe"]
+    return {
+        "runs": [str(first), str(second)],
+        "same": all(checks) if checks else None,
+        "last_equal_step": max(equal, default=None),
+        "first_different_step": differing,
+        "weights_sha256": weights,
+        "recipe": recipes[0].differences(recipes[1]),
+        "environment": [str(one) for one in changed],
+    }
