@@ -121,6 +121,5 @@ def torchrun(folder, *options, agent=()):
 
 
 def ranks(process):
-    """The processes that torchrun has started, in order of number."""
-    found = [child for child in psutil.Process(process.pid).children(recursive=True) if "RANK" in child.environ()]
-    return sorted(found, key=lambda child: int(child.environ()["RANK"]))
+    """The worker processes of the programs that torchrun has started, in order of number."""
+    return workers(psutil.Process(process.pid).children(recursive=True))

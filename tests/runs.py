@@ -1,6 +1,5 @@
 """Complete runs in the process of the test, and changes to their folders."""
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import SIGNAL_BASE
-from lockstep.jobs.context import Context, Display
+from lockstep.jobs.context import Context, Output
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.runs import statefile
@@ -36,7 +35,7 @@ def fit_here(
     """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
     train_spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=time.time(), **spec)
     try:
-        return Outcome(train(train_spec, Context(stop=stop_requested, display=Display(sys.stderr))))
+        return Outcome(train(train_spec, Context(stop=stop_requested, output=Output(lines_to_stderr=True))))
     except StoppedError as stopped:
         return Outcome(stopped_by=stopped.code - SIGNAL_BASE)
 

@@ -119,11 +119,11 @@ def child(folder: str) -> None:
     """Run in each real process: reduce, gather and broadcast; process 0 writes the results."""
     import torch.distributed as dist
 
-    from lockstep.launch.rendezvous import open_store
+    from lockstep.launch.world import World, open_store
 
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    members = group.connect(process, processes, CPU, open_store(address, process, processes), Monitor())
+    world = World.from_environment()
+    process = world.process
+    members = group.connect(process, world.processes, CPU, open_store(world), Monitor())
     gloo = group.Processes(CPU, Monitor(), dist.new_group(backend="gloo"))  # as beside a group of GPUs
     found = {kind: reduced(members, kind, 7) for kind in REDUCTIONS}
     found["in parts"] = in_parts(members, 7, [500, 700])

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement, gpus_here
-from lockstep.core.group import Alone, connect
+from lockstep.core.group import connect
 from lockstep.core.monitor import Monitor
 from lockstep.core.tower import Tower
 from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch import worker
-from lockstep.launch.workers import Output
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from tests.runs import fit_here
@@ -80,8 +80,7 @@ def trained(tmp_path, monkeypatch, error, world):
 
     monkeypatch.setattr(Tower, "_vector", fails)
     spec = TrainSpec(recipe=RECIPE, placement=Placement(processes=1), path=tmp_path / "x", started=0.0)
-    mail = worker.Mail(lambda record: None, lambda path: None)
-    return worker.compute(spec, world, Output(quiet=True), mail)
+    return worker.compute(spec, world, Context())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,6 @@ def test_a_lost_gpu_is_a_crash_after_which_a_restart_may_help(tmp_path, monkeypa
 
 
 def test_an_error_of_nccl_is_the_loss_of_another_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.launch.rendezvous.record_failure", lambda world, error: None)
-    monkeypatch.setattr(worker, "_join", lambda spec, *_: (spec, Alone(), lambda path: None))
+    monkeypatch.setattr(worker, "join", lambda spec, *_: spec)
     with pytest.raises(PeerLostError, match="lost the other processes"):
-        trained(tmp_path, monkeypatch, dist.DistBackendError("NCCL error: remote process exited"), World("torchrun"))
+        trained(tmp_path, monkeypatch, dist.DistBackendError("NCCL error: remote process exited"), World("Slurm"))

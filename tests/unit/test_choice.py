@@ -9,10 +9,9 @@ from tests.unit.test_watch import RECIPE, Training
 
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.jobs.context import Output
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import submit
-from lockstep.launch.workers import Output
-from lockstep.launch.world import World
 from lockstep.runs import statefile
 
 
@@ -45,7 +44,7 @@ def evaluated(training, capsys):
         path = training.run.path.relative_to(training.run.path.parent.parent)
         placement = Placement(device="cpu")
         spec = EvaluateSpec(recipe=RECIPE, placement=placement, path=path, checkpoint=which)
-        record = submit(spec, Output(), World(), inline=True).record
+        record = submit(spec, Output(), inline=True).record
         out, err = capsys.readouterr()
         assert out == ""
         assert [words in line for words, line in zip(said, err.splitlines(), strict=True)] == [True] * len(said)

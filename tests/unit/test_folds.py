@@ -51,7 +51,7 @@ def judged(folder, group=None, **fields):
     spec = FoldsSpec(
         recipe=SMALL, placement=Placement(data=folder, init=WEIGHTS), started=0.0, **{"folds": 5, **fields}
     )
-    record = folds(spec, Context(*([group] if group else [])))
+    record = folds(spec, Context(**({"group": group} if group else {})))
     return {key: value for key, value in record.items() if key not in ("total_s", "processes")} if record else None
 
 

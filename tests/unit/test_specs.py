@@ -31,7 +31,7 @@ NOT_UTF8 = Path(os.fsdecode(b"runs/\xff"))
 SPECS = [
     TrainSpec(**SHARED, path=NOT_UTF8, resume=True, strict=True, notes=("first", "größe"), started=1.25),
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint="best", save_model=Path("m.safetensors"), weights="raw"),
-    EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, watch=True, interval=0.5, examples=7),
+    EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, examples=7),
     ReportSpec(**SHARED, path=Path("runs/a"), shown=5),
     VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7),
     BenchSpec(**SHARED, steps=3),
@@ -71,16 +71,16 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, spec):
     done = []
     (tmp_path / "spec.json").write_text(encoded(spec))
     monkeypatch.setattr(worker, "compute", lambda *arguments: done.append(arguments) or (None, 7))
-    monkeypatch.setattr(worker.watch, "end_with_parent", lambda *_: None)
     monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker, "_watch", lambda *_: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), str(os.getppid()), "[true, false, null]"])
     with pytest.raises(SystemExit) as ended:
         worker.main()
     assert ended.value.code == 7
-    assert (tmp_path / "ended-0").read_text() == "7"
-    ((read, world, output, _, monitor),) = done
+    assert json.loads((tmp_path / "ended-0").read_text())[0] == 7
+    ((read, world, ctx),) = done
     assert (type(read), read, world.processes) == (type(spec), spec, 1)
-    assert output == (True, False, None)
-    assert monitor.beat == Beat(0, 1)
+    assert ctx.output == (True, False, None)
+    assert ctx.monitor.beat == Beat(0, 1)

@@ -115,14 +115,13 @@ def _part(seconds: float, total: float) -> str:
 def _measure(recipe: "Recipe", placement: "Placement", steps: int, warmup: int, inline: bool) -> Record:
     """Measure in new processes, and return their record. Raises: typer.Exit if they are stopped."""
     from lockstep.config import overrides
+    from lockstep.jobs.context import Output
     from lockstep.jobs.specs import BenchSpec
     from lockstep.launch.submit import submit
-    from lockstep.launch.workers import Output
-    from lockstep.launch.world import World
 
     recipe = overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes})
     spec = BenchSpec(recipe=recipe, placement=placement, steps=steps, warmup=warmup)
-    outcome = submit(spec, Output(), World(), inline=inline)
+    outcome = submit(spec, Output(), inline=inline)
     if outcome.record is None:
         raise typer.Exit(outcome.code)
     return outcome.record

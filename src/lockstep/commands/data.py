@@ -213,14 +213,13 @@ def _check_labels(folder: Path, html: Path | None, json_output: bool) -> dict[st
     """Print the doubtful labels of a folder, or write a page of them to `html`. Return the record of the job."""
     from lockstep.commands.specs import folds_spec
     from lockstep.config.placement import Placement
+    from lockstep.jobs.context import Output
     from lockstep.launch.submit import submit
-    from lockstep.launch.workers import Output
-    from lockstep.launch.world import World
     from lockstep.pages.labels import lines_of, page
 
     placement = Placement(data=folder.absolute())
     spec = folds_spec("photos", {}, placement, folds=5, labels=True, started=STARTED)
-    outcome = submit(spec, Output(lines_to_stderr=True), World.from_environment())
+    outcome = submit(spec, Output(lines_to_stderr=True))
     if outcome.record is None:
         raise typer.Exit(outcome.code)
     if html:

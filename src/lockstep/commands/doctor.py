@@ -94,10 +94,9 @@ def _train(arithmetic: str, processes: int) -> dict[str, Any]:
     """
     from lockstep.config.overrides import make
     from lockstep.config.placement import Placement
+    from lockstep.jobs.context import Output
     from lockstep.jobs.specs import TrainSpec
     from lockstep.launch.submit import submit
-    from lockstep.launch.workers import Output
-    from lockstep.launch.world import World
     from lockstep.recipes import get_recipe
 
     recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": _STEPS, "arithmetic": arithmetic})
@@ -105,7 +104,7 @@ def _train(arithmetic: str, processes: int) -> dict[str, Any]:
     placement = Placement(processes=processes, device=device, max_restarts=0)
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
         spec = TrainSpec(recipe=recipe, placement=placement, path=Path(folder) / "digits", started=time.time())
-        outcome = submit(spec, Output(quiet=True), World())
+        outcome = submit(spec, Output(quiet=True))
     if outcome.code or outcome.record is None:
         raise typer.Exit(outcome.code)
     return {

@@ -18,8 +18,8 @@ from lockstep.commands.specs import evaluate_spec
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError, printable
 from lockstep.files import discard
+from lockstep.jobs.context import Output
 from lockstep.launch.submit import require_alone, submit
-from lockstep.launch.workers import Output
 from lockstep.launch.world import World
 from lockstep.messages import logger, muted
 from lockstep.runs.folder import Run
@@ -117,7 +117,7 @@ def evaluate(
             opened, placement, code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
             weights=weights, examples=examples, strict=strict,
         )  # fmt: skip
-        outcome = submit(spec, Output(quiet, lines_to_stderr=True), World(), streams=(out, err))
+        outcome = submit(spec, Output(quiet, lines_to_stderr=True), streams=(out, err))
     if outcome.record is None:
         raise KeyboardInterrupt
     return EvaluationRecord(**outcome.record)
@@ -208,9 +208,8 @@ def evaluate_shell(
     """
     from lockstep.commands import watch as loop
     from lockstep.commands.specs import chosen_checkpoint, evaluate_spec
+    from lockstep.jobs.context import Output
     from lockstep.launch.submit import require_alone, submit
-    from lockstep.launch.workers import Output
-    from lockstep.launch.world import World
     from lockstep.runs.folder import Run
 
     if watch:
@@ -246,7 +245,7 @@ def evaluate_shell(
                 discard(sys.stdout)
 
     def compute(one: "EvaluateSpec") -> "Outcome":
-        return submit(one, Output(quiet), world, inline=inline)
+        return submit(one, Output(quiet), inline=inline)
 
     if watch:
         raise typer.Exit(loop.watch(spec, compute, show, interval=interval, once=once))

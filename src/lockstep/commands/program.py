@@ -1,6 +1,5 @@
 """The command line: text -> arguments -> one call. The only place that prints errors and exits."""
 
-import os
 import signal
 import sys
 from socket import gethostname
@@ -108,8 +107,6 @@ def main() -> None:
         sys.stdout.flush()
         if (name := _name(error.code)) is not None:
             print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr, flush=True)
-        if _is_connected():  # Python's own end may abort in a thread that is connected to processes which have ended.
-            os._exit(error.code)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(SIGNAL_BASE + signal.SIGINT)
@@ -127,12 +124,6 @@ def _name(code: int) -> str | None:
     if code in (USAGE, DATA) and world.local != 0:
         return None
     return f"lockstep (process {world.process} on host {gethostname()})" if world.processes > 1 else "lockstep"
-
-
-def _is_connected() -> bool:
-    """Return whether this process is part of an outer launch, and has met the others."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _world() -> World:

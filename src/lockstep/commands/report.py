@@ -13,10 +13,9 @@ from lockstep.commands.specs import evaluate_spec
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import deliver
+from lockstep.jobs.context import Output
 from lockstep.jobs.specs import ReportSpec
 from lockstep.launch.submit import require_alone, submit
-from lockstep.launch.workers import Output
-from lockstep.launch.world import World
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
 from lockstep.settings import validated
@@ -95,7 +94,7 @@ def report(
             spec = evaluate_spec(
                 runs[0], validated(Placement, place), code=code, split=None, checkpoint=None, kind=ReportSpec
             )
-            outcome = submit(spec, Output(quiet, lines_to_stderr=True), World(), streams=screens)
+            outcome = submit(spec, Output(quiet, lines_to_stderr=True), streams=screens)
         except LockstepError as error:
             if error.code != DATA:
                 raise

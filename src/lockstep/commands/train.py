@@ -17,8 +17,8 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
 from lockstep.errors import LockstepError, printable, unknown
+from lockstep.jobs.context import Output
 from lockstep.launch.submit import outer_world, submit
-from lockstep.launch.workers import Output
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
 from lockstep.runs.weights_file import find_weights
@@ -108,7 +108,7 @@ def train(
                 return None
             print(f"{printable(str(spec.path))} is complete: nothing to resume", file=out)
             return Run.open(spec.path)
-        outcome = submit(spec, Output(quiet, columns=line_width(out)), world, streams=(out, err))
+        outcome = submit(spec, Output(quiet, columns=line_width(out)), streams=(out, err))
         if world.process != 0:
             return None
         if outcome.run is None:
@@ -265,8 +265,8 @@ def train_shell(
     """
     from lockstep.commands.specs import RunFolder, folds_spec, train_spec
     from lockstep.config.overrides import parse
+    from lockstep.jobs.context import Output
     from lockstep.launch.submit import submit
-    from lockstep.launch.workers import Output
     from lockstep.launch.world import World
 
     changes = parse(settings or [], {name: options[name] for name in RECIPE_OPTIONS})
@@ -275,7 +275,7 @@ def train_shell(
         if name is not None or resume:
             raise LockstepError(f"--folds makes no run: leave out {'--resume' if resume else '--name'}")
         judge = folds_spec(what, changes, placement_of(options), init=init, folds=folds, started=STARTED)
-        outcome = submit(judge, Output(quiet), world, inline=inline)
+        outcome = submit(judge, Output(quiet), inline=inline)
         if outcome.record is not None and (json_output or not quiet):
             lines = [json.dumps(outcome.record)] if json_output else folds_lines(outcome.record)
             print(*lines, sep="\n")
@@ -289,12 +289,8 @@ def train_shell(
             print(f"{spec.path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
         if world.process == 0 and json_output:
             print(json.dumps(spec.result))
-        if world.outer and world.processes > 1:
-            from lockstep.launch.rendezvous import report_complete  # imports torch
-
-            report_complete(world)
         return
-    outcome = submit(spec, Output(quiet, lines_to_stderr=json_output), world, inline=inline)
+    outcome = submit(spec, Output(quiet, lines_to_stderr=json_output), inline=inline)
     if json_output and outcome.record is not None:
         print(json.dumps(outcome.record))
     raise typer.Exit(outcome.code)

@@ -64,15 +64,13 @@ def verify(
       lockstep verify downloaded/run --from 0 --processes 4 --json
     """
     from lockstep.commands.specs import verify_spec
+    from lockstep.jobs.context import Output
     from lockstep.launch.submit import submit
-    from lockstep.launch.workers import Output
-    from lockstep.launch.world import World
     from lockstep.runs.folder import Run
 
-    world = World.from_environment()
     code = {"model": model, "dataset": dataset}
     spec = verify_spec(Run.existing(run), placement_of(options), code=code, init=init, start=start)
-    outcome = submit(spec, Output(), world, inline=inline)
+    outcome = submit(spec, Output(), inline=inline)
     record = outcome.record
     if outcome.code or record is None:
         raise typer.Exit(outcome.code)

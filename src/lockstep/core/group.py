@@ -1,6 +1,6 @@
 """Group: the processes of a run, and how they exchange tensors and bytes.
 
-Only this module and launch/rendezvous.py import torch.distributed, which only moves bytes here. All additions are made
+Only this module and launch/world.py import torch.distributed, which only moves bytes here. All additions are made
 in reduction.py, so no choice of the library (ring or tree, buckets, channels) can change a bit.
 """
 
@@ -90,7 +90,7 @@ def connect(
 ) -> "Processes":
     """Connect this process, number `process` of `processes`, to the others.
 
-    `store` is one that only these processes use, see `launch/rendezvous.py`. `monitor` learns when this process waits
+    `store` is one that only these processes use, see `launch/world.py`. `monitor` learns when this process waits
     for the others. `limit_s`: after that many seconds without an answer, the others count as lost.
     Raises: PeerLostError if one does not come.
     """
@@ -124,7 +124,7 @@ def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
                 raise
             if "Timed out" in str(error):
                 raise PeerLostError(
-                    f"no answer from the other processes within ten times --timeout ({error}): one of them hangs, or "
+                    f"no answer from the other processes within --timeout ({error}): one of them hangs, or "
                     f"its host cannot be reached. The run continues from its newest checkpoint"
                 ) from error
             raise PeerLostError(f"lost the other processes: {error}") from error

@@ -1,8 +1,7 @@
 """Monitor: how far this process is, for its launcher to see, and how long each part of a step takes.
 
 One context manager does both: `monitor.doing("compute", step)` writes the heartbeat, and adds the seconds within it to
-a part of the step. The heartbeat is 40 bytes of memory; writing it takes a microsecond. If the memory is a file's, the
-launcher reads it from there, also after the process was killed. Needs no torch at import time.
+a part of the step. Needs no torch at import time.
 """
 
 import mmap
@@ -24,17 +23,16 @@ _WARM_STEPS = 5  # the first steps of a session are slow, as they touch their me
 
 
 class Beat(NamedTuple):
-    """A heartbeat. Every field is an integer of 8 bytes.
+    """A heartbeat: 32 bytes of memory. Writing it takes a microsecond.
 
     ticks: how often the watching thread has reported work that may take as long as it likes. moves: how often the main
-    thread has moved on. slow: how many timeouts the present work may take, 1 or SLOW. waits: 1 while the process waits
-    for the others. step: the step that it computes, or -1 before the first one.
+    thread has moved on. slow: how many timeouts the present work may take, 1 or SLOW. step: the step that it computes,
+    or -1 before the first one.
     """
 
     ticks: int = 0
     moves: int = 0
     slow: int = SLOW
-    waits: int = 0
     step: int = -1
 
     @property
@@ -43,13 +41,14 @@ class Beat(NamedTuple):
         return "before any step" if self.step < 0 else f"in step {self.step}"
 
 
-_FORMAT = struct.Struct("<5q")  # the fields of Beat, in order
+_FORMAT = struct.Struct("<4q")  # the fields of Beat, in order
 
 
 class Memory:
     """The bytes of a heartbeat, shared between a process and its launcher through the file `path`.
 
-    Both keep the file mapped, so it may be deleted meanwhile. Without a path the memory is this process's own.
+    Both keep the file mapped, so the launcher reads it also after the process was killed. Without a path the memory is
+    this process's own.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -91,13 +90,12 @@ class Monitor(Memory):
         self._step = -1
         self._part: Part | None = None  # what the present seconds count as
         self._endless = False  # whether the present work may take as long as it likes
-        self._waits = False
-        self._seconds, self._steps, self._measured = 0.0, 0, 0
-        self._parts: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
-        self._warm = Mark()
         self._measuring = True
         self._gpu: torch.device | None = None
         self._last = time.perf_counter()
+        self._seconds, self._steps, self._measured = 0.0, 0, 0
+        self._parts: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+        self._warm = Mark()
         self.warming_up = False
         self._move()
 
@@ -108,7 +106,7 @@ class Monitor(Memory):
     @contextmanager
     def training(self) -> Iterator[None]:
         """Count the seconds within the context as training time: those of no other part as "update"."""
-        with self._entered("update", endless=False):
+        with self._entered("update"):
             yield
 
     @contextmanager
@@ -118,8 +116,7 @@ class Monitor(Memory):
         A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may take any time.
         """
         self._step = self._step if step is None else step
-        counted = None if self._part is None else part
-        with self._entered(counted, endless=part == "report", waits=part == "communication"):
+        with self._entered(None if self._part is None else part, endless=part == "report"):
             yield
 
     @contextmanager
@@ -129,16 +126,16 @@ class Monitor(Memory):
             yield
 
     @contextmanager
-    def _entered(self, part: Part | None, *, endless: bool, waits: bool = False) -> Iterator[None]:
-        before = self._part, self._endless, self._waits
+    def _entered(self, part: Part | None, *, endless: bool = False) -> Iterator[None]:
+        before = self._part, self._endless
         self._count()
-        self._part, self._endless, self._waits = part, endless, waits
+        self._part, self._endless = part, endless
         self._move()
         try:
             yield
         finally:
             self._count()
-            self._part, self._endless, self._waits = before
+            self._part, self._endless = before
             self._move()
 
     def _count(self) -> None:
@@ -157,7 +154,7 @@ class Monitor(Memory):
     def _move(self) -> None:
         self._moves += 1
         slow = SLOW if self.warming_up or self._part is None else 1
-        struct.pack_into("<4q", self._bytes, 8, self._moves, slow, self._waits, self._step)
+        struct.pack_into("<3q", self._bytes, 8, self._moves, slow, self._step)
 
     def tick(self) -> None:
         """Report that this process runs, if its work may take as long as it likes. The watching thread calls this."""
@@ -186,10 +183,9 @@ class Monitor(Memory):
 
     def steps_per_s(self) -> float:
         """Return the mean over this session, without its first five steps unless there are no others."""
-        seconds, steps = self._seconds - self._warm.seconds, self._steps - self._warm.steps
-        if steps == 0:
-            seconds, steps = self._seconds, self._steps
-        return steps / seconds if seconds else 0.0
+        since = self._warm if self._steps > self._warm.steps else Mark()
+        seconds = self._seconds - since.seconds
+        return (self._steps - since.steps) / seconds if seconds else 0.0
 
 
 def mean_parts(since: Mark, now: Mark) -> dict[str, float]:

@@ -1,32 +1,56 @@
-"""Context: what a job's function gets besides its spec, in each process."""
+"""Context: what a job's function gets besides its spec, in each process. Needs no torch at import time."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from signal import Signals
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from lockstep.core.group import Alone, Group
 from lockstep.core.monitor import Monitor
 
+if TYPE_CHECKING:
+    import torch
 
-@dataclass(frozen=True)
-class Display:
-    """Where process 0 shows the progress of a job.
+    from lockstep.core.group import Group
 
-    Attributes:
-        stream: receives the lines of a run; None shows nothing.
-        columns: columns of a line that is redrawn on `stream`, for a program that relays it to a notebook or a
-            terminal; None lets the stream decide.
-        progress: receives the progress of other work; None shows none.
+
+class Output(NamedTuple):
+    """What process 0 prints.
+
+    quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
+    columns: columns of a line that is redrawn on stdout, for a caller that relays stdout to a notebook or a terminal;
+    None lets stdout decide.
     """
 
-    stream: IO[str] | None = None
+    quiet: bool = False
+    lines_to_stderr: bool = False
     columns: int | None = None
-    progress: IO[str] | None = None
+
+    @property
+    def lines(self) -> IO[str] | None:
+        """Return the stream for the lines of a run, or None."""
+        return None if self.quiet else sys.stderr if self.lines_to_stderr else sys.stdout
+
+    @property
+    def progress(self) -> IO[str] | None:
+        """Return the stream for the progress of other work, or None."""
+        return None if self.quiet else sys.stderr
+
+
+_SILENT = Output(quiet=True)
+
+
+def _alone() -> "Group":
+    from lockstep.core.group import Alone
+
+    return Alone()
+
+
+def _cpu() -> "torch.device":
+    import torch
+
+    return torch.device("cpu")
 
 
 @dataclass
@@ -34,25 +58,24 @@ class Context:
     """This process among those of a job, and its connections to the program that started it.
 
     Attributes:
+        output: what process 0 prints.
+        monitor: learns what this process does.
+        tell: gives something to the launcher at once, in process 0: ("run", its folder) or ("record", a record). The
+            record that the job returns follows by itself.
+        stop: returns the signal that this process was sent to stop, or None.
+        loading_guard: entered while the dataset is read, which may take long: a signal then ends the process at once.
         group: the processes, and how they exchange tensors and bytes.
         device: what this process computes on.
-        monitor: learns what this process does.
-        stop: returns the signal that this process was sent to stop, or None.
-        display: where progress is shown, in process 0.
-        emit: gives a record to the caller at once, in process 0. The record that the job returns follows by itself.
-        on_run_created: receives the run's folder, in process 0.
-        loading_guard: entered while the dataset is read, which may take long: a signal then ends the process at once.
         local: this process's number on its host.
     """
 
-    group: Group = field(default_factory=Alone)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    output: Output = _SILENT
     monitor: Monitor = field(default_factory=Monitor)
+    tell: Callable[[str, Any], None] = lambda kind, value: None
     stop: Callable[[], Signals | None] = lambda: None
-    display: Display = Display()
-    emit: Callable[[Mapping[str, Any]], None] = lambda record: None
-    on_run_created: Callable[[Path], None] = lambda path: None
     loading_guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    group: "Group" = field(default_factory=_alone)
+    device: "torch.device" = field(default_factory=_cpu)
     local: int = 0
 
     @property

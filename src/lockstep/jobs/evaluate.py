@@ -58,7 +58,7 @@ def judge(
     if spec.weights == "ema" and own == "raw":
         raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
     step, weights = session.state.step, spec.weights or own
-    line = progress_on(ctx.display.progress) if ctx.first and ctx.display.progress else None
+    line = progress_on(ctx.output.progress) if ctx.first and ctx.output.progress else None
 
     def progress(share: float) -> None:
         if line:

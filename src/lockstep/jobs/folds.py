@@ -106,7 +106,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
     reduction = Reduction(Alone(), recipe.towers, placement.reduction, device)
     own = owned(int(fold_of.max()) + 1, ctx.group.processes, ctx.group.process)
     probabilities = torch.zeros(len(images), len(images.classes), dtype=torch.float64)
-    shown = ctx.first and ctx.display.progress is not None
+    shown = ctx.first and ctx.output.progress is not None
     with progress("training a head for each fold", 100 * len(own)) if shown else nullcontext() as advance:
         for fold in own:
             inside = fold_of == fold

@@ -62,7 +62,7 @@ class OpenRun:
             if self.checkpoint is not None:
                 self._require_same_data(self.checkpoint.facts)
             self._compare_sessions(spec.strict)
-            ctx.on_run_created(self.run.path)
+            ctx.tell("run", str(self.run.path))
             self.listeners = self._make_listeners(ctx)
         except BaseException:
             self.run.close()
@@ -129,8 +129,8 @@ class OpenRun:
         except OSError as error:
             raise self._cannot_write(error) from None
         listeners: list[Listener] = [log_file, MetricsFile(self.run.metrics_path, placement.log_every)]
-        if (stream := ctx.display.stream) is not None:
-            listeners.insert(0, console.for_stream(stream, placement.log_every, ctx.display.columns))
+        if (stream := ctx.output.lines) is not None:
+            listeners.insert(0, console.for_stream(stream, placement.log_every, ctx.output.columns))
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
 

@@ -44,7 +44,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
                                                     if comparison else None))  # fmt: skip
         due = Due(spec.placement.replace(eval_every=None), course)
         due.load(facts or {})
-        stream = ctx.display.progress
+        stream = ctx.output.progress
         listeners = [console.for_stream(stream, 1)] if comparison and stream and stream.isatty() else []
         log = Log(course, listeners, ctx.monitor, ctx.group.processes, session.device)
         log.start([("replays", f"{spec.path}, steps {state.step} to {end}")])

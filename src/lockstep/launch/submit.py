@@ -1,35 +1,43 @@
 """Submit: the one road from a spec to a record, for the command line and for Python programs.
 
 A job is computed by worker processes: one for each GPU, or on CPU one for each share of the towers. Each is a new
-program (`worker.py`), which reads the spec from a file; a supervisor watches them, and starts them again if one fails.
-Only workers import torch, which takes a second. What process 0 returns comes back through a mailbox (workers.py).
-With `inline`, and under an outer launcher (torchrun, srun, mpirun), this program computes its part itself.
+program (`worker.py`), which reads the spec from a file and tells what process 0 returns through another. If one dies or
+hangs, the others cannot continue, so all end; training starts again from the newest checkpoint, with the same bits.
+Only workers import torch, which takes a second. In an outer launch (torchrun, srun, mpirun), each program starts one of
+the workers.
 """
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, NamedTuple
 
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.jobs.specs import Spec
-from lockstep.launch.relay import Relay
-from lockstep.launch.signals import SignalForwarder, handled_by
-from lockstep.launch.supervisor import POLL_S, Supervisor
-from lockstep.launch.workers import Output
-from lockstep.launch.world import RENDEZVOUS, World
+from lockstep.core.monitor import Beat
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError
+from lockstep.jobs.context import Context, Output
+from lockstep.jobs.specs import Spec, TrainSpec
+from lockstep.launch.signals import REPEAT_S, handled_by
+from lockstep.launch.workers import End, Relay, Workers, only_lost, were_stopped
+from lockstep.launch.world import RENDEZVOUS, SERVED, World
+from lockstep.messages import logger
 
-Record = Mapping[str, Any]
+_POLL_S = 0.01  # seconds between two looks at the workers
+_LONGEST_LOOK_S = 1.0  # between two looks; if it took longer, this program was stopped, and its workers may be too
+_KILL_AFTER_S = 1.0  # seconds that the others have to end after a process has died
+_STOP_S = 15.0  # seconds without progress after SIGTERM
+_SAVE_S = 25.0  # seconds for workers that end by themselves to save
+
 Streams = tuple[IO[str], IO[str]]
 
 
@@ -48,63 +56,63 @@ class Outcome(NamedTuple):
 def submit(
     spec: Spec,
     output: Output,
-    world: World,
     *,
     inline: bool = False,
     streams: Streams | None = None,
-    on_record: Callable[[Record], None] = lambda record: None,
 ) -> Outcome:
     """Do the job and return how it ended.
 
-    `on_record` receives the records that the job emits before its end. With `inline`, one process is computed in this
-    program, so that a debugger works; it is not restarted. In an outer launch, `world` is this program's place in it.
+    With `inline`, one process is computed in this program, so that a debugger works; it is not restarted.
 
     `streams` are stdout and stderr of a Python program that calls Lockstep: a script, a notebook, or one of its
     threads; None for our own program. That program is not ours, so nothing here exits, changes its environment, or
-    touches its other children. In an outer launch, each such program starts one worker process. A KeyboardInterrupt
-    (Ctrl-C) in the calling thread stops the workers as Ctrl-C stops the command line: training saves first. In the main
-    thread, SIGTERM and SIGHUP do the same if the program does not handle them itself, and then end the program.
+    touches its other children. A KeyboardInterrupt (Ctrl-C) in the calling thread stops the workers as Ctrl-C stops the
+    command line: training saves first. In the main thread, SIGTERM and SIGHUP do the same if the program does not
+    handle them itself, and then end the program.
     Raises: LockstepError with the first cause of a failure; with `streams`, KeyboardInterrupt after a second Ctrl-C.
     """
     check(spec.recipe, spec.placement)
-    check_count(spec.placement, world)
-    if inline and spec.placement.processes not in (None, 1):
+    world = outer_world()
+    if world.outer and spec.placement.processes not in (None, world.processes):
         raise LockstepError(
-            f"--inline computes one process in this program, and --processes asks for {spec.placement.processes}: "
-            f"leave out one of them"
+            f"--processes {spec.placement.processes}, but {world.launcher} started {world.processes}: leave out "
+            f"--processes under an outer launch"
         )
-    if inline or (world.joined and streams is None):
-        return _compute_here(spec, output, world, on_record)
-    variables = numerics.of_program(spec.recipe.threads_per_tower)
-    outer = world if world.outer else None
-    if outer:
-        outer, more = _with_address(outer)
-        variables |= more
+    if inline:
+        if world.joined or spec.placement.processes not in (None, 1):
+            raise LockstepError("--inline computes one process in this program: leave out --processes, or --inline")
+        return _inline(spec, output)
+    outer, variables = None, numerics.of_program(spec.recipe.threads_per_tower)
+    processes = count(spec.recipe, spec.placement) if not world.outer else world.processes
+    if world.outer:
+        outer = world
         # The outer launcher starts all programs again after a failure.
         spec = spec.replace(placement=spec.placement.replace(max_restarts=0))
+        # The process group of this program, as in Ray Train, serves a store at the address of the outer launch.
+        if (group := sys.modules.get("torch.distributed")) and group.is_available() and group.is_initialized():
+            variables[SERVED] = "True"
     with tempfile.TemporaryDirectory(prefix="lockstep-") as name, contextlib.ExitStack() as stack:
         relay = None
         if streams is not None and not _are_descriptors(streams):
-            relay = stack.enter_context(Relay(*streams))
-            encoding = getattr(streams[0], "encoding", None) or "utf-8"
-            variables["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
+            stack.enter_context(contextlib.closing(relay := Relay(*streams)))
+            variables["PYTHONIOENCODING"] = f"{getattr(streams[0], 'encoding', None) or 'utf-8'}:backslashreplace"
         else:
             output = output._replace(columns=None)  # Workers see the terminal itself.
             for stream in streams or ():  # What the program printed before comes first.
                 stream.flush()
-        supervisor = Supervisor(
-            spec, outer.processes if outer else count(spec.recipe, spec.placement), Path(name), on_record, outer=outer,
-            start=lambda workers: workers.start(output, variables, relay.descriptors if relay else None),
-            pause=lambda: relay.write(POLL_S) if relay else time.sleep(POLL_S),
-        )  # fmt: skip
-        signals = supervisor.signals
-        with _received_by(signals) if streams is not None else _handled_by(signals) as fatal:
-            record = supervisor.run()
-    if signals.received in fatal:
-        signal.raise_signal(signals.received)
-    if signals.killed and streams is not None:
-        raise KeyboardInterrupt
-    return Outcome(record, supervisor.code, supervisor.run_folder)
+        job = Supervisor(spec, Workers(processes, Path(name), output, variables, outer), relay)
+        with job.handling_signals(own_program=streams is None):
+            job.run()
+    return Outcome(job.record, job.code, job.run_folder)
+
+
+def _inline(spec: Spec, output: Output) -> Outcome:
+    os.environ.update(numerics.of_program(spec.recipe.threads_per_tower))  # before anything imports torch
+    from lockstep.launch.worker import compute
+
+    told: dict[str, Any] = {}
+    record, code = compute(spec, World(), Context(output, tell=told.__setitem__))
+    return Outcome(record, code, Path(told["run"]) if "run" in told else None)
 
 
 def _are_descriptors(streams: Streams) -> bool:
@@ -113,25 +121,6 @@ def _are_descriptors(streams: Streams) -> bool:
         return [stream.fileno() for stream in streams] == [1, 2]
     except (OSError, ValueError, AttributeError):  # Any object with `write` may replace sys.stdout.
         return False
-
-
-def _compute_here(spec: Spec, output: Output, world: World, on_record: Callable[[Record], None]) -> Outcome:
-    numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
-    from lockstep.launch.worker import Mail, compute
-
-    folder: list[Path] = []
-    mail = Mail(on_record, folder.append)
-    record, code = compute(spec, world, output, mail)
-    return Outcome(record, code, folder[-1] if folder else None)
-
-
-def check_count(placement: Placement, world: World) -> None:
-    """Raise a LockstepError if an outer launch has started another number of processes than --processes."""
-    if world.outer and placement.processes not in (None, world.processes):
-        raise LockstepError(
-            f"--processes {placement.processes}, but {world.launcher} started {world.processes}: leave out --processes "
-            f"under an outer launch"
-        )
 
 
 def count(recipe: Recipe, placement: Placement) -> int:
@@ -179,38 +168,177 @@ def require_alone(function: str) -> None:
         )
 
 
-def _with_address(world: World) -> tuple[World, dict[str, str]]:
-    """Return `world` with the address at which the workers of all programs connect, and variables for it.
+class Supervisor:
+    """Runs `spec` on `workers` of this host, and starts them again if one fails.
 
-    If this program has a process group, as in Ray Train, the group occupies the outer launch's port. Its processes then
-    agree on another one.
+    Attributes:
+        code: the exit code: 0, or 128 + the signal that stopped the job.
+        record: what process 0 returned, or None.
+        run_folder: the folder of the run that process 0 trains, as soon as it exists.
+        received: the first signal to stop that this program received, or None.
+        killed: True if a second Ctrl-C killed the workers.
     """
-    if "torch" in sys.modules:
-        from lockstep.launch.rendezvous import agreed_address
 
-        if (address := agreed_address(world.process, world.processes)) is not None:
-            # Under torchrun: the workers' store is at that address, and not in torchrun's agent.
-            return replace(world, rendezvous=address), {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    return world, {}
+    def __init__(self, spec: Spec, workers: Workers, relay: Relay | None = None) -> None:
+        self._spec, self._workers, self._relay = spec, workers, relay
+        self.code = 0
+        self.record: dict[str, Any] | None = None
+        self.run_folder: Path | None = None
+        self.received: int | None = None
+        self.killed = False
+        self._when = 0.0
+        self._parent = os.getppid()
+        self._restarts = 0
+
+    def run(self) -> None:
+        """Do the job. Raises: LockstepError with the cause if it failed."""
+        while (failure := self._start_and_wait()) is not None:
+            self._restart_or_raise(failure)
+
+    def _start_and_wait(self) -> End | None:
+        """Start the workers and wait for their end. Return why they failed; None if they ended well or were stopped."""
+        grace_s = _KILL_AFTER_S
+        try:
+            self._workers.start(self._spec, self._restarts, self._relay.descriptors if self._relay else None)
+            if self.received is not None:  # while they started
+                self._workers.send(signal.SIGTERM)
+            failure = self._wait()
+            if self.killed:
+                self.code, failure = SIGNAL_BASE + signal.SIGINT, None
+            self.record = self._workers.told("record")
+            if self.code or (failure is not None and failure.known):
+                grace_s = _SAVE_S  # The others end by themselves, and process 0 may be saving.
+            return failure
+        finally:
+            self._workers.end(grace_s)
+
+    def _wait(self) -> End | None:
+        """Wait for the workers. Return why they failed, also if they hang: they are then killed."""
+        beats: dict[int, Beat] = {}
+        idle_s, last, lost_s = 0.0, time.monotonic(), 0.0
+        while True:
+            try:
+                if self._relay is None:
+                    time.sleep(_POLL_S)
+                else:
+                    self._relay.write(_POLL_S)
+                ends, now, seen = self._workers.ends(), time.monotonic(), self._workers.beats()
+                passed_s = min(now - last, _LONGEST_LOOK_S)
+                if (told := self._workers.told("run")) is not None:
+                    self.run_folder = Path(told)
+                # A worker that others have lost may end a moment later, with the cause.
+                lost_s += passed_s if ends else 0.0
+                if ends is not None and not (ends and only_lost(ends) and seen and lost_s < _KILL_AFTER_S):
+                    stops = were_stopped(ends) or (self._stopping and only_lost(ends))
+                    self.code = self._stop_code if ends and stops else 0
+                    return self._workers.first_cause(ends) if ends and not stops else None
+                idle_s = idle_s + passed_s if seen == beats else 0.0
+                beats, last = seen, now
+                if seen and idle_s >= self._limit_s * max(beat.slow for beat in seen.values()):
+                    self._workers.kill()
+                    return self._hang(idle_s, max(seen.values(), key=lambda beat: beat.step))
+                if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._parent:
+                    raise LockstepError("torchrun has ended, so this process ends too", ENVIRONMENT)
+            except KeyboardInterrupt:  # in a program that calls Lockstep
+                self.stop(signal.SIGINT, None)
+
+    def _hang(self, idle_s: float, beat: Beat) -> End | None:
+        message = f"the run hangs: no process has moved on for {idle_s:.0f} s, {beat.where}"
+        if not self._stopping:
+            return End(ENVIRONMENT, message, step=beat.step)
+        logger.warning(f"{message}. All were killed, and the newest checkpoint stays{self._how_to_continue()}")
+        self.code = self._stop_code
+        return None
+
+    @property
+    def _stopping(self) -> bool:
+        """Return whether training was asked to stop."""
+        return isinstance(self._spec, TrainSpec) and self.received is not None
+
+    @property
+    def _stop_code(self) -> int:
+        return int(SIGNAL_BASE + (self.received or signal.SIGTERM))
+
+    @property
+    def _limit_s(self) -> float:
+        """Return the seconds that the workers may take to move on."""
+        # Who presses Ctrl-C waits for a slow step. A scheduler does not.
+        stop_s = _STOP_S if self._stopping and self.received == signal.SIGTERM else math.inf
+        # In an outer launch the one worker here may wait for another host, and ends by itself.
+        return min(stop_s, math.inf if self._workers.outer else self._spec.placement.timeout)
+
+    def _restart_or_raise(self, failure: End) -> None:
+        """Prepare a restart. Raises: LockstepError if there must be none."""
+        spec = self._spec
+        restarts = spec.placement.max_restarts if isinstance(spec, TrainSpec) else 0
+        if failure.known:
+            raise LockstepError(failure.message, failure.code)
+        # A program that crashes before its first step does so again.
+        hopeless = failure.code == CRASH and failure.step < 0 and self.run_folder is None
+        if not isinstance(spec, TrainSpec) or hopeless or self._restarts == restarts or self.received is not None:
+            spent = self._restarts == restarts > 0
+            why = f"--max-restarts {restarts} allows no further restart" if spent else ""
+            raise LockstepError(_joined(failure.message, why) + self._how_to_continue(), failure.code)
+        self._restarts += 1
+        note = _joined(failure.message, f"all processes were started again (restart {self._restarts} of {restarts})")
+        spec = spec.replace(restarts=self._restarts, notes=(*spec.notes, note))
+        if self.run_folder is not None:  # The notes of earlier starts are in its log.
+            spec = spec.replace(path=self.run_folder, resume=True, numbered=False, notes=(note,))
+        self._spec = spec
+
+    def _how_to_continue(self) -> str:
+        """Return a sentence with the command that continues the run; "" if there is no run."""
+        if not isinstance(self._spec, TrainSpec) or self.run_folder is None:
+            return ""
+        return f". Continue with: {self._spec.recipe.command('train', self.run_folder, '--resume')}"
+
+    @contextlib.contextmanager
+    def handling_signals(self, own_program: bool) -> Iterator[None]:
+        """Stop the workers for signals within the context: all of them, or those that a program of others leaves us.
+
+        In our own program Ctrl-Z suspends the workers too; a terminal sends it to this program alone.
+        """
+        if own_program:
+            with handled_by(self.stop, {signal.SIGTSTP: self._suspend, signal.SIGCONT: self._resume}):
+                yield
+            return
+        main = threading.current_thread() is threading.main_thread()
+        taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) == signal.SIG_DFL]
+        try:
+            for number in taken:
+                signal.signal(number, self.stop)
+            yield
+        finally:
+            for number in taken:
+                signal.signal(number, signal.SIG_DFL)
+        if self.received in taken:
+            signal.raise_signal(self.received)
+        if self.killed:
+            raise KeyboardInterrupt
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal to stop: the workers get SIGTERM, stop together and end, however long saving takes.
+
+        A second Ctrl-C, at least a second later, kills them.
+        """
+        now = time.monotonic()
+        if not self._workers.started:
+            sys.exit(SIGNAL_BASE + number)
+        if self.received is None:
+            self.received, self._when = number, now
+        self.killed = self.killed or (number == signal.SIGINT and now - self._when > REPEAT_S)
+        self._workers.send(signal.SIGKILL if self.killed else signal.SIGTERM)
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        self._workers.send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _resume(self, number: int, frame: FrameType | None) -> None:
+        self._workers.send(signal.SIGCONT)
 
 
-@contextlib.contextmanager
-def _handled_by(signals: SignalForwarder) -> Iterator[list[int]]:
-    """Stop the workers for every signal to stop within the context, and suspend them with this program (Ctrl-Z)."""
-    with handled_by(signals.stop, {signal.SIGTSTP: signals.suspend, signal.SIGCONT: signals.resume}):
-        yield []
-
-
-@contextlib.contextmanager
-def _received_by(signals: SignalForwarder) -> Iterator[list[int]]:
-    """Stop the workers for SIGTERM and SIGHUP within the context. Return those that then must end this program."""
-    main = threading.current_thread() is threading.main_thread()
-    fatal: list[int] = [
-        number for number in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(number) == signal.SIG_DFL
-    ]
-    before = {number: signal.signal(number, signals.stop) for number in fatal}
-    try:
-        yield fatal
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _joined(message: str, more: str) -> str:
+    """Return two statements as one text. The first one may end with a traceback."""
+    if not more:
+        return message.rstrip()
+    return f"{message.rstrip()}\n{more}" if "\n" in message else f"{message}: {more}"

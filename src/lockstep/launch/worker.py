@@ -6,11 +6,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from socket import gethostname
@@ -18,134 +17,87 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
-from lockstep.core.monitor import SLOW, Monitor
+from lockstep.core.monitor import Monitor
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.jobs.context import Context, Output
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
-from lockstep.launch import watch
-from lockstep.launch.signals import StopRequests, end_at_once, handled_by, leave
-from lockstep.launch.workers import Mailbox, Output, write_run_folder
-from lockstep.launch.world import World
-from lockstep.messages import handled, on_stderr
+from lockstep.launch.signals import StopRequests, handled_by, leave
+from lockstep.launch.workers import End
+from lockstep.launch.world import Store, World, meet, open_store, require_alike
+from lockstep.messages import handled, logger, muted, on_stderr
 
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.core.group import Group
-
+_TICK_S = 0.2  # seconds between two looks whether the launcher still runs
 _LESS_MEMORY = (
     "Give more --towers or a smaller --batch (in an evaluation, a smaller eval_batch), or compute in --precision "
     "bfloat16: each is another recipe"
 )
 
 
-@dataclass
-class Mail:
-    """What process 0 sends to the program that waits for the job.
-
-    emit: sends a record. on_run_created: sends the run's folder.
-    """
-
-    emit: Callable[[Mapping[str, Any]], None]
-    on_run_created: Callable[[Path], None]
-
-
-def compute(
-    spec: Spec, world: World, output: Output, mail: Mail, monitor: Monitor | None = None
-) -> tuple[dict[str, Any] | None, int]:
+def compute(spec: Spec, world: World, ctx: Context) -> tuple[dict[str, Any] | None, int]:
     """Do this process's part of the job. Return its record in process 0, and the exit code. Raises: LockstepError.
 
-    A signal stops training after a step, in every process. An evaluation has nothing to save, so it ends at once. A
-    bench or a verification exits and removes its temporary files. `monitor` shows the launcher what this process does.
+    `ctx` has the output, the monitor and `tell`; the rest of it is filled in here. A signal stops training after a
+    step, in every process. Other jobs have nothing to save, so they end at once.
     """
-    requests, monitor = StopRequests(), monitor or Monitor()
-    shown = world.process == 0 and not output.quiet
-    with (
-        handled_by({"train": requests.handle, "evaluate": end_at_once}.get(spec.job, leave)),
-        handled(on_stderr if shown else lambda text: None),
-    ):
-        if not world.joined:
-            return _compute(spec, world, output, mail, monitor, requests)
-        from lockstep.core.group import is_lost_peer
-        from lockstep.launch.rendezvous import CompleteError, record_failure
-
+    requests = StopRequests(at_once=not isinstance(spec, TrainSpec))
+    shown = world.process == 0 and not ctx.output.quiet
+    ctx.stop, ctx.local = requests, world.local
+    ctx.loading_guard = lambda: _loading(requests)
+    with handled_by(requests.handle), handled(on_stderr if shown else lambda text: None), muted(not shown):
+        numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
+        ctx.device = device_of(spec.placement, world)
         try:
-            return _compute(spec, world, output, mail, monitor, requests)
-        except CompleteError:
-            return None, 0
-        except Exception as error:
-            record_failure(world, error)
-            if is_lost_peer(error):
-                raise PeerLostError(f"lost the other processes: {error}") from error
-            raise
-
-
-def _compute(
-    spec: Spec, world: World, output: Output, mail: Mail, monitor: Monitor, requests: StopRequests
-) -> tuple[dict[str, Any] | None, int]:
-    numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
-    device = _device(spec.placement, world)
-    # The handler of a signal would not run while this process waits for those of other hosts to start.
-    with handled_by(signal.SIG_DFL) if world.outer else contextlib.nullcontext():
-        spec, group, begun = _join(spec, device, world, monitor)
-    return _do(spec, world, output, mail, monitor, requests, device, group, begun)
-
-
-def _do(
-    spec: Spec, world: World, output: Output, mail: Mail, monitor: Monitor, requests: StopRequests,
-    device: "torch.device", group: "Group", begun: Callable[[Path], None],
-) -> tuple[dict[str, Any] | None, int]:  # fmt: skip
-    """Do the job's function with the other processes."""
-    from lockstep.jobs.context import Context, Display  # imports torch
-    from lockstep.jobs.train import StoppedError
-
-    def on_run_created(path: Path) -> None:
-        mail.on_run_created(path)
-        begun(path)
-
-    lines = sys.stderr if output.lines_to_stderr else sys.stdout
-    display = Display() if output.quiet else Display(lines, output.columns, progress=sys.stderr)
-    ctx = Context(
-        group, device, monitor, requests, display, mail.emit, on_run_created,
-        loading_guard=lambda: _loading(requests, silent=output.quiet or world.process != 0),
-        local=world.local,
-    )  # fmt: skip
-    record, code = None, 0
-    with contextlib.nullcontext() if isinstance(spec, TrainSpec) else monitor.pausing(endless=True):
-        try:
-            record = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx)
-        except StoppedError as stopped:
-            code = stopped.code
+            spec = join(spec, world, ctx)
+            record, code = _job(spec, ctx)
         except (MemoryError, RuntimeError) as error:
             if problem := hardware.memory_problem(error):
                 raise LockstepError(f"too little memory ({problem}). {_LESS_MEMORY}", ENVIRONMENT) from error
+            from lockstep.core.group import is_lost_peer
+
+            if world.joined and is_lost_peer(error):
+                raise PeerLostError(f"lost the other processes: {error}") from error
             raise
+        ctx.group.close()
+    return record, code
+
+
+def _job(spec: Spec, ctx: Context) -> tuple[dict[str, Any] | None, int]:
+    """Do the job's function with the other processes."""
+    from lockstep.jobs.train import StoppedError
+
+    function = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)
+    with contextlib.nullcontext() if isinstance(spec, TrainSpec) else ctx.monitor.pausing(endless=True):
+        try:
+            record = function(spec, ctx)
+        except StoppedError as stopped:
+            return None, stopped.code
     if ctx.first and record is not None:
-        mail.emit(record)
-    group.close()
-    return record if ctx.first else None, code
+        ctx.tell("record", record)
+    return record if ctx.first else None, 0
 
 
 @contextlib.contextmanager
-def _loading(requests: StopRequests, silent: bool) -> Iterator[None]:
-    """Let a signal end the program at once, after it has removed unfinished files. If `silent`, show no progress.
+def _loading(requests: StopRequests) -> Iterator[None]:
+    """Let a signal end the program at once, after it has removed unfinished files.
 
     No step is made while a dataset is read or its features are computed, so there is nothing to save.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(handled_by(leave))
-        if silent:
-            devnull = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stderr(devnull))
-        try:
-            if (received := requests()) is not None:  # before the handler above
-                leave(received, None)
-            yield
-        except SystemExit:
-            on_stderr("stopped while the data were prepared: start again with the same command")
-            raise
+    before, requests.at_once = requests.at_once, True
+    try:
+        if (received := requests()) is not None:
+            leave(received, None)
+        yield
+    except SystemExit:
+        logger.warning("stopped while the data were prepared: start again with the same command")
+        raise
+    finally:
+        requests.at_once = before
 
 
-def _device(placement: Placement, world: World) -> "torch.device":
+def device_of(placement: Placement, world: World) -> "torch.device":
     """Return this process's device. Raises: LockstepError if it has no GPU of its own, but should."""
     import torch
 
@@ -163,47 +115,55 @@ def _device(placement: Placement, world: World) -> "torch.device":
     return torch.device("cuda", numbers[local])
 
 
-def _join(
-    spec: Spec, device: "torch.device", world: World, monitor: Monitor
-) -> tuple[Spec, "Group", Callable[[Path], None]]:
-    """Connect this process to the others.
+def join(spec: Spec, world: World, ctx: Context) -> Spec:
+    """Connect this process to the others: fill in `ctx.group`. Return the spec, which may continue an earlier start.
 
-    Return the spec, which may continue an earlier start's run; the group; and a function that records the run's folder
-    for later starts. In an outer launch nothing else sees that another process hangs, so this one waits for the others
-    as long as the slowest work may take, and then ends.
+    On one host the launcher sees that a process hangs. On several hosts nothing does, so there a process waits for the
+    others for --timeout seconds, and then ends.
     """
-    from lockstep.core.group import PATIENT_S, Alone, connect
-
-    def begun(path: Path) -> None:
-        """Do nothing: no later start of this launch can continue the run."""
+    from lockstep.core.group import PATIENT_S, connect
 
     if world.rendezvous is None or (world.processes == 1 and not world.outer):
-        return spec, Alone(), begun
+        return spec
     check(spec.recipe, spec.placement.replace(processes=world.processes))
-    from lockstep.launch import rendezvous
+    # The handler of a signal would not run while this process waits for those of other hosts to start.
+    with handled_by(signal.SIG_DFL) if world.outer else contextlib.nullcontext():
+        store, limit_s = open_store(world), PATIENT_S
+        if world.outer:
+            spec = _continued(spec, store, ctx) if world.process == 0 else spec
+            store, limit_s = meet(store, world), spec.placement.timeout
+        require_alike(store, world, ctx.device)
+        ctx.group = connect(world.process, world.processes, ctx.device, store, ctx.monitor, limit_s)
+    return spec
 
-    if world.launcher == "torchrun":
-        watch.end_with_parent(os.getppid(), monitor)
-    store = raw = rendezvous.open_store(world.rendezvous, world.process, world.processes)
-    # A program that calls lockstep.train may do so again, for another run. Other launchers repeat the same command.
-    if world.outer and world.launcher != "caller":
-        spec = rendezvous.continued(spec, world, raw)
-        begun = partial(rendezvous.begun, raw)
-    if world.processes == 1:
-        return spec, Alone(), begun
-    limit_s = PATIENT_S
-    if world.outer:
-        limit_s = SLOW * spec.placement.timeout
-        store = rendezvous.of_this_start(store, world.process, world.processes)
-    rendezvous.require_alike(store, world.process, world.processes, device)
-    return spec, connect(world.process, world.processes, device, store, monitor, limit_s), begun
+
+def _continued(spec: Spec, store: Store, ctx: Context) -> Spec:
+    """Return `spec`, or one that resumes the run if an earlier start of the outer launch has begun it.
+
+    torchrun's store outlives a start, so process 0 writes the path of the run's folder into it.
+    """
+    if not isinstance(spec, TrainSpec):
+        return spec
+    key, tell = f"run/{spec.recipe.digest()}/{spec.path.parent if spec.numbered else spec.path}", ctx.tell
+
+    def tell_store_too(kind: str, value: Any) -> None:
+        tell(kind, value)
+        if kind == "run":
+            store.set(key, value)
+
+    ctx.tell = tell_store_too
+    path = Path(store.get(key).decode()) if store.check([key]) else None
+    # Process 0 may be on another host than before.
+    if path is not None and (path / "recipe.json").is_file():
+        return spec.replace(path=path, resume=True, numbered=False)
+    return spec
 
 
 def main() -> None:
     """Do a worker process's part of the job in FOLDER/spec.json.
 
     Arguments: FOLDER, the launcher's process id, an `Output` as JSON, and folders that are searched for modules after
-    all others. A failure leaves a failure file in FOLDER, which the launcher prints.
+    all others. How the worker ended, it writes into FOLDER for the launcher.
     """
     files.reserve_standard_streams()
     folder, parent, output = Path(sys.argv[1]), int(sys.argv[2]), Output(*json.loads(sys.argv[3]))
@@ -213,50 +173,41 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec, world = decoded((folder / "spec.json").read_text()), World.from_environment()
     monitor = Monitor(folder / f"heartbeat-{world.process}")
-    watch.end_with_parent(parent, monitor, folder.parent)
-    mail = Mail(Mailbox(folder).put, lambda path: write_run_folder(folder, path))
-    with _failure_told(folder, parent, world.process):
-        _, code = compute(spec, world, output, mail, monitor)
-    _end(folder, parent, world.process, code)
+    threading.Thread(target=_watch, args=(parent, monitor, folder.parent), name="watch", daemon=True).start()
 
+    def tell(kind: str, value: Any) -> None:
+        files.replace(folder / f"{kind}.json", json.dumps(value).encode())
 
-def _end(folder: Path, parent: int, process: int, code: int) -> None:
-    """End this process with the exit code, without clean-up: a collective may be pending in another thread."""
+    end = _end_of(lambda: compute(spec, world, Context(output, monitor, tell))[1], world.process)
     sys.stdout.flush()
     with contextlib.suppress(OSError):
-        _tell(folder, parent, f"ended-{process}", str(code))
-    os._exit(code)
+        files.replace(folder / f"ended-{world.process}", json.dumps(end).encode())
+    os._exit(end.code)  # without clean-up: a collective may be pending in another thread
 
 
-def _tell(folder: Path, parent: int, name: str, text: str) -> None:
-    """Write a file for the launcher. If it has ended, remove its temporary folder instead."""
-    if os.getppid() != parent:
-        shutil.rmtree(folder.parent, ignore_errors=True)
-        return
-    folder.mkdir(parents=True, exist_ok=True)  # Programs that clean /tmp may have removed it.
-    files.replace(folder / name, text.encode())
-
-
-@contextlib.contextmanager
-def _failure_told(folder: Path, parent: int, process: int) -> Iterator[None]:
-    """Write an error within the context into `folder` for the launcher, which prints the first cause; then exit."""
+def _end_of(work: Callable[[], int], process: int) -> End:
+    """Return how `work` ended: with the exit code that it returned, by a signal, or with an error."""
     try:
-        yield
-    except SystemExit as end:  # A signal has ended the reading of the dataset, a bench or a verification.
-        _end(folder, parent, process, int(end.code or 0))
-    except Exception as error:
-        known = isinstance(error, LockstepError)
-        code = error.code if isinstance(error, LockstepError) else CRASH
-        failure = {
-            "process": process,
-            "time": time.time(),
-            "secondary": isinstance(error, PeerLostError),
-            "known": known,
-            "code": code,
-            "message": str(error) if known else f"process {process} crashed:\n{traceback.format_exc()}",
-        }
-        _tell(folder, parent, f"process-{process}.json", json.dumps(failure))
-        _end(folder, parent, process, code)
+        return End(work())
+    except SystemExit as stopped:
+        return End(int(stopped.code or 0))
+    except LockstepError as error:
+        lost = isinstance(error, PeerLostError)
+        return End(error.code, str(error), known=not lost, lost=lost, time=time.time())
+    except Exception:
+        return End(CRASH, f"process {process} crashed:\n{traceback.format_exc()}", time=time.time())
+
+
+def _watch(parent: int, monitor: Monitor, folder: Path) -> None:
+    """End this process if its launcher ends, and remove the launcher's `folder` then. Let `monitor` tick.
+
+    So a killed launcher leaves no processes that hold GPUs and files.
+    """
+    while os.getppid() == parent:
+        monitor.tick()
+        time.sleep(_TICK_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(ENVIRONMENT)
 
 
 if __name__ == "__main__":
