@@ -68,29 +68,7 @@ _PUBLIC = {
     "train": "lockstep.commands.train",
 }
 
-__all__ = [
-    "RECIPES",
-    "Classifier",
-    "Dataset",
-    "EvaluationRecord",
-    "ExportRecord",
-    "LockstepError",
-    "Placement",
-    "Plan",
-    "Prediction",
-    "Recipe",
-    "Reduction",
-    "Report",
-    "Run",
-    "State",
-    "Tower",
-    "evaluate",
-    "export",
-    "load",
-    "predict",
-    "report",
-    "train",
-]
+__all__ = [*_PUBLIC]
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Files: never written through a symbolic link, replaced atomically, with the access rights that the umask gives."""
+"""Files: replaced atomically, locked against other programs, and read only if they are regular."""
 
 import contextlib
 import errno
@@ -20,7 +20,6 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -30,36 +29,24 @@ def no_room(error: OSError) -> bool:
     return error.errno in _NO_ROOM
 
 
-def _open(path: Path, flags: int) -> int:
-    """Return a descriptor of the regular file `path`. Only reading follows a link.
-
-    Folders of runs come from strangers: opening a pipe may wait for ever, and a device may have no end.
-    Raises: OSError, also for anything but a regular file.
-    """
-    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (_NO_LINK if flags & (os.O_WRONLY | os.O_RDWR) else 0)
-    descriptor = os.open(path, flags, 0o666)
-    kind = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(kind):
-        os.close(descriptor)
-        if stat.S_ISDIR(kind):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor
-
-
 def open_to_read(path: Path) -> io.BufferedReader:
-    """Open a regular file. Raises: OSError, also for a pipe or a device."""
-    return open(_open(path, os.O_RDONLY), "rb")
+    """Open a regular file. Raises: OSError, also for a pipe, which may wait for ever, and a device, which may not end.
+
+    Folders of runs come from strangers.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
 
 
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if it is larger."""
     with open_to_read(path) as file:
-        known = os.fstat(file.fileno()).st_size  # so that a large file is not read to be refused
-        content = file.read(most + 1) if known <= most else None
-    if content is None or len(content) > most:
-        raise ValueError(f"it is larger than {most:,} bytes")
-    return content
+        if os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"it is larger than {most:,} bytes")
+        return file.read()
 
 
 def sha256(path: Path) -> str:
@@ -90,44 +77,27 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def first_link(paths: Iterable[Path]) -> Path | None:
-    """Return the first symbolic link among `paths` and all that they contain, or None if there is none."""
-    for path in paths:
-        found = path if path.is_symlink() else next((one for one in path.rglob("*") if one.is_symlink()), None)
-        if found is not None:
-            return found
-    return None
-
-
-def append(path: Path) -> IO[str]:
-    """Open the text file `path` for appending; create it if it is missing. Raises: OSError, also for a link."""
-    return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
-
-
 def open_lock(path: Path) -> int:
-    """Return a descriptor of the file `path`, created if missing, never truncated. Raises: OSError, also for a link."""
-    return _open(path, os.O_RDWR | os.O_CREAT)
+    """Return a descriptor of the file `path`, created if missing, never truncated. Raises: OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the lock file `path` within the context, and remove it afterwards. The lock ends with this process.
 
-    While another program holds it, call `waiting` once and wait; an error that `waiting` raises ends the attempt.
+    If another program holds it, call `waiting` and wait; an error that `waiting` raises ends the attempt.
     Raises: OSError.
     """
-    waited = False
     while True:
         lock = open_lock(path)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not waited:
-                    waiting()
-                waited = True
+                waiting()
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_file_at(lock, path):
+            if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
                 continue  # The last holder removed this lock file while we waited: lock the new one.
             try:
                 yield
@@ -138,21 +108,11 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
             os.close(lock)
 
 
-def _is_file_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def replace(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically, and flush it to the disk. Raises: OSError; `path` is then unchanged."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
     try:
-        # O_EXCL: the file is new, so nobody can have placed a link there.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb") as file:
-            file.write(data)
+        temporary.write_bytes(data)
         flush(temporary)
         temporary.replace(path)
     except OSError:
@@ -196,15 +156,14 @@ def reserve_standard_streams() -> None:
     Otherwise the next file that is opened gets that descriptor, and printed text ends up in the file. Call this before
     anything opens a file. stdout and stderr escape characters that their encoding lacks, as in a file's name.
     """
-    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # open() returns the lowest free descriptor, which is this one.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  must stay open
-        if mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free descriptor
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  must stay open
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import math
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface of this host alone
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the container, in Linux's second version of control groups
 _PROCESS = psutil.Process()
 _GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
 _OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
@@ -76,54 +76,34 @@ def memory_problem(error: Exception) -> str | None:
 def cores() -> int:
     """Return how many CPU cores this process may use, by its affinity and its container's CPU quota; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, int(min(quota(), allowed))))
-
-
-def quota(groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the CPU seconds per second that control groups allow this process, or infinity.
-
-    Reads cpu.max of the process's own group and of all its parents.
-    """
-    try:
-        path = next(line for line in groups.read_text().splitlines() if line.startswith("0::")).removeprefix("0::")
-    except (OSError, StopIteration):
-        return math.inf
-    limits = [math.inf]
-    inner = mounts / path.lstrip("/")
-    for group in (inner, *inner.parents):
-        if group.is_relative_to(mounts):
-            with contextlib.suppress(OSError, ValueError):  # The file is missing or says "max": there is no limit.
-                limit, period = (group / "cpu.max").read_text().split()
-                limits.append(int(limit) / int(period))
-    return min(limits)
+    with contextlib.suppress(OSError, ValueError):  # The file is missing or says "max": there is no quota.
+        limit, period = _QUOTA.read_text().split()
+        allowed = min(allowed, int(limit) // int(period))
+    return max(1, allowed)
 
 
 def processor() -> str:
     """Return the CPU's model name, as the system gives it."""
-    return _cpuinfo("model name") or platform.processor() or "unknown CPU"
+    return cpuinfo("model name") or platform.processor() or "unknown CPU"
 
 
 def cpu() -> dict[str, str]:
     """Return the CPU's properties by which kernels choose instructions and block sizes: model, flags and caches."""
     sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     return {
-        "model": "/".join(_cpuinfo(key) or "?" for key in ("cpu family", "model", "stepping")),
+        "model": "/".join(cpuinfo(key) or "?" for key in ("cpu family", "model", "stepping")),
         "flags": " ".join(sorted(flag for flag in cpu_flags() if _ARITHMETIC_FLAG.fullmatch(flag))),
         "caches": " ".join(path.read_text().strip() for path in sizes),
     }
 
 
-def cpu_vendor() -> str:
-    """Return who made the CPU, as Linux writes it: "AuthenticAMD", "GenuineIntel", ..., or "" where it is unknown."""
-    return _cpuinfo("vendor_id")
-
-
 def cpu_flags() -> list[str]:
     """Return the CPU's feature flags, as Linux lists them."""
-    return (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    return (cpuinfo("flags") or cpuinfo("Features")).split()
 
 
-def _cpuinfo(key: str) -> str:
+def cpuinfo(key: str) -> str:
+    """Return what Linux states of the first CPU as `key`; "" where it is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -22,25 +22,19 @@ PROGRAM = "LOCKSTEP_PROGRAM"  # the variable that tells workers how the user sta
 
 
 def program() -> str:
-    """Return how the user's shell starts Lockstep: as this program was started.
-
-    In a Python program of the user's: the script beside its Python.
-    """
+    """Return how the user's shell starts Lockstep: as this program was started, or as the script beside its Python."""
     if PROGRAM in os.environ:
         return os.environ[PROGRAM]
     started = Path(sys.argv[0])
-    if (started.parent.name, started.name) == ("lockstep", "__main__.py"):
+    if started.name == "__main__.py":
         return shlex.join([sys.orig_argv[0], "-m", "lockstep"])
-    if started.name != "lockstep" or not started.exists():
-        started = Path(sys.executable).with_name("lockstep")
-    return script(started) if started.exists() else shlex.join([sys.executable, "-m", "lockstep"])
+    return script(started if started.name == "lockstep" else Path(sys.executable).with_name("lockstep"))
 
 
 def script(path: Path) -> str:
     """Return how the user's shell starts a script: by its name if it finds this one, else by its path."""
     found = shutil.which(path.name)
-    is_found = found is not None and path.exists() and os.path.samefile(found, path)
-    return path.name if is_found or not path.exists() else shlex.quote(str(path))
+    return path.name if not path.exists() or (found and path.samefile(found)) else shlex.quote(str(path))
 
 
 def with_program(text: str) -> str:

@@ -4,12 +4,11 @@ The recipe fixes the number of CPU threads, and torch reads that number from the
 settings class names its implementation and imports it only when it is asked to build it.
 """
 
-import contextlib
 import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -123,7 +122,7 @@ def load_object(path: str) -> Any:
     """Return the object `package.module:name`. Raises: LockstepError if there is none.
 
     The current folder is searched last, so that a file with the name of an installed module does not replace it. It
-    stays on sys.path, because the object may import more when it is called; see `import_path_restored`.
+    stays on sys.path, because the object may import more when it is called.
     """
     module_name, _, name = path.partition(":")
     if not name:
@@ -141,21 +140,6 @@ def load_object(path: str) -> Any:
     if not hasattr(module, name):
         raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))
     return getattr(module, name)
-
-
-@contextlib.contextmanager
-def import_path_restored() -> Iterator[None]:
-    """Remove the current folder from sys.path afterwards, if `load_object` added it within the context.
-
-    For functions that run in the user's program, whose sys.path is not ours to change.
-    """
-    folder = os.getcwd()
-    known = folder in sys.path
-    try:
-        yield
-    finally:
-        if not known and folder in sys.path:
-            sys.path.remove(folder)
 
 
 def imported_sha256(module: ModuleType) -> str | None:

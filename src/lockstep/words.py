@@ -8,12 +8,7 @@ _FEW = 200  # examples below which an accuracy is stated with its interval
 
 def plural(count: int, word: str) -> str:
     """Return `1 step` or `2 steps`. The plural ends in -s, or after an s in -es."""
-    return f"{count} {word if count == 1 else plural_word(word)}"
-
-
-def plural_word(word: str) -> str:
-    """Return the plural of `word`: with -s, or after an s with -es."""
-    return f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{count} {word if count == 1 else word + 'es' if word.endswith('s') else word + 's'}"
 
 
 def wilson_interval(correct: int, examples: int) -> list[float]:

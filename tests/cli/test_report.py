@@ -16,7 +16,6 @@ from lockstep.jobs.report import report
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import runs
 from lockstep.runs.folder import Run
-from lockstep.settings import import_path_restored
 
 SHORT = ("digits", "--steps", 30, "--processes", 1)
 
@@ -84,7 +83,7 @@ def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_pa
     done = here("report", "runs/a", *code, "-o", "r.html")
     assert done.returncode == 0, done.stderr
     assert "not finite, so they have no class" in (tmp_path / "r.html").read_text()
-    with contextlib.chdir(tmp_path), import_path_restored():
+    with contextlib.chdir(tmp_path):
         run = Run(tmp_path / "runs/a")
         spec = ReportSpec(recipe=run.recipe(), placement=Placement(), path=run.path, split="test", shown=1000)
         record = report(spec, Context())

@@ -27,7 +27,7 @@ CASES = {
 def machine() -> str:
     caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     sizes = ",".join(path.read_text().strip() for path in caches)
-    text = "".join(hardware._cpuinfo(key) for key in ("model", "stepping", "flags"))
+    text = "".join(hardware.cpuinfo(key) for key in ("model", "stepping", "flags"))
     flags = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"torch {torch.__version__}, {hardware.processor()}, {flags}, {sizes}"
 

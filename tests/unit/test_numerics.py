@@ -1,6 +1,5 @@
 """The number of cores that a process may use, and the description of a CPU."""
 
-import math
 import os
 
 import pytest
@@ -9,29 +8,21 @@ from lockstep import hardware
 
 
 @pytest.mark.parametrize(
-    ("groups", "limits", "cores"),
+    ("quota", "cores"),
     [
-        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
-        ("0::/gone\n", {}, math.inf),
-        ("4:cpu:/b\n0::/a\n", {"a/cpu.max": "50000 100000\n"}, 0.5),
-        ("nonsense\n", {}, math.inf),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("200000 100000", 2),
+        ("max 100000", 3),
+        ("800000 100000", 3),
+        (None, 3),
     ],
 )
-def test_the_quota_is_the_least_of_a_control_group_and_its_parents(tmp_path, groups, limits, cores):
-    """The files are /proc/self/cgroup and those under /sys/fs/cgroup."""
-    (tmp_path / "self").write_text(groups)
-    for name, text in limits.items():
-        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "cgroup" / name).write_text(text)
-    assert hardware.quota(tmp_path / "self", tmp_path / "cgroup") == cores
-
-
-@pytest.mark.parametrize(("quota", "cores"), [(1.5, 1), (0.5, 1), (2.0, 2), (math.inf, 3), (8.0, 3)])
-def test_the_number_of_cores_is_whole_and_within_affinity_and_quota(monkeypatch, quota, cores):
+def test_the_number_of_cores_is_whole_and_within_affinity_and_quota(tmp_path, monkeypatch, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
-    monkeypatch.setattr(hardware, "quota", lambda: quota)
+    monkeypatch.setattr(hardware, "_QUOTA", tmp_path / "cpu.max")
+    if quota:
+        (tmp_path / "cpu.max").write_text(quota)
     assert hardware.cores() == cores
 
 

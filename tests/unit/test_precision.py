@@ -18,7 +18,7 @@ AMD, INTEL = "AuthenticAMD", "GenuineIntel"
 
 
 def resolved(monkeypatch, flags, vendor=INTEL, limit=None):
-    monkeypatch.setattr(hardware, "cpu_vendor", lambda: vendor)
+    monkeypatch.setattr(hardware, "cpuinfo", lambda key: vendor)
     monkeypatch.setattr(hardware, "cpu", lambda: {"flags": flags})
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)

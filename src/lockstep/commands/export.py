@@ -21,7 +21,7 @@ from lockstep.errors import CRASH, DATA, LockstepError, printable
 from lockstep.files import deliver
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
-from lockstep.settings import import_path_restored, validated
+from lockstep.settings import validated
 from lockstep.words import size
 
 if TYPE_CHECKING:
@@ -110,30 +110,29 @@ def export(
         logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
     folder = Path(data).expanduser().absolute() if data else None
     placement = validated(Placement, {"data": data_of(run.path, folder) if run else folder})
-    with import_path_restored():
-        from lockstep.classify.export import exported, loaded
-        from lockstep.classify.graph import batch_of
-        from lockstep.classify.predict import load
-        from lockstep.jobs.session import read_splits, with_held_out
+    from lockstep.classify.export import exported, loaded
+    from lockstep.classify.graph import batch_of
+    from lockstep.classify.predict import load
+    from lockstep.jobs.session import read_splits, with_held_out
 
-        classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
-        splits = with_held_out(recipe, read_splits(recipe, placement))
-        split = "test" if "test" in splits else recipe.evaluated_split
-        _require_same_kind(splits[split], classifier)
-        images, labels = splits[split].pixels(slice(None)).numpy(), splits[split].labels.numpy()
-        facts = {
-            "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
-            "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),
-            "weights_sha256": classifier.weights_sha256, "versions": {n: version(n) for n in ("lockstep", "torch")},
-        }  # fmt: skip
-        content = exported(classifier, format, facts)
-        compute = loaded(content, format)
-        size = min(len(images), batch_of(images.shape[1:]))  # a batch is padded to this size
-        with progress(f"comparing the file with Lockstep on {len(images):,} images", 3 * len(images)) as advance:
-            found, rate = _in_batches(compute, images, size, advance)
-            own, own_rate = _in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
-            graph = partial(classifier.as_graph().probabilities, batch=size)
-            difference = abs(found - _in_batches(graph, images, size, advance)[0]).max()
+    classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
+    splits = with_held_out(recipe, read_splits(recipe, placement))
+    split = "test" if "test" in splits else recipe.evaluated_split
+    _require_same_kind(splits[split], classifier)
+    images, labels = splits[split].pixels(slice(None)).numpy(), splits[split].labels.numpy()
+    facts = {
+        "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
+        "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),
+        "weights_sha256": classifier.weights_sha256, "versions": {n: version(n) for n in ("lockstep", "torch")},
+    }  # fmt: skip
+    content = exported(classifier, format, facts)
+    compute = loaded(content, format)
+    size = min(len(images), batch_of(images.shape[1:]))  # a batch is padded to this size
+    with progress(f"comparing the file with Lockstep on {len(images):,} images", 3 * len(images)) as advance:
+        found, rate = _in_batches(compute, images, size, advance)
+        own, own_rate = _in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
+        graph = partial(classifier.as_graph().probabilities, batch=size)
+        difference = abs(found - _in_batches(graph, images, size, advance)[0]).max()
     if not difference <= TOLERANCE:
         raise LockstepError(
             f"the {format} file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "

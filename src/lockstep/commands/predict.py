@@ -15,7 +15,6 @@ from lockstep.commands.options import Code, options_from
 from lockstep.commands.specs import chosen_checkpoint
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.runs.folder import Run
-from lockstep.settings import import_path_restored
 
 if TYPE_CHECKING:
     from lockstep.classify.pictures import Sources
@@ -50,8 +49,7 @@ def load(
     """
     from lockstep.classify import predict as classifier  # imports torch
 
-    with import_path_restored():
-        return classifier.load(source, chosen_checkpoint(checkpoint), model, device)
+    return classifier.load(source, chosen_checkpoint(checkpoint), model, device)
 
 
 def predict(

@@ -28,7 +28,7 @@ def resolve(recipe: Recipe, on_gpu: bool) -> tuple[Recipe, str | None]:
     units = _gpu_units() if on_gpu else cpu_units()
     device = "GPU" if on_gpu else "CPU"
     # Intel's multiply half as many numbers a second as those for float32 (Xeon without AMX), AMD's twice as many.
-    if units == _AVX512 and hardware.cpu_vendor() != "AuthenticAMD":
+    if units == _AVX512 and hardware.cpuinfo("vendor_id") != "AuthenticAMD":
         precision, why = "float32", f"this {device} is slower with its units for bfloat16: {units}"
     elif units:
         precision, why = "bfloat16", f"this {device} has units for it: {units}"

@@ -9,7 +9,6 @@ from lockstep.core.log import Log
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import append
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.session import Session
@@ -125,7 +124,7 @@ class OpenRun:
     def _make_listeners(self, ctx: Context) -> list[Listener]:
         placement, session = self._session.placement, self._session
         try:
-            log_file = console.Plain(append(self.run.log), placement.log_every)
+            log_file = console.Plain(self.run.log.open("a", encoding="utf-8"), placement.log_every)
         except OSError as error:
             raise self._cannot_write(error) from None
         listeners: list[Listener] = [log_file, MetricsFile(self.run.metrics_path, placement.log_every)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.files import append, first_link, open_to_read, parse_json
+from lockstep.files import open_to_read, parse_json
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -27,11 +27,7 @@ class EvaluationLog:
         self.path = folder / "metrics.jsonl"
         self._folder, self._kind, self._asked = folder, None if usual else f"{weights}-{split}", asked
         self._events: EventFile | None = None
-        self._writable = (link := first_link([folder])) is None
-        if link is not None:
-            logger.warning(
-                f"{link} is a symbolic link, and Lockstep does not write through links: no evaluation is recorded"
-            )
+        self._writable = True
         try:
             with open_to_read(self.path) as file:
                 text = file.read().decode()
@@ -80,6 +76,6 @@ class EvaluationLog:
             k: value for k, value in record.items() if k not in left_out
         }
         row["class_correct"] = [one["correct"] for one in record["classes"]]
-        with append(self.path) as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
         self._ends_in_mid_line = False

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.core.events import EvaluationEvent, Listener, StepEvent, Tensors
-from lockstep.files import append, finite
+from lockstep.files import finite
 from lockstep.messages import logger
 
 
@@ -38,7 +38,7 @@ class MetricsFile(Listener):
 
     def _append(self, row: Mapping[str, object]) -> None:
         try:
-            with append(self._path) as file:
+            with self._path.open("a", encoding="utf-8") as file:
                 # The row that failed may be there in part.
                 file.write("\n" * self._failed + json.dumps(row) + "\n")
             self._failed = False
