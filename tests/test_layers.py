@@ -33,7 +33,14 @@ TOP_LEVEL_MODULES = 10  # A reader sees them all at once.
 DISTRIBUTED = {"core/group.py", "launch/world.py"}
 # These must be importable before torch is: the recipe decides torch's thread count.
 TORCH_FREE = {"commands", "launch", "recipes", "config"} | LAYERS[-1]
-TORCH_FREE_FILES = {"jobs/context.py", "jobs/specs.py", "core/monitor.py", "core/reduction.py", "core/tree.py"}
+TORCH_FREE_FILES = {
+    "jobs/context.py",
+    "jobs/specs.py",
+    "jobs/weights.py",
+    "core/monitor.py",
+    "core/reduction.py",
+    "core/tree.py",
+}
 NAMED = re.compile(r"lockstep(\.\w+)+")
 
 

@@ -38,7 +38,7 @@ def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(prog
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert (record["recipe"], record["run"]) == ("digits", f"runs/digits-{processes}")
-        assert re.search(r"\n  loaded +17 of 17 tensors, 58,474 of 58,474 parameters\n", done.stderr)
+        assert re.search(r"\n  loaded +17 of 17 tensors\n", done.stderr)
         hashes.add(record["weights_sha256"])
     assert len(hashes - {parent["weights_sha256"]}) == 1
     shown = program("show", "runs/digits-1").stdout
@@ -81,5 +81,5 @@ def test_a_class_with_num_classes_is_trained_and_tuned(program, tmp_path):
     assert "weight_decay is 0.0005 for every matrix" in done.stdout
     tuned = program("train", "--init", "runs/a", *own, "--set", "lr_factors.stem=0", "--set", "lr_factors.head=0.1")
     assert tuned.returncode == 0, tuned.stderr
-    assert re.search(r"\n  loaded +8 of 8 tensors, 186 of 186 parameters\n", tuned.stdout)
+    assert re.search(r"\n  loaded +8 of 8 tensors\n", tuned.stdout)
     assert "weight_decay" not in tuned.stdout  # the recipe of the run fits its model

@@ -20,8 +20,8 @@ from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
-from lockstep.jobs.initial_weights import load_initial_weights
-from lockstep.runs.weights_file import find_weights
+from lockstep.jobs.weights import load_initial_weights
+from lockstep.jobs.weights import find_weights
 from lockstep.core.model import build_model
 
 def init(name):

@@ -31,14 +31,13 @@ from lockstep.data.folder import index
 from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
 from lockstep.errors import LockstepError, printable
-from lockstep.jobs.initial_weights import load_initial_weights
+from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
 from lockstep.report.evaluation_log import EvaluationLog
 from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.listing import difference, runs_in
-from lockstep.runs.weights_file import find_weights
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))

@@ -20,8 +20,8 @@ from lockstep.core.features import Prefix
 from lockstep.core.group import Alone
 from lockstep.core.model import Model, build_model
 from lockstep.core.tower import Tower
+from lockstep.jobs.weights import known_weights
 from lockstep.recipes import get_recipe
-from lockstep.runs.weights_file import known_weights
 
 FILE = Path(__file__).parent / "portable_sha256.json"
 README = Path(__file__).parents[2] / "README.md"

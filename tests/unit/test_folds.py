@@ -15,10 +15,10 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.folds import divide, folds
 from lockstep.jobs.specs import FoldsSpec
+from lockstep.jobs.weights import known_weights
 from lockstep.launch.submit import submit
 from lockstep.pages.labels import lines_of, page
 from lockstep.recipes import RECIPES, get_recipe
-from lockstep.runs.weights_file import known_weights
 
 SMALL = make(
     get_recipe("photos").model_dump(mode="json"),

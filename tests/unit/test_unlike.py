@@ -20,7 +20,7 @@ from lockstep.core.network import persistent_buffers
 from lockstep.core.unlike import Unlike, divided, facts
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.jobs.initial_weights import load_initial_weights
+from lockstep.jobs.weights import load_initial_weights
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 
@@ -111,7 +111,7 @@ def test_a_saved_model_has_the_facts_and_another_run_does_not_take_them(head_run
     assert saved.read_bytes() == own.read_bytes()
     model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
     taken = load_initial_weights(model, "digits", own, hashlib.sha256(own.read_bytes()).hexdigest())
-    assert (taken.unused, taken.new) == ((), ())
+    assert (taken.left, taken.new) == ([], [])
     assert len(taken.loaded) + 3 == len({**dict(model.named_parameters()), **persistent_buffers(model)})
 
 

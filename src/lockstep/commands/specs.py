@@ -22,12 +22,12 @@ from lockstep.data.folder.scan import is_image_folder
 from lockstep.data.locate import incomplete, present
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.specs import EvaluateSpec, FoldsSpec, TrainSpec, VerifySpec
+from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
 from lockstep.messages import collected, command, handled, logger, muted
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
-from lockstep.runs.weights_file import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.settings import dotted, validated
 
 _ALLOWED = (

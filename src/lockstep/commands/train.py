@@ -18,10 +18,10 @@ from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
 from lockstep.errors import LockstepError, printable, unknown
 from lockstep.jobs.context import Output
+from lockstep.jobs.weights import find_weights
 from lockstep.launch.submit import outer_world, submit
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
-from lockstep.runs.weights_file import find_weights
 from lockstep.settings import validated
 from lockstep.words import plural
 

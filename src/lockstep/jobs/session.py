@@ -24,11 +24,10 @@ from lockstep.data.decode import decoder_versions
 from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
-from lockstep.jobs.initial_weights import load_initial_weights
 from lockstep.jobs.probe import probe
+from lockstep.jobs.weights import is_state_of, load_initial_weights
 from lockstep.runs.provenance import compare, fingerprint, releases, sources
 from lockstep.runs.statefile import StateFile
-from lockstep.runs.weights_file import is_state_of
 from lockstep.settings import load_object
 
 
