@@ -1,9 +1,8 @@
 """The manual's tables of options and settings: `python -m benchmarks.tables` writes them into docs/usage.md.
 
-Options come from the command line's own parameters, settings from the fields of Recipe and its docstring.
+Options come from the command line's own parameters, settings from the fields of Recipe.
 """
 
-import inspect
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from typer.main import get_command
 
 from benchmarks.figures import replaced
 from lockstep.commands.program import app
-from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, POLICIES
@@ -73,7 +71,7 @@ def tables() -> list[str]:
         options = [p for p in command.params if p.param_type_name == "option"]
         parts = {f"options of {words}": options}
         if words == "train":
-            of_recipe = [p for p in options if p.name in RECIPE_OPTIONS or {"--set", "--init"} & {*p.opts}]
+            of_recipe = [p for p in options if p.name in Recipe.options or {"--set", "--init"} & {*p.opts}]
             others = [p for p in options if p not in of_recipe]
             parts = {"recipe options of train": of_recipe, "placement options of train": others}
         for title, members in parts.items():
@@ -96,7 +94,7 @@ def option(parameter: Any) -> tuple[str, str, str]:
     if stated := re.search(r" ?Default: (.+?)\.(?= |$)", meaning):
         meaning, default = meaning.replace(stated[0], "").strip(), stated[1]
     elif default in (None, False):
-        default = "the recipe's" if parameter.help == RECIPE_OPTIONS.get(parameter.name, (None, None))[1] else ""
+        default = "the recipe's" if parameter.name in Recipe.options else ""
     return ", ".join(f"`{name}`" for name in names), str(default), explained(parameter.name, meaning)
 
 
@@ -117,15 +115,10 @@ def explained(name: str, text: str) -> str:
 
 
 def settings() -> Iterator[tuple[str, str, str]]:
-    """Yield the row of each setting of a recipe: its default, and its meaning from the docstring of Recipe."""
-    attributes = inspect.cleandoc(str(Recipe.__doc__)).split("Attributes:\n")[1]
-    for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", attributes, re.M):
-        each, meaning = names.split(", "), " ".join(text.split())
-        for name in each:
-            if name in NAMES:
-                meaning += f" Names for `{name}`: {', '.join(NAMES[name])}."
-        meaning = explained(each[0], f"{meaning[0].upper()}{meaning[1:]}")
-        yield ", ".join(f"`{name}`" for name in each), ", ".join(filter(None, map(default, each))), meaning
+    """Yield the row of each setting of a recipe: its default, and its description."""
+    for name, field in Recipe.model_fields.items():
+        names = f" Names: {', '.join(NAMES[name])}." if name in NAMES else ""
+        yield f"`{name}`", default(name), explained(name, f"{field.description}{names}")
 
 
 def default(name: str) -> str:

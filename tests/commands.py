@@ -7,9 +7,9 @@ from typing import Any
 from typer.main import get_command
 
 from lockstep.commands.program import app
-from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
 from lockstep.recipes import RECIPES, get_recipe
 
 
@@ -27,7 +27,7 @@ def check(line: str) -> None:
         return
     fields = {name: given[name] for name in Placement.model_fields if given.get(name) is not None}
     Placement.model_validate(fields)
-    changes = parse(given["settings"] or [], {name: given.get(name) for name in RECIPE_OPTIONS})
+    changes = parse(given["settings"] or [], {name: given.get(name) for name in Recipe.options})
     what = given["what"] or "digits"
     recipe = "folder" if what == "photos/" else what
     if recipe in RECIPES:  # else a file or a run, which the line before may have made

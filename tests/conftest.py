@@ -114,8 +114,12 @@ def program(tmp_path):
     return partial(run_program, cwd=tmp_path)
 
 
-# The options with which a command that computes does so in the process that calls main().
-INLINE = dict.fromkeys(("train", "eval", "verify"), ("--inline",)) | {"bench": ("--processes", "1", "--inline")}
+INLINE = {"train": "train", "eval": "evaluate", "verify": "verify", "bench": "bench"}  # command -> its module
+
+
+def inline(submit: Callable) -> Callable:
+    """Return `submit` with `inline`, whatever it is called with."""
+    return lambda *args, **options: submit(*args, **(options | {"inline": True}))
 
 
 def _is_alone(words: list[str]) -> bool:
@@ -128,12 +132,19 @@ def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.
     from lockstep.commands.program import main
 
     words = [*map(str, args)]
-    command = ["lockstep", *words, *(INLINE.get(words[0], ()) if _is_alone(words) else ())]
+    command = [
+        "lockstep",
+        *words,
+        *(("--processes", "1") if words[0] == "bench" and "--processes" not in words else ()),
+    ]
     variables = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(cwd / "cache"), **environment}
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     logger = logging.getLogger("lockstep")
     level, log_handlers = logger.level, [*logger.handlers]
     with contextlib.ExitStack() as stack:
+        if words[0] in INLINE and _is_alone(words):  # This process computes, as with `train --inline`.
+            module = importlib.import_module(f"lockstep.commands.{INLINE[words[0]]}")
+            stack.enter_context(mock.patch.object(module, "submit", inline(module.submit)))
         out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(2))
         for change in (
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd),

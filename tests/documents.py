@@ -37,8 +37,8 @@ PHOTOS = "photos/"  # a user's own images, for which tests/synthetic.py stands i
 _DOWNLOADED = [name for name in RECIPES if name != "digits"]
 _SHORT = {
     "train": ["--steps", "4", "--inline"],
-    "eval": ["--inline"],
-    "verify": ["--inline"],
+    "eval": ["--processes", "1"],
+    "verify": ["--processes", "1"],
     "export": [],
     "bench": ["--steps", "2", "--warmup", "0", "--processes", "1"],
 }

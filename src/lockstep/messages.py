@@ -26,7 +26,7 @@ def program() -> str:
     if PROGRAM in os.environ:
         return os.environ[PROGRAM]
     started = Path(sys.argv[0])
-    if started.name == "__main__.py":
+    if started.parts[-2:] == ("lockstep", "__main__.py"):
         return shlex.join([sys.orig_argv[0], "-m", "lockstep"])
     return script(started if started.name == "lockstep" else Path(sys.executable).with_name("lockstep"))
 

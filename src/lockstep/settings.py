@@ -29,7 +29,7 @@ class Settings(BaseModel):
     """A frozen group of settings. An unknown name in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    shorthands: ClassVar[tuple[str, ...]] = ()  # names users may give that are not fields: they set other fields
+    shorthands: ClassVar[dict[str, tuple[type, str]]] = {}  # name of no field that sets another one -> type and help
 
     @field_validator("*", mode="before")
     @classmethod

@@ -88,7 +88,7 @@ def test_a_model_beside_the_script_is_found_and_trains_as_from_the_command_line(
 import lockstep, mynet
 run = lockstep.train("digits", steps=3, processes=1, model=mynet.build, settings={"weight_decay": {}}, quiet=True)
 print(run.recipe().model, run.result()["weights_sha256"])
-again = lockstep.train(run, resume=True, model="mynet:build")
+again = lockstep.train(run, resume=True, trust_code=True)
 """
     process = script(tmp_path, code)
     out = finished(process)

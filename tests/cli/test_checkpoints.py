@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from tests.cli.test_mistakes import ENVIRONMENT, USAGE, contents, refused
+from tests.cli.test_mistakes import USAGE, refused
 from tests.unit.test_saver import flip
 
 from lockstep.runs.folder import Run
@@ -40,40 +40,6 @@ def test_best_and_a_step_on_any_number_of_processes(program, run):
 )
 def test_one_that_is_not(refused_here, run, args, words):
     refused(refused_here("eval", "runs/a", "--checkpoint", *args), USAGE, words)
-
-
-@pytest.mark.slow
-def test_a_stopped_run_gets_the_model_that_a_finished_one_has(program, refused_here, run, tmp_path):
-    whole = (run / "model.safetensors").read_bytes()
-    for name in ("model.safetensors", "result.json"):
-        (run / name).unlink()
-    before = contents(run)
-    done = program("eval", run, "--save-model", "mine.safetensors", "--processes", 2)
-    assert done.returncode == 0
-    assert done.stderr == "the model after 10 steps, ema weights, is saved in mine.safetensors\n"
-    assert (tmp_path / "mine.safetensors").read_bytes() == whole
-    assert contents(run) == before
-    refused(refused_here("eval", run, "--save-model", "mine.safetensors"), USAGE, "this file exists already")
-    assert (tmp_path / "mine.safetensors").read_bytes() == whole
-    refused(refused_here("eval", run, "--save-model", "none/x"), ENVIRONMENT, "there is no folder none")
-    refused(refused_here("eval", run, "--save-model", "x", "--watch"), USAGE, "--save-model is for one checkpoint")
-
-
-@pytest.mark.slow
-def test_the_model_of_another_checkpoint_and_of_the_raw_weights(program, run, tmp_path):
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    done = program("eval", run, "--checkpoint", 4, "--weights", "raw", "--save-model", "raw", "-q")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    with safe_open(tmp_path / "raw", "pt") as file:
-        facts = json.loads(file.metadata()["lockstep"])
-    with safe_open(run / "model.safetensors", "pt") as file:
-        others = {"weights": "raw", "contents_sha256": facts["contents_sha256"]}
-        assert facts == json.loads(file.metadata()["lockstep"]) | others
-    saved = load_file(run / "checkpoints/step-000000004.safetensors")
-    for name, tensor in load_file(tmp_path / "raw").items():
-        assert tensor.equal(saved[f"buffer/{name}" if "running" in name or "num_" in name else f"parameter/{name}"])
 
 
 @pytest.mark.slow

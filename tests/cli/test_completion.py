@@ -13,9 +13,9 @@ def test_a_short_name_of_a_precision_is_the_full_one(tmp_path, short, full):
     start = get_recipe("digits").model_dump(mode="json")
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\nprecision = "{short}"\n')
     recipes = [
-        subject_of("digits", parse([f"precision={short}"], {}))[0],
-        subject_of("digits", parse([], {"precision": short}))[0],
-        subject_of(str(tmp_path / "mine.toml"), {})[0],
+        subject_of("digits", parse([f"precision={short}"], {})).recipe,
+        subject_of("digits", parse([], {"precision": short})).recipe,
+        subject_of(str(tmp_path / "mine.toml"), {}).recipe,
     ]
     for recipe in recipes:
         assert recipe.precision == recipe.model_dump(mode="json")["precision"] == full

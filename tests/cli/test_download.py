@@ -109,7 +109,7 @@ def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeyp
     assert fetching in first.stderr
     assert sorted(server.requests) == sorted(bodies)
     assert left(tmp_path) == sorted([*bodies, "SHA256SUMS"])
-    second = done("eval", "runs/small", "--model", "small:build", "--inline")
+    second = done("eval", "runs/small", "--trust-code")
     assert (second.returncode, second.stderr) == (0, "")
     assert len(server.requests) == 4
 

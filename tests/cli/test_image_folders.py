@@ -60,12 +60,11 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(h
     train = ("train", "photos", *SHORT, "--steps", 2)
     assert here(*train, "--name", "a").returncode == 0
     (tmp_path / "runs/a/result.json").unlink()  # as if it had been stopped
-    done = here(*train, "--resume", "--strict")
+    done = here(*train, "--resume")
     assert done.returncode == 0, done.stderr
     (tmp_path / "runs/a/result.json").unlink()
     with monkeypatch.context() as patch:
         patch.setattr("lockstep.jobs.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"})
-        refused(here(*train, "--resume", "--strict"), ENVIRONMENT, "the image decoder has changed")
         done = here(*train, "--resume")
     assert "the image decoder has changed, so pixels may differ (versions.pillow: " in done.stdout + done.stderr
     assert json.loads((tmp_path / "runs/a/result.json").read_text())["mixed_arithmetic"] is True

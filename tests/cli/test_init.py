@@ -66,10 +66,10 @@ def test_what_does_not_fit_a_run_is_one_message(refused_here, parent, tmp_path):
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"parent"}
 
 
-def test_a_run_of_an_own_model_needs_it_named(refused_here, parent, tmp_path):
+def test_a_run_of_an_own_model_needs_trust(refused_here, parent, tmp_path):
     recipe = tmp_path / "runs/parent/recipe.json"
     recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"model": "netfile:Net"}))
-    refused(refused_here("train", "--init", "runs/parent"), USAGE, "executes its code", "add --model netfile:Net")
+    refused(refused_here("train", "--init", "runs/parent"), USAGE, "executes its code", "--trust-code")
 
 
 @pytest.mark.slow
@@ -79,7 +79,9 @@ def test_a_class_with_num_classes_is_trained_and_tuned(program, tmp_path):
     done = program("train", "digits", *own, "--name", "a")
     assert done.returncode == 0, done.stderr
     assert "weight_decay is 0.0005 for every matrix" in done.stdout
-    tuned = program("train", "--init", "runs/a", *own, "--set", "lr_factors.stem=0", "--set", "lr_factors.head=0.1")
+    tuned = program(
+        "train", "--init", "runs/a", *own, "--trust-code", "--set", "lr_factors.stem=0", "--set", "lr_factors.head=0.1"
+    )
     assert tuned.returncode == 0, tuned.stderr
     assert re.search(r"\n  loaded +8 of 8 tensors\n", tuned.stdout)
     assert "weight_decay" not in tuned.stdout  # the recipe of the run fits its model

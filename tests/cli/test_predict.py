@@ -1,7 +1,5 @@
 """lockstep predict: the counts of lockstep eval, streaming, bad files, and output for people and for programs."""
 
-import csv
-import io
 import json
 import os
 import subprocess
@@ -131,26 +129,6 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
         if row["top"]:
             assert row["top"][0] == {"label": row["label"], "probability": row["probability"]}
             assert sum(each["probability"] for each in row["top"]) == pytest.approx(1)
-    table = predict(run, *given, "--csv", "--top", 2)
-    read = list(csv.DictReader(io.StringIO(table.stdout)))
-    assert [row["source"] for row in read] == names
-    assert list(read[0]) == ["source", "label", "probability", "label_2", "probability_2", "unlike", "error"]
-    assert [row["label"] for row in read] == [row["label"] or "" for row in rows(record)]
-    assert read[2]["error"].startswith("not a JPEG")
-
-
-def test_csv_escapes_names_of_classes_always_and_names_of_files_on_a_terminal(capsys, monkeypatch):
-    from lockstep.classify.predict import Prediction
-    from lockstep.commands.predict import _Csv
-
-    prediction = Prediction("\x1b[2Ja.png", "\x1b[2Jcat", 0, 1.0, (("\x1b[2Jcat", 1.0),))
-    printed = {}
-    for terminal in (False, True):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
-        _Csv(1).show(prediction)
-        printed[terminal] = capsys.readouterr().out.splitlines()[1]
-    assert printed[True] == r"\x1b[2Ja.png,\x1b[2Jcat,1.0,,"
-    assert printed[False] == "\x1b[2Ja.png,\\x1b[2Jcat,1.0,,"
 
 
 def test_a_message_is_escaped(capsys):
@@ -201,11 +179,9 @@ def test_a_name_that_is_not_utf8_is_classified(trained_once, predict, pictures, 
     ("arguments", "message"),
     [
         (("RUN",), "Missing argument"),
-        (("RUN", "x.png", "--json", "--csv"), "two formats"),
         (("RUN", "x.png", "--top", "0"), "greater than or equal to 1"),
         (("RUN", "x.png", "--checkpoint", "last"), "give best, or the number of steps"),
         (("RUN", "x.png", "--checkpoint", "7"), "has no such checkpoint: its checkpoints are those after 0, 30 steps"),
-        (("RUN", "x.png", "--model", "mynet:build"), "was trained with model digits"),
         (("RUN", "x.png", "--device", "cuda"), "portable arithmetic, which computes on a CPU"),
         (("nothing", "x.png"), "nothing does not exist: give the folder of a run"),
         (("RUN/log.txt", "x.png"), "is damaged, or not a file that Lockstep wrote"),
@@ -220,7 +196,7 @@ def test_a_mistake_is_one_error(predict, trained_once, arguments, message):
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_of_ones_own_runs_only_if_it_is_named(predict, pictures, tmp_path, monkeypatch, caplog):
+def test_a_model_of_ones_own_runs_only_if_it_is_trusted(predict, pictures, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     module = "net_of_test_predict"
     (tmp_path / f"{module}.py").write_text(
@@ -235,7 +211,7 @@ def test_a_model_of_ones_own_runs_only_if_it_is_named(predict, pictures, tmp_pat
     for source in ("runs/own", "runs/own/model.safetensors"):
         refused = predict(source, pictures[0] / "0000.png")
         assert (refused.returncode, refused.stdout) == (USAGE, "")
-        assert f"add --model {module}:build" in refused.stderr
-    done = predict("runs/own/model.safetensors", pictures[0] / "0000.png", "--model", f"{module}:build")
+        assert "--trust-code" in refused.stderr
+    done = predict("runs/own/model.safetensors", pictures[0] / "0000.png", "--trust-code")
     assert done.returncode == 0
     assert f"is not the one it was trained with ({module}.py: " in done.stderr + caplog.text

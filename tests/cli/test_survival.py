@@ -134,7 +134,7 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, here, tmp_path):
     assert here("train", "--model", "slow:build", "--steps", 2, "--name", "x").returncode == 0
     (tmp_path / "be-slow").touch()
     for processes in (1, 2):
-        process = started("eval", RUN, "--model", "slow:build", "--processes", processes)
+        process = started("eval", RUN, "--trust-code", "--processes", processes)
         while not (tmp_path / "evaluating").exists():
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.1)

@@ -73,13 +73,13 @@ def test_a_run_in_training_is_verified(here, started, tmp_path):
     assert record["compared"]["checkpoints"] + record["compared"]["digests"] > 0
 
 
-def test_code_of_a_run_is_executed_only_if_the_command_names_it(run, here):
+def test_code_of_a_run_is_executed_only_if_it_is_trusted(run, here):
     recipe = json.loads((run / "recipe.json").read_text())
     (run / "recipe.json").write_text(json.dumps(recipe | {"model": "mine:build"}))
     shutil.rmtree(run / "checkpoints")
     done = here("verify", "runs/a")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "add --model mine:build" in done.stderr
+    assert "--trust-code" in done.stderr
 
 
 @pytest.mark.parametrize(

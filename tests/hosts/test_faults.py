@@ -95,7 +95,7 @@ def require_resumable(here, folders, slow, undisturbed):
 
     def require():
         slow.unlink()
-        assert resume(lambda *words: here(*words, "--model", "slow:build", cwd=folders[0]), 1) == undisturbed
+        assert resume(lambda *words: here(*words, "--trust-code", cwd=folders[0]), 1) == undisturbed
 
     return require
 

@@ -359,18 +359,18 @@ def test_a_model_that_was_edited_after_its_import_is_reported(model_file, tmp_pa
     file = tmp_path / f"{name}.py"
     file.write_text(NET)
     recipe = get_recipe("digits").replace(model=f"{name}:build", weight_decay={})
-    lockstep.load(model_file(recipe), model=recipe.model)
+    lockstep.load(model_file(recipe), trust_code=True)
     assert not caplog.text
     file.write_text(NET.replace("nn.ReLU", "nn.Sigmoid"))
     edited = {f"{name}.py": hashlib.sha256(file.read_bytes()).hexdigest()}
     caplog.set_level(logging.WARNING, logger="lockstep")
-    loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), model=recipe.model)
+    loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), trust_code=True)
     assert f"not the one it was trained with ({name}.py: " in caplog.text
     assert "start the program again" in caplog.text
     assert isinstance(loaded.module[2], torch.nn.ReLU)
     caplog.clear()
     importlib.reload(sys.modules[name])
-    loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), model=recipe.model)
+    loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), trust_code=True)
     assert not caplog.text
     assert isinstance(loaded.module[2], torch.nn.Sigmoid)
     del sys.modules[name]

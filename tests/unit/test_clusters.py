@@ -139,5 +139,5 @@ def test_the_program_for_ray_can_be_parsed_and_passes_what_train_takes():
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
     }
-    taken = {*inspect.signature(lockstep.train).parameters, *commands.RECIPE_OPTIONS}
+    taken = {*inspect.signature(lockstep.train).parameters, *commands.Recipe.options}
     assert options - {"recipe", "workers", "gpu"} <= taken

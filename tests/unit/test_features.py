@@ -218,12 +218,12 @@ def test_head_of_own_network_from_own_weights(here, tmp_path, monkeypatch):
     (tmp_path / "conv.pt").unlink()
     assert not list((tmp_path / "runs/a").glob("initial*"))  # The checkpoints have the layers before the head.
     (tmp_path / "runs/a/result.json").unlink()
-    again = here("train", "runs/a", "--model", "net:build", "--resume", "--json")
+    again = here("train", "runs/a", "--trust-code", "--resume", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["weights_sha256"] == result["weights_sha256"], again.stderr
-    assert here("eval", "runs/a", "--model", "net:build").returncode == 0
-    assert here("verify", "runs/a", "--model", "net:build").returncode == 0
+    assert here("eval", "runs/a", "--trust-code").returncode == 0
+    assert here("verify", "runs/a", "--trust-code").returncode == 0
     monkeypatch.chdir(tmp_path)
-    held = lockstep.load("runs/a", model="net:build").module
+    held = lockstep.load("runs/a", trust_code=True).module
     assert torch.equal(held.conv.weight, weights["conv.weight"])
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tests.images import bright_and_dark
 
-from lockstep.commands.specs import fitted, subject_of, train_spec
+from lockstep.commands.specs import FolderWords, fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
 from lockstep.data.decode import decode_image
 from lockstep.data.folder.index import _FILE
@@ -86,7 +86,7 @@ def grey_folder(root):
 
 
 def made(what, changes=(), data=None):
-    return fitted(subject_of(what, dict(changes), data))[0]
+    return fitted(subject_of(what, dict(changes), data))
 
 
 def test_settings_that_the_user_states_stay(tmp_path):
@@ -130,21 +130,20 @@ def test_recipes_from_elsewhere_are_not_fitted(tmp_path):
 def test_a_run_to_continue_keeps_its_settings(tmp_path):
     folder = grey_folder(tmp_path / "letters")
     subject = subject_of(str(folder), {"seed": 2})
-    stated = json.loads(fitted(subject)[0].replace(precision="float32").model_dump_json())
+    stated = json.loads(fitted(subject).replace(precision="float32").model_dump_json())
     Image.new("RGB", (28, 28), (200, 0, 0)).save(folder / "a/red.png")
-    assert not fitted(subject)[0].grey
-    assert fitted(subject, stated)[0].model_dump(mode="json") == stated
+    assert not fitted(subject).grey
+    assert fitted(subject, stated).model_dump(mode="json") == stated
     named = subject_of("folder", {"seed": 2}, folder)
-    assert fitted(named, stated | {"name": "photos"})[0] == named.recipe  # which is not what the run was started with
+    assert fitted(named, stated | {"name": "photos"}) == named.recipe  # which is not what the run was started with
 
 
 def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = grey_folder(tmp_path / "letters")
-    options = {"name": None, "resume": False, "world": World(), "started": 0.0}
 
     def spec(what, init=None):
-        return train_spec(what, {"steps": 1}, Placement(device="cpu"), init=init, runs=tmp_path / "runs", **options)
+        return train_spec(what, {"steps": 1}, Placement(device="cpu", init=init), FolderWords(), World())
 
     first = spec(str(folder))
     assert "recipe folder with image_px=32" in first.notes[0]
@@ -167,11 +166,11 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
     run.mkdir(parents=True)
     (run / "recipe.json").write_text(get_recipe("folder").model_dump_json())
     (run / "environment.json").write_text(json.dumps([{"step": 0, "data": str(folder)}]))
-    options = {"init": None, "runs": tmp_path / "runs", "resume": False, "world": World(), "started": 0.0}
 
     def data(what, changes=None, data=None):
         placement = Placement(device="cpu", data=data)
-        return train_spec(what, {"steps": 1, **(changes or {})}, placement, name="again", **options).placement.data
+        changes = {"steps": 1, **(changes or {})}
+        return train_spec(what, changes, placement, FolderWords("again"), World()).placement.data
 
     assert data("runs/one") == folder
     folder.rename(moved)

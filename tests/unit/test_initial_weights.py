@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.runs import fit_here
 from torch import nn
 
-from lockstep.commands.specs import RunFolder, with_initial_weights
+from lockstep.commands.specs import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
@@ -233,7 +233,7 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     copy.unlink()
     for name in ("result.json", "checkpoints/step-000000004.safetensors"):
         (tmp_path / "b" / name).unlink()
-    resumed = fit_here(own, tmp_path / "b", Placement(), resume=True, strict=True).result
+    resumed = fit_here(own, tmp_path / "b", Placement(), resume=True).result
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["mixed_arithmetic"] is False  # the probe does not depend on the file, which is gone
     log = (tmp_path / "b/log.txt").read_text()
@@ -276,21 +276,21 @@ def test_the_recipe_states_the_weights(finished, tmp_path):
     found = find_weights(finished)
     other, plain = "0" * 64, recipe()
     stated = plain.replace(init_sha256=other)
-    new = RunFolder(tmp_path / "a")
-    assert with_initial_weights(plain, None, new) == plain
-    assert with_initial_weights(plain, found, new).init_sha256 == found.sha256
-    assert with_initial_weights(stated, found, new, own_recipe=False).init_sha256 == found.sha256
+    new = (tmp_path / "a", None)
+    assert with_initial_weights(plain, None, *new) == plain
+    assert with_initial_weights(plain, found, *new).init_sha256 == found.sha256
+    assert with_initial_weights(stated, found, *new, own_recipe=False).init_sha256 == found.sha256
     with pytest.raises(LockstepError, match="init_sha256 is 0000"):
-        with_initial_weights(stated, found, new)
+        with_initial_weights(stated, found, *new)
     with pytest.raises(LockstepError, match=r"give their file or run as --init.*--set init_sha256=none"):
-        with_initial_weights(stated, None, new)
+        with_initial_weights(stated, None, *new)
 
-    begun = RunFolder(tmp_path / "b", stated={"init_sha256": found.sha256})
-    assert with_initial_weights(plain, None, begun).init_sha256 == found.sha256
-    assert with_initial_weights(plain, found, begun).init_sha256 == found.sha256
-    assert with_initial_weights(stated, None, begun) == stated  # refused later, as another recipe
+    begun = (tmp_path / "b", {"init_sha256": found.sha256})
+    assert with_initial_weights(plain, None, *begun).init_sha256 == found.sha256
+    assert with_initial_weights(plain, found, *begun).init_sha256 == found.sha256
+    assert with_initial_weights(stated, None, *begun) == stated  # refused later, as another recipe
     with pytest.raises(LockstepError, match=r"was not started from .*: leave out --init to resume it"):
-        with_initial_weights(plain, found, RunFolder(tmp_path / "c", stated={}))
+        with_initial_weights(plain, found, tmp_path / "c", {})
 
 
 @pytest.mark.parametrize("value", ["abc", "0" * 63, "G" * 64, 5])

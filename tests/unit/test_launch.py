@@ -285,6 +285,6 @@ def test_ctrl_c_in_a_command_says_how_to_go_on(here, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lockstep.commands.specs.train_spec", interrupted)
+    monkeypatch.setattr("lockstep.commands.train.train_spec", interrupted)
     done = here("train", "digits")
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C: start again with the same command\n")

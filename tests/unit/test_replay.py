@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.test_mistakes import refused
 from tests.runs import change_checkpoint, change_state
 from tests.unit.test_saver import flip
 
-from lockstep.commands.specs import verify_spec
 from lockstep.commands.verify import lines_of
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import different, replayed, verify
@@ -176,11 +176,10 @@ def test_what_vanishes_is_not_compared_and_without_anything_nothing_is_claimed(r
     assert (record["same"], record["compared"]) == (True, {"digests": 2})
 
 
-def test_a_run_that_is_not_exact_is_refused(tmp_path):
+def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
     recipe = make(get_recipe("digits").model_dump(mode="json"), {"exact": False})
     Folder.create(tmp_path / "a", recipe).close()
-    with pytest.raises(LockstepError, match="only exact runs can be verified"):
-        verify_spec(Run(tmp_path / "a"), Placement(), code={}, init=None)
+    refused(here("verify", "a"), USAGE, "only exact runs can be verified")
 
 
 @pytest.mark.slow
@@ -205,14 +204,13 @@ def test_a_run_that_ended_early_has_its_best_weights_compared(trained_once):
 
 
 @pytest.mark.slow
-def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_once):
+def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_once, here):
     tuned, _ = trained_once(*OPTIONS, "--init", run / "model.safetensors")
     assert record_of(tuned)["same"]
     assert record_of(tuned, start=0)["compared"]["digests"] == 2  # from the checkpoint of step 0
     placement = Placement(device="cpu", init=run / "model.safetensors")
     assert record_of(tuned, start=0, placement=placement)["compared"]["checkpoints"] == 2
-    with pytest.raises(LockstepError, match="was not started from"):
-        verify_spec(Run(tuned), Placement(), code={}, init=tuned)
+    refused(here("verify", tuned, "--init", tuned), USAGE, "was not started from")
 
 
 def test_tensors_that_differ_are_listed_with_count_and_distance():

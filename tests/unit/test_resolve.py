@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.cli.test_mistakes import refused
 
-from lockstep.commands.specs import folder_for, subject_of
-from lockstep.errors import LockstepError
+import lockstep
+from lockstep.commands.specs import FolderWords, folder_for, subject_of
+from lockstep.errors import USAGE, LockstepError
 from lockstep.launch.world import World
-from lockstep.messages import collected
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Folder
 
@@ -34,21 +35,6 @@ def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypa
         assert subject_of(word, {}).data == photos
 
 
-def test_a_recipe_whose_dataset_is_not_in_a_folder_of_images_is_trained_on_these(photos):
-    for name, side in (("digits", 32), ("cifar10", 32), ("mnist", 32)):
-        with collected() as notes:
-            subject = subject_of(name, {"towers": 2}, photos)
-        assert subject.recipe == get_recipe(name).replace(
-            towers=2, batch=get_recipe(name).tower_batch * 2, dataset="folder", image_px=side
-        )
-        assert notes == [
-            f"{photos} is a folder of images: they replace the dataset {get_recipe(name).dataset}, at 32 pixels a side"
-        ]
-    with collected() as notes:
-        assert subject_of("digits", {"image_px": 48, "dataset": "folder"}, photos).recipe.image_px == 48
-    assert not notes
-
-
 def test_without_a_recipe_a_folder_of_images_is_trained_as_its_path_says(photos, tmp_path):
     assert subject_of(None, {"towers": 2}, photos) == subject_of(str(photos), {"towers": 2})
     assert subject_of(None, {"dataset": "cifar10"}, photos).recipe.dataset == "cifar10"
@@ -56,15 +42,9 @@ def test_without_a_recipe_a_folder_of_images_is_trained_as_its_path_says(photos,
     assert subject_of(None, {}) == subject_of("digits", {})
 
 
-def test_a_folder_with_files_of_the_dataset_keeps_it(photos):
-    (photos / "data_batch_1.bin").write_bytes(b"")
-    assert subject_of("cifar10", {}, photos).recipe.dataset == "cifar10"
-    assert subject_of("cifar10", {}, photos.parent / "elsewhere").recipe.dataset == "cifar10"
-
-
 def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
     def path(data: Path) -> Path:
-        return folder_for(subject_of(str(data), {}), None, tmp_path / "runs", False, World()).path
+        return folder_for(subject_of(str(data), {}), FolderWords(runs=tmp_path / "runs"), World())[0]
 
     assert path(photos) == tmp_path / "runs/photos-1"
     assert path(images_in(tmp_path / "my photos (2)")) == tmp_path / "runs/my-photos-2--1"
@@ -77,10 +57,11 @@ def test_resume_without_a_name_finds_the_newest_run_on_the_same_images(photos, t
         run = Folder.create(tmp_path / "runs" / name, get_recipe("folder"))
         run.write("environment.json", [{"step": 0, "data": str(data)}])
         run.close()
-    found = folder_for(subject_of(str(photos), {}), None, tmp_path / "runs", True, World())
-    assert (found.path.name, found.stated is None) == ("one", False)
+    words = FolderWords(runs=tmp_path / "runs", resume=True)
+    path, stated = folder_for(subject_of(str(photos), {}), words, World())
+    assert (path.name, stated is None) == ("one", False)
     with pytest.raises(LockstepError, match=r"no run of folder or photos on .*third"):
-        folder_for(subject_of(str(images_in(tmp_path / "third")), {}), None, tmp_path / "runs", True, World())
+        folder_for(subject_of(str(images_in(tmp_path / "third")), {}), words, World())
 
 
 @pytest.mark.parametrize(
@@ -103,3 +84,49 @@ def test_other_folders_are_refused(tmp_path, monkeypatch, word, said):
 def test_two_folders_of_images_are_refused(photos, tmp_path):
     with pytest.raises(LockstepError, match="--data names another one"):
         subject_of(str(photos), {}, images_in(tmp_path / "other"))
+
+
+@pytest.fixture(params=["recipe file", "run"])
+def theirs(request, tmp_path):
+    """Return theirs(changes) -> the path of a recipe file, or of a run, of `digits` with `changes`."""
+
+    def write(changes):
+        recipe = get_recipe("digits").replace(**changes)
+        if request.param == "run":
+            Folder.create(tmp_path / "theirs", recipe).close()
+            return str(tmp_path / "theirs")
+        (tmp_path / "theirs.toml").write_text(recipe.toml())
+        return str(tmp_path / "theirs.toml")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "mynet:build", "weight_decay": {}}, {"dataset": "mine:data"}],
+)
+def test_code_that_a_file_or_a_run_names_is_refused_unless_it_is_trusted(theirs, changes):
+    for given in ({}, changes):
+        with pytest.raises(
+            LockstepError, match=f"{next(iter(changes.values()))}, and loading it executes.*--trust-code"
+        ) as no:
+            subject_of(theirs(changes), given)
+        assert no.value.code == USAGE
+    assert subject_of(theirs(changes), {}, trust_code=True).recipe == get_recipe("digits").replace(**changes)
+    assert subject_of(None, changes).recipe.custom_code  # named by the command itself
+
+
+@pytest.mark.parametrize("command", ["train", "bench"])
+def test_a_recipe_file_alone_executes_nothing(command, refused_here, tmp_path):
+    (tmp_path / "theirs.py").write_text("open('executed', 'w')\n")
+    (tmp_path / "theirs.toml").write_text(get_recipe("digits").replace(model="theirs:net").toml())
+    refused(refused_here(command, "theirs.toml"), USAGE, "--trust-code")
+    with pytest.raises(LockstepError, match="trust_code=True"):
+        lockstep.train(tmp_path / "theirs.toml", quiet=True)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_the_options_of_a_file_are_not_those_of_another_model(theirs):
+    changes = {"model": "timm:create_model", "model_options.model_name": "x"}
+    recipe = subject_of(theirs({"model_options": {"a": "b"}}), changes, trust_code=True).recipe
+    assert (recipe.model, recipe.model_options) == ("timm:create_model", {"model_name": "x"})

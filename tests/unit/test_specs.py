@@ -29,11 +29,11 @@ PLACEMENT = Placement(device="cuda:0,2", processes=2, data=Path("data"), eval_ev
 SHARED = {"recipe": get_recipe("cifar10"), "placement": PLACEMENT}
 NOT_UTF8 = Path(os.fsdecode(b"runs/\xff"))
 SPECS = [
-    TrainSpec(**SHARED, path=NOT_UTF8, resume=True, strict=True, notes=("first", "größe"), started=1.25),
-    EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint="best", save_model=Path("m.safetensors"), weights="raw"),
+    TrainSpec(**SHARED, path=NOT_UTF8, resume=True, notes=("first", "größe"), started=1.25),
+    EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint="best", weights="raw"),
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, examples=7),
     ReportSpec(**SHARED, path=Path("runs/a"), shown=5),
-    VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7),
+    VerifySpec(**SHARED, path=Path("runs/a"), start=7),
     BenchSpec(**SHARED, steps=3),
     FoldsSpec(**SHARED, folds=5, labels=True, started=1.25),
 ]
@@ -60,7 +60,7 @@ def test_each_class_of_spec_is_tested_and_has_its_own_job():
 
 
 def test_a_spec_with_the_settings_of_another_job_is_rejected():
-    fields = json.loads(encoded(VerifySpec(**SHARED, path=Path("runs/a"), start=0, steps=7))) | {"job": "evaluate"}
+    fields = json.loads(encoded(VerifySpec(**SHARED, path=Path("runs/a"), start=7))) | {"job": "evaluate"}
     with pytest.raises(ValidationError):
         decoded(json.dumps(fields))
 

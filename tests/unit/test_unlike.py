@@ -1,8 +1,6 @@
 """Images unlike the training images: the facts in a model file, and the marks that `predict` derives from them."""
 
-import csv
 import hashlib
-import io
 import json
 
 import numpy as np
@@ -92,23 +90,18 @@ def test_noise_is_marked_and_images_like_the_training_images_are_not(head_run):
     assert [p.unlike for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
 
 
-def test_predict_prints_the_mark_as_text_json_and_csv(head_run, refused_here):
+def test_predict_prints_the_mark_as_text_and_json(head_run, refused_here):
     from PIL import Image
 
     Image.fromarray(NOISE[0]).save(head_run / "noise.png")
     images = head_run / "noise.png", head_run / "photos/dark/3.png", head_run / "none.png"
-    text, record, table = (
-        refused_here("predict", head_run / "run", *images, *o) for o in ((), ("--json",), ("--csv",))
-    )
+    text, record = (refused_here("predict", head_run / "run", *images, *o) for o in ((), ("--json",)))
     assert [line.endswith("%  (unlike the training images)") for line in text.stdout.splitlines()] == [True, False]
     assert [json.loads(line)["unlike"] for line in record.stdout.splitlines()] == [True, False, None]
-    assert [row["unlike"] for row in csv.DictReader(io.StringIO(table.stdout))] == ["true", "false", ""]
 
 
-def test_a_saved_model_has_the_facts_and_another_run_does_not_take_them(head_run, refused_here):
-    own, saved = head_run / "run/model.safetensors", head_run / "saved.safetensors"
-    assert refused_here("eval", head_run / "run", "--save-model", saved).returncode == 0
-    assert saved.read_bytes() == own.read_bytes()
+def test_another_run_does_not_take_the_facts(head_run):
+    own = head_run / "run/model.safetensors"
     model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
     taken = load_initial_weights(model, "digits", own, hashlib.sha256(own.read_bytes()).hexdigest())
     assert (taken.left, taken.new) == ([], [])

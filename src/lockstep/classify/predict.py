@@ -19,7 +19,6 @@ from lockstep import hardware
 from lockstep.classify.graph import graph_recipe
 from lockstep.classify.origin import file_recipe, run_of
 from lockstep.classify.pictures import Source, Sources, image_of, in_order, items
-from lockstep.config.consent import check_code
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify, classify_alone
@@ -258,7 +257,7 @@ class Classifier:
 def load(
     source: str | Path | Run,
     checkpoint: int | Literal["best"] | None = None,
-    model: str | None = None,
+    trust_code: bool = False,
     device: str = "auto",
 ) -> Classifier:
     """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`.
@@ -266,7 +265,7 @@ def load(
     Raises: LockstepError.
     """
     weights = _weights(source, checkpoint)
-    check_code(weights.origin, weights.recipe, {"model": model})
+    weights.recipe.require_trust(weights.origin, trust_code, "model")
     with _memory_named():
         classifier = Classifier(weights, _device(device_for(weights.recipe.arithmetic, device)))
     own = sources(weights.recipe.model)

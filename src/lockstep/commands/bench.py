@@ -2,16 +2,22 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import Inline, Json, options_from, placement_of
+from lockstep import numerics
+from lockstep.commands.options import Json, Set, TrustCode, options_from, placement_of
+from lockstep.commands.specs import data_for, fitted, placed, subject_of, with_precision
+from lockstep.config import overrides
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.errors import LockstepError
+from lockstep.jobs.context import Output
+from lockstep.jobs.specs import BenchSpec
+from lockstep.launch.submit import capacity, submit
+from lockstep.launch.world import World
 from lockstep.words import plural
-
-if TYPE_CHECKING:
-    from lockstep.config.placement import Placement
-    from lockstep.config.recipe import Recipe
 
 Record = dict[str, Any]
 
@@ -36,11 +42,8 @@ def bench(
     only: Annotated[bool, typer.Option("--only", help="Measure --processes only, not 1 to --processes.")] = False,
     steps: Annotated[int, typer.Option(min=2, help="Number of timed steps.")] = 50,
     warmup: Annotated[int, typer.Option(min=0, help="Number of untimed steps before the timed ones.")] = 10,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change any setting of the recipe. Repeatable."),
-    ] = None,
-    inline: Inline = False,
+    settings: Set = None,
+    trust_code: TrustCode = False,
     json_output: Json = False,
     **options: Any,
 ) -> None:
@@ -59,26 +62,19 @@ def bench(
       lockstep bench digits --no-portable                          the cost of portable arithmetic: compare
       lockstep bench mnist --processes 2 --only --steps 5 --json
     """
-    from lockstep import numerics
-    from lockstep.commands.specs import data_for, fitted, fixed_precision, placed, subject_of
-    from lockstep.config import overrides
-    from lockstep.errors import LockstepError
-    from lockstep.launch.submit import capacity
-    from lockstep.launch.world import World
-
     if World.from_environment().joined:
         raise LockstepError("lockstep bench starts its own processes: start it without torchrun, srun or mpirun")
     changes = overrides.parse(settings or [], {name: options[name] for name in _RECIPE})
     placement = placement_of(options)
-    subject = subject_of(what, changes, placement.data)
-    recipe, _ = fitted(subject)
+    subject = subject_of(what, changes, placement.data, trust_code)
+    recipe = fitted(subject)
     numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
-    recipe, _ = fixed_precision(recipe, placement.device)
+    recipe = with_precision(subject, recipe, placement.device)
     placement = placed(recipe, placement.replace(data=data_for(subject)))
     most = placement.processes or capacity(recipe, placement)
     records: list[Record] = []
     for count in range(most if only else 1, most + 1):
-        record = _measure(recipe, placement.on(count), steps, warmup, inline)
+        record = _measure(recipe, placement.on(count), steps, warmup)
         facts = {name: record.pop(name) for name in ("device", "versions")}
         records.append(record | _ratios(record, records[0] if records else record))
         if not json_output:
@@ -112,16 +108,11 @@ def _part(seconds: float, total: float) -> str:
     return f"{seconds * 1e3:.1f} of {total * 1e3:.1f} ms ({seconds / total:.0%})"
 
 
-def _measure(recipe: "Recipe", placement: "Placement", steps: int, warmup: int, inline: bool) -> Record:
+def _measure(recipe: Recipe, placement: Placement, steps: int, warmup: int) -> Record:
     """Measure in new processes, and return their record. Raises: typer.Exit if they are stopped."""
-    from lockstep.config import overrides
-    from lockstep.jobs.context import Output
-    from lockstep.jobs.specs import BenchSpec
-    from lockstep.launch.submit import submit
-
     recipe = overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes})
     spec = BenchSpec(recipe=recipe, placement=placement, steps=steps, warmup=warmup)
-    outcome = submit(spec, Output(), inline=inline)
+    outcome = submit(spec, Output())
     if outcome.record is None:
         raise typer.Exit(outcome.code)
     return outcome.record

@@ -1,4 +1,4 @@
-"""lockstep.evaluate."""
+"""lockstep.evaluate, and `lockstep eval`."""
 
 import json
 import math
@@ -8,28 +8,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from lockstep.commands.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of, require_new_file
+from lockstep.commands import watch as loop
+from lockstep.commands.options import (
+    AS_TRAINED,
+    EVERYWHERE,
+    Checkpoint,
+    Json,
+    RunPath,
+    TrustCode,
+    options_from,
+    placement_of,
+)
 from lockstep.commands.output import streams
-from lockstep.commands.specs import evaluate_spec
-from lockstep.config.placement import Placement
+from lockstep.commands.specs import chosen_checkpoint, of_run
 from lockstep.errors import LockstepError, printable
 from lockstep.files import discard
 from lockstep.jobs.context import Output
-from lockstep.launch.submit import require_alone, submit
+from lockstep.jobs.specs import EvaluateSpec
+from lockstep.launch.signals import handled_by, leave
+from lockstep.launch.submit import Outcome, require_alone, submit
 from lockstep.launch.world import World
 from lockstep.messages import logger, muted
 from lockstep.runs.folder import Run
-from lockstep.settings import validated
 from lockstep.words import counted, loss_text
 
-if TYPE_CHECKING:
-    from lockstep.jobs.specs import EvaluateSpec
-    from lockstep.launch.submit import Outcome
-    from lockstep.runs.folder import Run
+_MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
+_NAME_LENGTH = 24  # characters of a class's name that the table shows
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,7 @@ def evaluate(
     data: str | Path | None = None,
     processes: int | None = None,
     device: str = "auto",
-    model: str | None = None,
-    dataset: str | None = None,
-    strict: bool = False,
+    trust_code: bool = False,
     quiet: bool = False,
 ) -> EvaluationRecord:
     """Evaluate a checkpoint of a run on a split, in worker processes. `lockstep eval` does the same.
@@ -91,9 +97,7 @@ def evaluate(
         data: folder of the dataset; None for that of training.
         processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
         device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
-        model: the run's own package.module:function, to allow that its code is executed.
-        dataset: likewise for a dataset of your own.
-        strict: True to refuse a model whose source has changed since it was trained.
+        trust_code: True to execute the run's own model and dataset.
         quiet: True to print no messages.
 
     Raises:
@@ -105,17 +109,12 @@ def evaluate(
     if weights not in ("ema", "raw", None):
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
     opened = run if isinstance(run, Run) else Run.existing(Path(run).expanduser())
-    placement = validated(
-        Placement,
-        {
-            "device": device, "processes": processes,
-            "data": Path(data).expanduser().absolute() if data else None,
-        },
-    )  # fmt: skip
+    placement = placement_of({"device": device, "processes": processes, "data": data})
     with muted(quiet), streams(quiet) as (out, err):
-        spec = evaluate_spec(
-            opened, placement, code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
-            weights=weights, examples=examples, strict=strict,
+        fields = of_run(opened, placement, trust_code)
+        spec = EvaluateSpec(
+            **fields, split=split or fields["recipe"].evaluated_split, checkpoint=chosen_checkpoint(checkpoint),
+            weights=weights, examples=examples,
         )  # fmt: skip
         outcome = submit(spec, Output(quiet, lines_to_stderr=True), streams=(out, err))
     if outcome.record is None:
@@ -123,16 +122,9 @@ def evaluate(
     return EvaluationRecord(**outcome.record)
 
 
-_MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
-_NAME_LENGTH = 24  # characters of a class's name that the table shows
-
-
-@options_from(
-    placement=EVERYWHERE,
-    defaults={"data": "that of training", "processes": "as in training; with --watch 1"},
-)
+@options_from(placement=EVERYWHERE, defaults={**AS_TRAINED, "processes": "as in training; with --watch 1"})
 def evaluate_shell(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: RunPath,
     weights: Annotated[
         Literal["ema", "raw"] | None,
         typer.Option(help="Weights to evaluate. Default: ema if the run keeps an average, else raw."),
@@ -151,14 +143,7 @@ def evaluate_shell(
             "order is by class. Default: all.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="best|STEP",
-            help="The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every). "
-            "Default: the newest; of a complete run with patience the best.",
-        ),
-    ] = None,
+    checkpoint: Checkpoint = None,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Evaluate each new checkpoint once, until the run ends. The run may start later."),
@@ -169,22 +154,13 @@ def evaluate_shell(
     once: Annotated[
         bool, typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new.")
     ] = False,
-    model: Code = None,
-    dataset: Code = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a model or dataset whose source has changed since it was trained.")
-    ] = False,
-    save_model: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the evaluated model to a new file, like model.safetensors."),
-    ] = None,
+    trust_code: TrustCode = False,
     quiet: Annotated[
         bool,
         typer.Option(
             "--quiet", "-q", help="Print only errors (and the JSON of --json). --watch still records in RUN/eval."
         ),
     ] = False,
-    inline: Inline = False,
     json_output: Json = False,
     **options: Any,
 ) -> None:
@@ -202,16 +178,10 @@ def evaluate_shell(
       lockstep eval runs/digits-1
       lockstep eval runs/digits-1 --weights raw --split train --json
       lockstep eval runs/digits-1 --examples 100
-      lockstep eval runs/big --checkpoint best --save-model best.safetensors
+      lockstep eval runs/big --checkpoint best
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
     """
-    from lockstep.commands import watch as loop
-    from lockstep.commands.specs import chosen_checkpoint, evaluate_spec
-    from lockstep.jobs.context import Output
-    from lockstep.launch.submit import require_alone, submit
-    from lockstep.runs.folder import Run
-
     if watch:
         require_alone("evaluate")
     if not watch and (once or interval is not None):
@@ -219,19 +189,17 @@ def evaluate_shell(
     interval = 5.0 if interval is None else interval
     if not 0 < interval < math.inf:
         raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
-    if watch and (checkpoint is not None or save_model is not None):
-        option = "--checkpoint" if checkpoint is not None else "--save-model"
-        raise LockstepError(f"{option} is for one checkpoint, and --watch evaluates each: leave one of them out")
-    chosen_checkpoint(checkpoint)  # raises before the run is waited for
+    if watch and checkpoint is not None:
+        raise LockstepError("--checkpoint is for one checkpoint, and --watch evaluates each: leave one of them out")
+    chosen = chosen_checkpoint(checkpoint)  # raises before the run is waited for
     world = World.from_environment()
-    if save_model is not None and world.process == 0:
-        require_new_file("--save-model", save_model)
     opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.existing(run)
     if watch and options["processes"] is None:
         options["processes"] = 1  # which leaves other cores to training
-    spec = evaluate_spec(
-        opened, placement_of(options), code={"model": model, "dataset": dataset}, split=split, checkpoint=checkpoint,
-        weights=weights, examples=examples, save_model=save_model, strict=strict,
+    fields = of_run(opened, placement_of(options), trust_code)
+    spec = EvaluateSpec(
+        **fields, split=split or fields["recipe"].evaluated_split, checkpoint=chosen, weights=weights,
+        examples=examples,
     )  # fmt: skip
 
     def show(record: Mapping[str, Any]) -> None:
@@ -244,8 +212,8 @@ def evaluate_shell(
             except BrokenPipeError:  # the reader has closed the pipe, as in `lockstep eval | head`
                 discard(sys.stdout)
 
-    def compute(one: "EvaluateSpec") -> "Outcome":
-        return submit(one, Output(quiet), inline=inline)
+    def compute(one: EvaluateSpec) -> Outcome:
+        return submit(one, Output(quiet))
 
     if watch:
         raise typer.Exit(loop.watch(spec, compute, show, interval=interval, once=once))
@@ -255,11 +223,8 @@ def evaluate_shell(
     raise typer.Exit(outcome.code)
 
 
-def _wait_for_run(path: Path, interval: float, silent: bool) -> "Run":
+def _wait_for_run(path: Path, interval: float, silent: bool) -> Run:
     """Return the run at `path` as soon as it has begun. Raises: LockstepError if `path` is a file."""
-    from lockstep.launch.signals import handled_by, leave
-    from lockstep.runs.folder import Run
-
     with handled_by(leave):
         while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
             if not silent:

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from lockstep.classify.origin import recipe_of, run_of
-from lockstep.commands.options import Code, Json, options_from, require_new_file
+from lockstep.commands.options import Checkpoint, Json, Source, TrustCode, options_from, placement_of, require_new_file
 from lockstep.commands.specs import chosen_checkpoint, data_of
-from lockstep.config.consent import check_code
-from lockstep.config.placement import Placement
 from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError, printable
 from lockstep.files import deliver
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
-from lockstep.settings import validated
 from lockstep.words import size
 
 if TYPE_CHECKING:
@@ -72,8 +69,7 @@ def export(
     checkpoint: str | int | None = None,
     *,
     data: str | Path | None = None,
-    model: str | None = None,
-    dataset: str | None = None,
+    trust_code: bool = False,
 ) -> ExportRecord:
     """Write a classifier to one file that needs no Lockstep, and compare the file with Lockstep on all test images.
 
@@ -90,8 +86,7 @@ def export(
         format: "onnx" (needs the extra "export") or "pt2".
         checkpoint: "best", or a number of steps; None for the newest.
         data: folder of the dataset; None for that of training.
-        model: the run's own package.module:function, to allow that its code is executed.
-        dataset: likewise for a dataset of your own.
+        trust_code: True to execute the run's own model and dataset.
 
     Raises:
         LockstepError: as `lockstep.load`; data that are gone, a network that cannot be exported, a package that is
@@ -104,18 +99,17 @@ def export(
             f"{file}: programs know a format by the name of its file: give one that ends in .{format}, or a --format"
         )
     recipe, (run, _) = recipe_of(source), run_of(source)
-    origin = run.path if run else Path(str(source))
-    check_code(origin, recipe, {"model": model, "dataset": dataset})
+    recipe.require_trust(run.path if run else Path(str(source)), trust_code)
     if run and not run.complete:
         logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
-    folder = Path(data).expanduser().absolute() if data else None
-    placement = validated(Placement, {"data": data_of(run.path, folder) if run else folder})
+    placement = placement_of({"data": data})
+    placement = placement.replace(data=data_of(run.path, placement.data)) if run else placement
     from lockstep.classify.export import exported, loaded
     from lockstep.classify.graph import batch_of
     from lockstep.classify.predict import load
     from lockstep.jobs.session import read_splits, with_held_out
 
-    classifier = load(source, chosen_checkpoint(checkpoint), model, "cpu")
+    classifier = load(source, chosen_checkpoint(checkpoint), trust_code, "cpu")
     splits = with_held_out(recipe, read_splits(recipe, placement))
     split = "test" if "test" in splits else recipe.evaluated_split
     _require_same_kind(splits[split], classifier)
@@ -179,20 +173,15 @@ def _in_batches(
 
 @options_from(placement=("data",), defaults={"data": "that of training"})
 def export_shell(
-    source: Annotated[
-        Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or a model file such as model.safetensors.")
-    ],
+    source: Source,
     format: Annotated[
         Literal["onnx", "pt2"], typer.Option(help="onnx, for onnxruntime and others, or pt2, for torch.export.load.")
     ] = "onnx",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file. Default: NAME.onnx or NAME.pt2.")
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="best|STEP", help="The checkpoint after STEP steps, or the best.")
-    ] = None,
-    model: Code = None,
-    dataset: Code = None,
+    checkpoint: Checkpoint = None,
+    trust_code: TrustCode = False,
     json_output: Json = False,
     **options: Any,
 ) -> None:
@@ -208,9 +197,7 @@ def export_shell(
       lockstep export runs/digits-1                          writes digits-1.onnx
       lockstep export model.safetensors --format pt2 -o digits.pt2 --data DIR
     """
-    import lockstep
     from lockstep import numerics
-    from lockstep.classify.origin import recipe_of
 
     if output is None:
         name = source.resolve()
@@ -224,7 +211,7 @@ def export_shell(
             printable(f"exporting {source}: torch traces the network, and then its file is compared with Lockstep"),
             flush=True,
         )
-    record = lockstep.export(source, output, format, checkpoint, data=options["data"], model=model, dataset=dataset)
+    record = export(source, output, format, checkpoint, data=options["data"], trust_code=trust_code)
     if json_output:
         print(json.dumps(asdict(record)))
         return

@@ -12,25 +12,39 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperGroup
 
-from lockstep.config.options import RECIPE_OPTIONS
 from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.messages import on_stderr, with_program
 from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
-Code = Annotated[  # a run's own model or dataset
-    str | None, typer.Option(help="The run's own package.module:function, to allow that its code is executed.")
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+Source = Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or model.safetensors.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="best|STEP",
+        help="The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every). "
+        "Default: the newest; of a complete run with patience the best.",
+    ),
 ]
-Inline = Annotated[
-    bool, typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted.")
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Execute the model and dataset of your own that a file or a run names.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Change any recipe setting; `lockstep show` lists them."),
 ]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print only errors, and the record of --json. log.txt still has everything."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on stdout, and nothing else there.")]
+
+EVERYWHERE = ("data", "processes", "device")  # what every command that computes can be told
+AS_TRAINED = MappingProxyType({"data": "that of training", "processes": "as in training"})
 
 
 class _Named:
@@ -57,11 +71,11 @@ class Command(_Named, TyperCommand):
             raise
 
 
-EVERYWHERE = ("data", "processes", "device")  # what every command that computes can be told
-
-
 def options_from(
-    *, recipe: Sequence[str] = (), placement: Sequence[str] = (), defaults: Mapping[str, str] = MappingProxyType({})
+    *,
+    recipe: Sequence[str] = (),
+    placement: Sequence[str] = (),
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[..., Callable[..., Any]]:
     """Return a decorator that gives a command the options of these fields, in place of its `**options`.
 
@@ -73,10 +87,10 @@ def options_from(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
         arguments = [p for p in own if isinstance(get_args(p.annotation)[1], typer.models.ArgumentInfo)]
-        made = [_of_recipe(name) for name in recipe]
-        last = [_option(name, Placement.model_fields[name], defaults.get(name)) for name in placement]
+        first = [_of_recipe(name) for name in recipe]
+        last = [_of_placement(name, Placement.model_fields[name], defaults.get(name)) for name in placement]
         others = [p for p in own if p not in arguments]
-        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in [*arguments, *made, *others, *last]]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in [*arguments, *first, *others, *last]]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
@@ -85,24 +99,27 @@ def options_from(
 
 
 def _of_recipe(name: str) -> inspect.Parameter:
-    kind, text = RECIPE_OPTIONS[name]
-    flag = f"{_flag(name)}/--no-{name}" if kind is bool else _flag(name)
-    return _parameter(name, kind, typer.Option(flag, help=text, show_default=False))
+    """Return the option of a setting of the recipe, or of a shorthand. The recipe has the default."""
+    if name in Recipe.shorthands:
+        kind, text = Recipe.shorthands[name]
+    else:
+        kind, text = _plain(Recipe.model_fields[name].annotation), str(Recipe.model_fields[name].description)
+    return _parameter(name, kind, text, flag=f"{_flag(name)}/--no-{name}" if kind is bool else _flag(name))
 
 
-def _option(name: str, field: FieldInfo, default: str | None) -> inspect.Parameter:
+def _of_placement(name: str, field: FieldInfo, default: str | None) -> inspect.Parameter:
     """Return the option of a field: its name, bound and description, and its default in the help."""
-    least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
+    bound = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     if default is None and field.default not in (None, False):
         default = f"{field.default:g}" if isinstance(field.default, float) else f"{field.default}"
-    description = str(field.description)
+    text = str(field.description)
     if default is not None:
-        description = f"{description.partition(' Default: ')[0]} Default: {default}."
-    option = typer.Option(_flag(name), min=least, help=description, show_default=False)
-    return _parameter(name, _plain(field.annotation), option)
+        text = f"{text.partition(' Default: ')[0]} Default: {default}."
+    return _parameter(name, _plain(field.annotation), text, flag=_flag(name), bound=bound)
 
 
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, text: str, *, flag: str, bound: Any = None) -> inspect.Parameter:
+    option = typer.Option(flag, min=bound, help=text, show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -119,12 +136,15 @@ def _plain(annotation: Any) -> Any:
     return annotation if isinstance(annotation, type) else str
 
 
-def placement_of(options: dict[str, Any], **others: Any) -> Placement:
-    """Return the placement that the options of a command state. Raises: LockstepError."""
+def placement_of(options: Mapping[str, Any]) -> Placement:
+    """Return the placement that the options of a command or a function state. Raises: LockstepError."""
     given = {name: value for name, value in options.items() if name in Placement.model_fields and value is not None}
-    if (data := given.get("data")) is not None:
-        given["data"] = Path(data).absolute()
-    return validated(Placement, given | others)
+    return validated(Placement, given | ({"data": absolute(given["data"])} if "data" in given else {}))
+
+
+def absolute(folder: str | Path | None) -> Path | None:
+    """Return a folder that the user names as an absolute path."""
+    return Path(folder).expanduser().absolute() if folder is not None else None
 
 
 def require_new_file(option: str, path: Path) -> None:

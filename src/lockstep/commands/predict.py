@@ -1,6 +1,5 @@
-"""lockstep.load and lockstep.predict."""
+"""lockstep.load, lockstep.predict, and `lockstep predict`."""
 
-import csv
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.commands.options import Code, options_from
+from lockstep.commands.options import Checkpoint, Source, TrustCode, options_from
 from lockstep.commands.specs import chosen_checkpoint
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.runs.folder import Run
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    source: str | Path | Run, checkpoint: str | int | None = None, model: str | None = None, device: str = "auto"
+    source: str | Path | Run, checkpoint: str | int | None = None, trust_code: bool = False, device: str = "auto"
 ) -> "Classifier":
     """Return the classifier of a run or a file, to use in this process.
 
@@ -39,8 +38,7 @@ def load(
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
         checkpoint: "best", or a number of steps; None for the newest.
-        model: the run's own package.module:function, to allow that its code is executed. If options of the model hold
-            text, they are named too: "timm:create_model(model_name='resnet18')".
+        trust_code: True to execute the run's own model.
         device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
 
     Raises:
@@ -49,11 +47,11 @@ def load(
     """
     from lockstep.classify import predict as classifier  # imports torch
 
-    return classifier.load(source, chosen_checkpoint(checkpoint), model, device)
+    return classifier.load(source, chosen_checkpoint(checkpoint), trust_code, device)
 
 
 def predict(
-    source: str | Path | Run, sources: "Sources", top: int = 1, *, model: str | None = None, device: str = "auto"
+    source: str | Path | Run, sources: "Sources", top: int = 1, *, trust_code: bool = False, device: str = "auto"
 ) -> "Iterator[Prediction]":
     """Classify images with the classifier of a run or a file, and yield a prediction for each, in order.
 
@@ -66,27 +64,13 @@ def predict(
         source: a run, its folder, or a model file.
         sources: paths, folders, Pillow images or arrays; see `Classifier.predict`.
         top: how many of the most probable classes each prediction lists.
-        model: as for `lockstep.load`.
+        trust_code: as for `lockstep.load`.
         device: as for `lockstep.load`.
 
     Raises:
         LockstepError: as `lockstep.load`. An image that cannot be read gives a prediction with an `error`.
     """
-    return load(source, model=model, device=device).predict(sources, top)
-
-
-Source = Annotated[
-    Path,
-    typer.Argument(metavar="RUN|MODEL", help="A run's folder, or model.safetensors."),
-]
-Checkpoint = Annotated[
-    str | None,
-    typer.Option(
-        metavar="best|STEP",
-        help="The checkpoint after STEP steps, or the best (--eval-every). Default: the newest; of a "
-        "complete run with patience the best.",
-    ),
-]
+    return load(source, trust_code=trust_code, device=device).predict(sources, top)
 
 
 @options_from(placement=("device",))
@@ -101,9 +85,8 @@ def predict_shell(
     ],
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to print.")] = 1,
     checkpoint: Checkpoint = None,
-    model: Code = None,
+    trust_code: TrustCode = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each image.")] = False,
-    csv_output: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     **options: Any,
 ) -> None:
     """Classify images with a trained run, or with a model file alone.
@@ -121,20 +104,17 @@ def predict_shell(
     \b
     Examples:
       lockstep predict runs/photos cat.jpg holiday/
-      lockstep predict runs/photos holiday/ --top 3 --csv > labels.csv
+      lockstep predict runs/photos holiday/ --top 3
       lockstep predict model.safetensors new/ --json
       find . -name '*.jpg' | lockstep predict runs/photos -
     """
-    if json_output and csv_output:
-        raise LockstepError("--json and --csv are two formats: give one of them")
     if "" in images:
         raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
-    classifier = load_alone(source, checkpoint, model, options["device"])
-    printer = _Json() if json_output else _Csv(min(top, len(classifier.classes))) if csv_output else _Text()
+    classifier = load_alone(source, checkpoint, trust_code, options["device"])
     count = unreadable = 0
     for prediction in chain.from_iterable(classifier.predict(paths, top) for paths in _paths(images)):
         count += 1
-        printer.show(prediction)
+        _show(prediction, json_output)
         if prediction.error is not None:
             unreadable += 1
             print(printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True)
@@ -142,14 +122,13 @@ def predict_shell(
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)
 
 
-def load_alone(source: Path, checkpoint: str | None, model: str | None, device: str | None) -> "Classifier":
+def load_alone(source: Path, checkpoint: str | None, trust_code: bool, device: str | None) -> "Classifier":
     """Return a classifier for which this program sets torch's flags and threads, as the recipe's evaluation does.
 
     Raises: LockstepError.
     """
     from lockstep import numerics
     from lockstep.classify.origin import recipe_of
-    from lockstep.commands.specs import chosen_checkpoint
 
     step = chosen_checkpoint(checkpoint)
     recipe = recipe_of(source)
@@ -157,7 +136,7 @@ def load_alone(source: Path, checkpoint: str | None, model: str | None, device: 
     from lockstep.classify.predict import load  # imports torch, after the number of threads is set
 
     numerics.configure(recipe.threads_per_tower, recipe.exact)
-    return load(source, step, model, device or "auto")
+    return load(source, step, trust_code, device or "auto")
 
 
 def _paths(images: list[str]) -> Iterator[list[Path]]:
@@ -174,43 +153,11 @@ def _paths(images: list[str]) -> Iterator[list[Path]]:
             yield [Path(os.fsdecode(line))]
 
 
-class _Text:
-    """Prints path, class and probability."""
-
-    def show(self, prediction: "Prediction") -> None:
-        """Print a prediction that has no error."""
-        if prediction.error is None:
-            ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
-            mark = "  (unlike the training images)" if prediction.unlike else ""
-            print(printable(f"{prediction.source}  {ranked}{mark}"), flush=True)
-
-
-class _Json:
-    """Prints a JSON object for each image. Its keys are always the same."""
-
-    def show(self, prediction: "Prediction") -> None:
-        """Print a prediction."""
+def _show(prediction: "Prediction", as_json: bool) -> None:
+    """Print a prediction: path, class and probability, or a JSON object, whose keys are always the same."""
+    if as_json:
         print(json.dumps(prediction.record()), flush=True)
-
-
-class _Csv:
-    """Prints a header, and a row for each image with the `top` most probable classes."""
-
-    def __init__(self, top: int) -> None:
-        self._top = top
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="surrogateescape")  # A file's name may be any bytes.
-        self._writer = csv.writer(sys.stdout, lineterminator="\n")
-        others = [f"{column}_{rank}" for rank in range(2, top + 1) for column in ("label", "probability")]
-        self._writer.writerow(["source", "label", "probability", *others, "unlike", "error"])
-
-    def show(self, prediction: "Prediction") -> None:
-        """Print a prediction."""
-        ranked: list[object] = [""] * (2 * self._top)
-        if prediction.top:
-            ranked = [value for label, probability in prediction.top for value in (printable(label), probability)]
-        # A terminal executes control codes. A file or another program needs the name of the image as it is.
-        source = printable(str(prediction.source)) if sys.stdout.isatty() else prediction.source
-        unlike = "" if prediction.unlike is None else str(prediction.unlike).lower()
-        self._writer.writerow([source, *ranked, unlike, printable(prediction.error or "")])
-        sys.stdout.flush()
+    elif prediction.error is None:
+        ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
+        mark = "  (unlike the training images)" if prediction.unlike else ""
+        print(printable(f"{prediction.source}  {ranked}{mark}"), flush=True)

@@ -54,8 +54,8 @@ def show(
     from lockstep.commands.specs import fitted, subject_of
     from lockstep.runs.folder import Run
 
-    subject = subject_of(what, {}, imports=False)
-    run_path, (recipe, _) = subject.run, fitted(subject)
+    subject = subject_of(what, {}, trust_code=True)  # none of its code is executed
+    run_path, recipe = subject.run, fitted(subject)
     result = Run.existing(run_path).result() if run_path else None
     if json_output:
         print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))

@@ -1,4 +1,4 @@
-"""lockstep.report."""
+"""lockstep.report, and `lockstep report`."""
 
 from dataclasses import dataclass
 from html import escape
@@ -7,10 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import EVERYWHERE, Code, Quiet, options_from, require_new_file
+from lockstep.commands.options import (
+    AS_TRAINED,
+    EVERYWHERE,
+    Quiet,
+    TrustCode,
+    options_from,
+    placement_of,
+    require_new_file,
+)
 from lockstep.commands.output import streams
-from lockstep.commands.specs import evaluate_spec
-from lockstep.config.placement import Placement
+from lockstep.commands.specs import of_run
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import deliver
 from lockstep.jobs.context import Output
@@ -18,7 +25,6 @@ from lockstep.jobs.specs import ReportSpec
 from lockstep.launch.submit import require_alone, submit
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
-from lockstep.settings import validated
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,7 @@ def report(
     data: str | Path | None = None,
     processes: int | None = None,
     device: str = "auto",
-    model: str | None = None,
-    dataset: str | None = None,
+    trust_code: bool = False,
     quiet: bool = False,
 ) -> Report:
     """Return a page about a run, or about several to compare. `lockstep report` does the same.
@@ -69,8 +74,7 @@ def report(
         data: folder of the dataset; None for that of training.
         processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
         device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
-        model: the run's own package.module:function, to allow that its code is executed.
-        dataset: likewise for a dataset of your own.
+        trust_code: True to execute the run's own model and dataset.
         quiet: True to print no messages.
 
     Raises:
@@ -81,19 +85,14 @@ def report(
 
     require_alone("report")
     runs = [one if isinstance(one, Run) else Run.existing(Path(one).expanduser()) for one in (run, *others)]
-    place = {
-        "device": device, "processes": processes,
-        "data": Path(data).expanduser().absolute() if data else None,
-    }  # fmt: skip
-    code = {"model": model, "dataset": dataset}
+    placement = placement_of({"device": device, "processes": processes, "data": data})
     with muted(quiet), streams(quiet) as screens:
         recorded = [_begun(one) for one in runs]
         if len(runs) > 1:
             return Report(page(recorded))
         try:
-            spec = evaluate_spec(
-                runs[0], validated(Placement, place), code=code, split=None, checkpoint=None, kind=ReportSpec
-            )
+            fields = of_run(runs[0], placement, trust_code)
+            spec = ReportSpec(**fields, split=fields["recipe"].evaluated_split)
             outcome = submit(spec, Output(quiet, lines_to_stderr=True), streams=screens)
         except LockstepError as error:
             if error.code != DATA:
@@ -115,12 +114,11 @@ def _begun(run: Run) -> Run:
     return run
 
 
-@options_from(placement=EVERYWHERE, defaults={"data": "that of training", "processes": "as in training"})
+@options_from(placement=EVERYWHERE, defaults=AS_TRAINED)
 def report_shell(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run's folder, or several to compare.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page, a new file.")],
-    model: Code = None,
-    dataset: Code = None,
+    trust_code: TrustCode = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
@@ -136,11 +134,9 @@ def report_shell(
       lockstep report runs/digits-1 -o report.html
       lockstep report runs/first runs/second -o compared.html
     """
-    import lockstep
-
     require_new_file("--output", output)
     given = {name: value for name, value in options.items() if value is not None}
-    made = lockstep.report(*runs, model=model, dataset=dataset, quiet=quiet, **given)
+    made = report(*runs, trust_code=trust_code, quiet=quiet, **given)
     made.save(output)
     if not quiet:
         print(f"{made.lacking or ''}\n{output}".strip())

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import Code, options_from
-from lockstep.commands.predict import Checkpoint, Source, load_alone
+from lockstep.commands.options import Checkpoint, Source, TrustCode, options_from
+from lockstep.commands.predict import load_alone
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.messages import logger
 from lockstep.words import extra, plural
@@ -23,7 +23,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
     checkpoint: Checkpoint = None,
-    model: Code = None,
+    trust_code: TrustCode = False,
     **options: Any,
 ) -> None:
     """Classify pictures on a page of this machine, and for other programs by POST /predict.
@@ -43,7 +43,7 @@ def serve(
     from lockstep.classify import server
 
     with server.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
-        classifier = load_alone(source, checkpoint, model, options["device"])
+        classifier = load_alone(source, checkpoint, trust_code, options["device"])
         from lockstep.classify.serve import application  # imports torch, after the number of threads is set
 
         app = application(classifier, source.resolve().name, host)

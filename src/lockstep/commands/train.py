@@ -1,18 +1,26 @@
-"""lockstep.train."""
+"""lockstep.train, and `lockstep train`."""
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from lockstep.commands.options import STARTED, Inline, Json, Quiet, options_from, placement_of
+from lockstep.commands.options import (
+    STARTED,
+    Json,
+    Quiet,
+    Set,
+    TrustCode,
+    absolute,
+    options_from,
+    placement_of,
+)
 from lockstep.commands.output import line_width, streams
-from lockstep.commands.specs import RunFolder, subject_of, train_spec
-from lockstep.config.options import RECIPE_OPTIONS
+from lockstep.commands.specs import FolderWords, folds_spec, subject_of, train_spec
+from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import MEMORY
@@ -20,14 +28,16 @@ from lockstep.errors import LockstepError, printable, unknown
 from lockstep.jobs.context import Output
 from lockstep.jobs.weights import find_weights
 from lockstep.launch.submit import outer_world, submit
+from lockstep.launch.world import World
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
-from lockstep.settings import validated
 from lockstep.words import plural
 
 # None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for such a case: all
 # other callers get a Run, and need not check for None.
 NoneElsewhere: TypeAlias = Any
+
+_ARGUMENTS = ("data", "init", "name", "runs", "resume", "processes", "device", "settings", "trust_code", "quiet")
 
 
 def train(
@@ -41,6 +51,7 @@ def train(
     processes: int | None = None,
     device: str = "auto",
     settings: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
     quiet: bool = False,
     **options: Any,
 ) -> Run | NoneElsewhere:
@@ -74,9 +85,10 @@ def train(
         processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
         device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
         settings: any settings of the recipe by name, as --set takes them: {"optimizer.momentum": 0.8}.
+        trust_code: True to execute the model and dataset of your own that a recipe file or a run names.
         quiet: True to print nothing.
         options: other options of `lockstep train`, with underscores: epochs, steps, lr, seed, batch, towers,
-            tower_batch, model, dataset, precision, strict, reduction, eval_every, keep and so on. None stands for the
+            tower_batch, model, dataset, precision, reduction, eval_every, keep and so on. None stands for the
             default. A model of your own is "package.module:function", or the function itself if it is in a file.
 
     Returns:
@@ -87,45 +99,34 @@ def train(
         LockstepError: anything that you can fix, such as an unknown option, missing data or a loss that is not finite.
         KeyboardInterrupt: Ctrl-C before the first step, or a second Ctrl-C.
     """
-    started = time.time()
     world = outer_world()
-    strict, own, placing = _sorted(options)
-    changes = _changes(settings or {}, own)
-    where: dict[str, Any] = {"device": device, "processes": processes}
-    weights = init.path if isinstance(init, Run) else Path(init).expanduser() if init is not None else None
+    changes, places = _divided(settings or {}, options)
+    weights = init.path if isinstance(init, Run) else absolute(init)
     if isinstance(data, Mapping):
-        changes = _stored(data, _named(what) or _parent(weights), changes)
-    elif data is not None:
-        where["data"] = Path(data).expanduser().absolute()
-    placement = validated(Placement, where | placing)
+        changes, data = _stored(data, _word(what), weights, changes), None
+    placement = placement_of(places | {"data": data, "init": weights, "processes": processes, "device": device})
+    words = FolderWords(name, Path(runs).expanduser(), resume)
     with muted(quiet or world.process != 0), streams(quiet) as (out, err):
-        spec = train_spec(
-            _named(what), changes, placement, init=weights, name=name, runs=Path(runs).expanduser(),
-            resume=resume, world=world, strict=strict, started=started,
-        )  # fmt: skip
-        if isinstance(spec, RunFolder):
-            if world.process != 0:
-                return None
-            print(f"{printable(str(spec.path))} is complete: nothing to resume", file=out)
-            return Run.open(spec.path)
-        outcome = submit(spec, Output(quiet, columns=line_width(out)), streams=(out, err))
+        spec = train_spec(_word(what), changes, placement, words, world, trust_code=trust_code)
+        complete = spec.resume and Run(spec.path).result() is not None
+        if not complete:
+            outcome = submit(spec, Output(quiet, columns=line_width(out)), streams=(out, err))
         if world.process != 0:
             return None
+        if complete:
+            print(f"{printable(str(spec.path))} is complete: nothing to resume", file=out)
+            return Run.open(spec.path)
         if outcome.run is None:
             raise KeyboardInterrupt  # before there was a run
         if outcome.code:
-            code = "".join(f", {setting}={value!r}" for setting, value in spec.recipe.custom_code.items())
-            print(f"  in Python  lockstep.train({str(outcome.run)!r}, resume=True{code})", file=out)
+            trust = ", trust_code=True" if spec.recipe.custom_code else ""
+            print(f"  in Python  lockstep.train({str(outcome.run)!r}, resume=True{trust})", file=out)
         return Run.open(outcome.run)
 
 
-def _parent(weights: Path | None) -> str | None:
-    """Return the folder of the run in `weights`, whose recipe a new run takes over, or None if it is no run."""
-    parent = find_weights(weights).run if weights is not None else None
-    return str(parent.absolute()) if parent is not None else None
-
-
-def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[str, Any]) -> dict[str, Any]:
+def _stored(
+    data: Mapping[str, Any], what: str | Recipe | None, weights: Path | None, changes: dict[str, Any]
+) -> dict[str, Any]:
     """Write a dataset in memory to its file. Return `changes` with those that name it.
 
     Raises: LockstepError if the dataset or the recipe is not valid.
@@ -135,11 +136,12 @@ def _stored(data: Mapping[str, Any], what: str | Recipe | None, changes: dict[st
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
-    recipe = subject_of(what, named).recipe
+    recipe = subject_of(what, named, None, True, find_weights(weights).run if weights else None).recipe
     return named | {"dataset_sha256": store(data, recipe.image_px)}
 
 
-def _named(what: str | Path | Recipe | Run | None) -> str | Recipe | None:
+def _word(what: str | Path | Recipe | Run | None) -> str | Recipe | None:
+    """Return what the command line would call `what`."""
     if isinstance(what, Run | Path):
         path = what.path if isinstance(what, Run) else what.expanduser()
         return str(path) if len(path.parts) > 1 else f"./{path}"  # "digits" alone is the name of a recipe
@@ -150,60 +152,41 @@ def _named(what: str | Path | Recipe | Run | None) -> str | Recipe | None:
     )
 
 
-def _sorted(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any], dict[str, Any]]:
-    """Return `strict`, the options that change the recipe, and those of the placement, without those that are None.
-
-    Raises: LockstepError for an unknown option.
-    """
-    placement = set(Placement.model_fields) - {"data", "device", "init", "processes"}
+def _divided(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the changes of the recipe, and the options of the placement. Raises: LockstepError."""
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        raise LockstepError(f"settings: got {settings!r}: give a mapping, as in settings={{'optimizer.momentum': 0.8}}")
+    places = Placement.model_fields.keys() - {*_ARGUMENTS}
     for option in options:
-        if option in ("strict", *RECIPE_OPTIONS, *placement):
-            continue
-        if option in Recipe.model_fields:
+        if option not in Recipe.options and option in Recipe.model_fields:
             raise LockstepError(f"{option} is a setting of the recipe: give settings={{{option!r}: ...}}")
-        arguments = ("data", "init", "name", "runs", "resume", "processes", "device", "settings", "quiet")
-        raise LockstepError(unknown("option", option, ["strict", *arguments, *RECIPE_OPTIONS, *placement]))
-    given = {name: value for name, value in options.items() if value is not None}
-    own = {name: given[name] for name in RECIPE_OPTIONS if name in given}
+        if option not in (*Recipe.options, *places):
+            raise LockstepError(unknown("option", option, [*_ARGUMENTS, *Recipe.options, *places]))
+        if option in settings:
+            raise LockstepError(f"{option} is given twice, as an option and in settings: give one of them")
+    changes = {**settings, **{name: options[name] for name in Recipe.options if options.get(name) is not None}}
     for name in ("model", "dataset"):
-        if callable(own.get(name)):
-            own[name] = _path_of(name, own[name])
-        if str(own.get(name, "")).startswith("__main__:"):
-            raise _in_main(name, str(own[name]))
-    return bool(given.get("strict", False)), own, {name: given[name] for name in given if name in placement}
+        if callable(changes.get(name)):
+            changes[name] = _path_of(name, changes[name])
+        module, _, function = str(changes.get(name, "")).partition(":")
+        if module == "__main__":
+            raise LockstepError(
+                f"{name}: {function} is defined in a notebook or in the script that is running, and the processes that "
+                f"train cannot import it from there: put it in a file, for example mynet.py, and give "
+                f"{name}='mynet:{function}'"
+            )
+    return changes, {name: options[name] for name in options if name in places}
 
 
 def _path_of(option: str, function: Callable[..., Any]) -> str:
-    """Return package.module:function of a function. Raises: LockstepError if no other program can import it."""
+    """Return package.module:function of a function. Raises: LockstepError if it has no name in its module."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if module == "__main__":
-        raise _in_main(option, f"__main__:{name}")
-    if not module or not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
+    if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
         raise LockstepError(f"{option}={function!r} cannot be imported by its name: give a function of a module")
     return f"{module}:{name}"
 
 
-def _in_main(option: str, path: str) -> LockstepError:
-    name = path.partition(":")[2]
-    return LockstepError(
-        f"{option}: {name} is defined in a notebook or in the script that is running, and the processes that train "
-        f"cannot import it from there: put it in a file, for example mynet.py, and give {option}='mynet:{name}'"
-    )
-
-
-def _changes(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings and the options as one mapping. Raises: LockstepError if both set the same."""
-    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
-        raise LockstepError(f"settings: got {settings!r}: give a mapping, as in settings={{'optimizer.momentum': 0.8}}")
-    for name in options:
-        if name in settings:
-            raise LockstepError(f"{name} is given twice, as an option and in settings: give one of them")
-    if str(settings.get("model", "")).startswith("__main__:"):
-        raise _in_main("model", str(settings["model"]))
-    return {**settings, **options}
-
-
-@options_from(recipe=tuple(RECIPE_OPTIONS), placement=[name for name in Placement.model_fields if name != "init"])
+@options_from(recipe=Recipe.options, placement=[name for name in Placement.model_fields if name != "init"])
 def train_shell(
     what: Annotated[
         str | None,
@@ -213,10 +196,7 @@ def train_shell(
             "Default: the recipe of --init RUN, or the PHOTOS in --data, or digits.",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change any recipe setting; `lockstep show` lists them."),
-    ] = None,
+    settings: Set = None,
     init: Annotated[
         Path | None,
         typer.Option(
@@ -229,9 +209,6 @@ def train_shell(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the last checkpoint. A finished run is left unchanged.")
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse to resume if the arithmetic or the model's source has changed.")
-    ] = False,
     folds: Annotated[
         int | None,
         typer.Option(
@@ -241,7 +218,10 @@ def train_shell(
             "classify each part by a head that is trained on the others. Needs a recipe with a head, as photos.",
         ),
     ] = None,
-    inline: Inline = False,
+    trust_code: TrustCode = False,
+    inline: Annotated[
+        bool, typer.Option("--inline", help="Compute one process in this program, for debuggers. It is not restarted.")
+    ] = False,
     quiet: Quiet = False,
     json_output: Json = False,
     **options: Any,
@@ -263,33 +243,26 @@ def train_shell(
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
     """
-    from lockstep.commands.specs import RunFolder, folds_spec, train_spec
-    from lockstep.config.overrides import parse
-    from lockstep.jobs.context import Output
-    from lockstep.launch.submit import submit
-    from lockstep.launch.world import World
-
-    changes = parse(settings or [], {name: options[name] for name in RECIPE_OPTIONS})
-    world = World.from_environment()
+    changes = parse(settings or [], {name: options[name] for name in Recipe.options})
+    placement, world = placement_of({**options, "init": init}), World.from_environment()
     if folds is not None:
         if name is not None or resume:
             raise LockstepError(f"--folds makes no run: leave out {'--resume' if resume else '--name'}")
-        judge = folds_spec(what, changes, placement_of(options), init=init, folds=folds, started=STARTED)
+        judge = folds_spec(what, changes, placement, trust_code, folds=folds, started=STARTED)
         outcome = submit(judge, Output(quiet), inline=inline)
         if outcome.record is not None and (json_output or not quiet):
             lines = [json.dumps(outcome.record)] if json_output else folds_lines(outcome.record)
             print(*lines, sep="\n")
         raise typer.Exit(outcome.code)
-    spec = train_spec(
-        what, changes, placement_of(options), init=init, name=name, runs=runs, resume=resume, world=world,
-        own_program=True, strict=strict, started=STARTED,
-    )  # fmt: skip
-    if isinstance(spec, RunFolder):
+    words = FolderWords(name, runs, resume)
+    spec = train_spec(what, changes, placement, words, world, trust_code=trust_code, own_program=True)
+    if spec.resume and (result := Run(spec.path).result()) is not None:
         if world.process == 0 and not quiet:
             print(f"{spec.path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
         if world.process == 0 and json_output:
-            print(json.dumps(spec.result))
+            print(json.dumps(result))
         return
+    spec = spec.replace(started=STARTED)
     outcome = submit(spec, Output(quiet, lines_to_stderr=json_output), inline=inline)
     if json_output and outcome.record is not None:
         print(json.dumps(outcome.record))

@@ -7,8 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import EVERYWHERE, Code, Inline, Json, options_from, placement_of
-from lockstep.errors import CRASH, printable
+from lockstep.commands.options import AS_TRAINED, EVERYWHERE, Json, TrustCode, options_from, placement_of
+from lockstep.commands.specs import of_run
+from lockstep.errors import CRASH, LockstepError, printable
+from lockstep.jobs.context import Output
+from lockstep.jobs.specs import VerifySpec
+from lockstep.jobs.weights import find_weights
+from lockstep.launch.submit import submit
+from lockstep.runs.folder import Run
 from lockstep.words import plural
 
 _SHOWN = 12  # tensors that are listed; --json lists all
@@ -25,7 +31,7 @@ _COUNTED = {"digests": "digest", "checkpoints": "checkpoint", "evaluations": "ev
 _ONCE = {"weights_sha256": "the SHA-256 of the result", "best_step": "the choice of the best step"}
 
 
-@options_from(placement=EVERYWHERE, defaults={"data": "that of training", "processes": "as in training"})
+@options_from(placement=EVERYWHERE, defaults=AS_TRAINED)
 def verify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder. Nothing is written there.")],
     start: Annotated[
@@ -42,9 +48,7 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE|RUN", help="The weights that the run was started from, to compute its step 0."),
     ] = None,
-    model: Code = None,
-    dataset: Code = None,
-    inline: Inline = False,
+    trust_code: TrustCode = False,
     json_output: Json = False,
     **options: Any,
 ) -> None:
@@ -63,14 +67,17 @@ def verify(
       lockstep verify runs/big --from 400
       lockstep verify downloaded/run --from 0 --processes 4 --json
     """
-    from lockstep.commands.specs import verify_spec
-    from lockstep.jobs.context import Output
-    from lockstep.launch.submit import submit
-    from lockstep.runs.folder import Run
-
-    code = {"model": model, "dataset": dataset}
-    spec = verify_spec(Run.existing(run), placement_of(options), code=code, init=init, start=start)
-    outcome = submit(spec, Output(), inline=inline)
+    weights = find_weights(init) if init else None
+    placement = placement_of({**options, "init": weights.path if weights else None})
+    spec = VerifySpec(**of_run(Run.existing(run), placement, trust_code), start=start)
+    if not spec.recipe.exact:
+        raise LockstepError(
+            f"{run} has exact = false in its recipe, so a second computation has other bits: only exact runs can be "
+            f"verified"
+        )
+    if weights and weights.sha256 != spec.recipe.init_sha256:
+        raise LockstepError(f"{run} was not started from {weights.path}: leave out --init to verify it")
+    outcome = submit(spec, Output())
     record = outcome.record
     if outcome.code or record is None:
         raise typer.Exit(outcome.code)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Features, Policy
-from lockstep.errors import LockstepError, printable, unknown
+from lockstep.errors import LockstepError, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -56,18 +56,6 @@ def plain_name(name: str) -> str:
     return name
 
 
-def holds_text(option: Any) -> bool:
-    """Return whether an option of a model is or holds a text, which may name a file, an address or code."""
-    if isinstance(option, list | tuple):
-        return any(map(holds_text, option))
-    return not (option is None or isinstance(option, bool | int | float))
-
-
-def _literal(value: Any) -> str:
-    """Return an option of a model as a Python literal, safe to print."""
-    return printable(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value))
-
-
 def _full_name(precision: Any) -> Any:
     return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
 
@@ -79,109 +67,126 @@ def _policy(value: Any) -> Any:
 class Recipe(Settings):
     """All settings that can change a bit of the result. A frozen value that can be read without torch.
 
-    Attributes:
-        name: the recipe's name: letters, digits, dots, dashes and underscores, and no dot first.
-        dataset: the name of a dataset; "folder": the folder of images that the placement names as `data`;
-            package.module:function of your own; or "memory" for data that a Python program gave.
-        dataset_sha256: the SHA-256 of the data that a Python program gave; None for all other datasets.
-        image_px: the side in pixels to which the images of a folder, or of your own dataset, are brought. None for all
-            others, and for own images that have one size.
-        grey: True brings the images of a folder to one channel.
-        test_share: of a folder without a test part, the share of the images that become it, by a hash of each file.
-        skip_unreadable: False makes files of a folder that are no readable images an error.
-        held_out: number of training images that are left out of training. The run is then evaluated on them in place
-            of the test images, so that settings can be chosen without looking at the test images. The choice of
-            images is the same for every seed.
-        model: the name of a model, or package.module:function of your own.
-        model_options: keyword arguments of the model's function; see its docstring.
-        init_sha256: SHA-256 of the file whose weights the run starts from, or None. The placement names the file.
-        augmentation: how images become network input.
-        policy: random operations on the training images before `augmentation`; None for no operations.
-        mixup, cutmix: parameter alpha of the Beta(alpha, alpha) distribution of an image's share when it is mixed with
-            the next image of its tower; 0 turns it off. The loss is the mixed one of both labels.
-        progressive: smaller images in the first part of training; None trains on full-sized images.
-        label_smoothing: share of each target that is spread over all classes, in training.
-        test_views: which views of an image are classified in evaluation; their logits are averaged. "one": the image.
-            "flip": also its mirror image. "flip-translate": both also moved by one pixel, up left and down right.
-            "flip-translate-unsure": moved only for the least sure quarter of each `eval_batch`.
-        towers: number of logical replicas; each sees batch / towers examples a step.
-        batch: examples a step, over all towers.
-        steps, epochs: the length of the run; exactly one of them is set.
-        min_steps: the least number of steps of a run whose length is in epochs, so that a small dataset is learnt too.
-        patience: number of epochs without a better accuracy after which the run ends early; the best weights are then
-            its result. An epoch counts as 8 steps or more here, and epochs within `min_steps` are not waited for. The
-            run is evaluated after each epoch, on the held-out images or the dataset's validation split,
-            never on the test images. None trains to the end, and the last weights are the result.
-        optimizer, lr, schedule: the update rule, the base learning rate, and the factor on it at each step.
-        weight_decay: parameter name -> coefficient c; c / 2 * ||w||^2 is added to the loss, except with AdamW. The name
-            "default" stands for all parameters of two or more dimensions (Muon: exactly two) that are not named.
-        clip: the largest norm of the mean gradient of all parameters together; a longer gradient is shortened to it
-            before the update. None does not clip.
-        head: the name of the network's last layer, to train it alone. The layers before it have the weights of
-            `init_sha256` and compute, in `precision`, each image and its mirror image once, before the first step
-            (core/features.py). The head computes in float32. `augmentation` may only mirror. None trains the whole
-            network.
-        lr_factors: name of a layer or parameter -> factor on its learning rate. Of several names that a parameter lies
-            in, the longest counts. A factor of 0 does not train: the parameters stay as they are, and the backward pass
-            ends before such layers at the input. Buffers of these layers do not change either, and their norm layers
-            compute with the running averages. Of a layer with parameters of its own, all must have the factor 0.
-        ema: the exponential moving average of the parameters, or None.
-        precision: what towers compute in (fp32, bf16 and fp16 for short). Master weights, optimizer state, average and
-            reduction are always float32. float16 scales the loss by a power of two (optim/scale.py). "auto" becomes
-            bfloat16 or float32 when a run is created, by the hardware (precision.py).
-        arithmetic: "native" computes with the fastest kernels, whose low-order bits depend on the kind of CPU.
-            "portable" computes the same bits on every kind of CPU tried, in float32, with torch's operations that
-            docs/portable.md lists (kernels/portable). `--portable` sets it.
-        compile: compile the network with torch.compile, in every process at its start. Meant for GPUs, not yet run on
-            one. On a CPU it takes a minute and gains nothing. It needs a C compiler.
-        threads_per_tower: CPU threads of a tower. In native arithmetic, a sum over two threads has other low-order bits
-            than over one.
-        eval_batch: images in one forward pass of an evaluation.
-        seed: decides initial weights, order of examples, augmentation and dropout.
-        exact: False gives up bit-identical results, and allows reductions and kernels that do not keep the bits.
+    The command line's options are made from the fields in `options`, and from the shorthands.
     """
 
-    shorthands: ClassVar[tuple[str, ...]] = ("tower_batch", "portable")
+    shorthands: ClassVar[dict[str, tuple[type, str]]] = {
+        "tower_batch": (int, "Images per step for each tower; or give --batch."),
+        "portable": (
+            bool,
+            "Compute the same bits on every kind of CPU tried, in float32, at about twice the time; or --no-portable.",
+        ),
+    }
+    options: ClassVar[tuple[str, ...]] = (
+        "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision", "portable",
+    )  # fmt: skip
 
-    name: Annotated[str, AfterValidator(plain_name)]
-    dataset: str
-    dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    image_px: int | None = Field(None, ge=MIN_IMAGE_PX, le=256)
-    grey: bool = False
-    test_share: float = Field(0.2, gt=0, lt=1)
-    skip_unreadable: bool = False
-    held_out: int = Field(0, ge=0)
-    model: str
-    model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field({})
-    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
-    policy: Annotated[Policy | None, BeforeValidator(_policy)] = None
-    mixup: float = Field(0.0, ge=0)
-    cutmix: float = Field(0.0, ge=0)
-    progressive: Progressive | None = None
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
-    towers: int = Field(1, ge=1, le=MAX_TOWERS)
-    batch: int = Field(ge=1, le=MAX_BATCH)
-    steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0)
-    min_steps: int = Field(1, ge=1)
-    patience: int | None = Field(None, ge=1)
-    optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
-    lr: float = Field(gt=0)
-    schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
-    weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
-    clip: float | None = Field(None, gt=0)
-    head: str | None = Field(None, min_length=1)
-    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field({})
-    ema: EMA | None = None
-    precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = "float32"
-    arithmetic: Literal["native", "portable"] = "native"
-    compile: bool = False
-    threads_per_tower: int = Field(1, ge=1, le=MAX_THREADS)
-    eval_batch: int = Field(500, ge=1, le=MAX_EVAL_BATCH)
-    seed: int = Field(0, ge=0, lt=2**63)
-    exact: bool = True
+    name: Annotated[str, AfterValidator(plain_name)] = Field(description="The recipe's name, for new runs.")
+    dataset: str = Field(
+        description="A built-in dataset, folder for the images in --data, or your own as package.module:function."
+    )
+    dataset_sha256: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the data that a Python program gave."
+    )
+    image_px: int | None = Field(
+        None,
+        ge=MIN_IMAGE_PX,
+        le=256,
+        description="Side in pixels to which images of a folder or own images are brought.",
+    )
+    grey: bool = Field(False, description="Bring the images of a folder to one channel.")
+    test_share: float = Field(
+        0.2, gt=0, lt=1, description="Share of a folder without a test part that becomes it, by a hash of each file."
+    )
+    skip_unreadable: bool = Field(False, description="Leave out files of a folder that are no readable images.")
+    held_out: int = Field(
+        0,
+        ge=0,
+        description="Training images that are left out and evaluated in place of the test images, so that settings can "
+        "be chosen without looking at those. The choice is the same for every seed.",
+    )
+    model: str = Field(description="A built-in model, or your own as package.module:function.")
+    model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field(
+        {}, description="Keyword arguments of the model's function; see its docstring."
+    )
+    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description="SHA-256 of the file of weights that the run starts from. The placement names the file."
+    )
+    augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))] = Field(
+        description="How images become network input."
+    )
+    policy: Annotated[Policy | None, BeforeValidator(_policy)] = Field(
+        None, description="Random operations on the training images before the augmentation."
+    )
+    mixup: float = Field(
+        0.0, ge=0, description="Alpha of the Beta distribution of an image's share when two of a tower are mixed."
+    )
+    cutmix: float = Field(0.0, ge=0, description="The same for a rectangle of the other image in place of a mean.")
+    progressive: Progressive | None = Field(None, description="Smaller images in the first part of training.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of each target that is spread over all classes, in training."
+    )
+    test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = Field(
+        "one",
+        description="Views whose logits are averaged in evaluation: the image; with its mirror image; both also moved "
+        "by one pixel; moved only for the least sure quarter of each eval_batch.",
+    )
+    towers: int = Field(1, ge=1, le=MAX_TOWERS, description="Towers (logical replicas). Keeps the tower batch.")
+    batch: int = Field(ge=1, le=MAX_BATCH, description="Images per step, over all towers.")
+    steps: int | None = Field(None, ge=1, description="Length of the run; or give --epochs.")
+    epochs: float | None = Field(None, gt=0, description="Length of the run; or give --steps.")
+    min_steps: int = Field(1, ge=1, description="The least number of steps of a run whose length is in epochs.")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="Epochs without a better accuracy after which the run ends, with the best weights. The run is "
+        "evaluated after each epoch (of 8 steps or more), on held-out or validation images, never on the test images.",
+    )
+    optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))] = Field(
+        description="The update rule."
+    )
+    lr: float = Field(gt=0, description="Base learning rate.")
+    schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))] = Field(
+        description="The factor on the learning rate at each step."
+    )
+    weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {},
+        description="Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW. default stands for "
+        "all others of two or more dimensions (Muon: exactly two).",
+    )
+    clip: float | None = Field(
+        None, gt=0, description="Largest norm of the mean gradient of all parameters; a longer one is shortened to it."
+    )
+    head: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the last layer, to train it alone, in float32, on features: the layers before it compute "
+        "each image and its mirror image once, with the weights of init_sha256 (core/features.py).",
+    )
+    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {},
+        description="Name of a layer or parameter -> factor on its learning rate; the longest name counts. Parameters "
+        "and buffers of a layer with the factor 0 stay as they are, and its norm layers use their running averages.",
+    )
+    ema: EMA | None = Field(None, description="Exponential moving average of the parameters.")
+    precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = Field(
+        "float32",
+        description="float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware for a new run.",
+    )
+    arithmetic: Literal["native", "portable"] = Field(
+        "native",
+        description="native: the fastest kernels, whose low-order bits depend on the kind of CPU. portable: the same "
+        "bits on every kind of CPU tried, in float32 (docs/portable.md).",
+    )
+    compile: bool = Field(False, description="Compile the network with torch.compile. Needs a C compiler.")
+    threads_per_tower: int = Field(
+        1, ge=1, le=MAX_THREADS, description="CPU threads of a tower; another number has other low-order bits."
+    )
+    eval_batch: int = Field(500, ge=1, le=MAX_EVAL_BATCH, description="Images in one forward pass of an evaluation.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of initial weights, order, augmentation and dropout.")
+    exact: bool = Field(
+        True, description="False gives up bit-identical results, and allows reductions and kernels that change bits."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
@@ -248,21 +253,26 @@ class Recipe(Settings):
 
     @property
     def custom_code(self) -> dict[str, str]:
-        """Return the settings that name the user's code, as package.module:function.
+        """Return the settings that name the user's code, as package.module:function."""
+        return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
 
-        If an option of the model holds text, the model is a call with its options: a command must name both before
-        the code is executed (consent.py).
+    def require_trust(self, source: Path, trusted: bool, *settings: str) -> None:
+        """Raise a LockstepError if the file or run `source` names code, and the user has not `trusted` it.
+
+        It may come from somebody else, and to import its code executes it. `settings` are those that are used, by
+        default model and dataset.
         """
-        code = {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
-        if "model" in code and holds_text([*self.model_options.values()]):
-            options = (f"{printable(name)}={_literal(value)}" for name, value in self.model_options.items())
-            code["model"] += f"({', '.join(options)})"
-        return code
+        code = {name: path for name, path in self.custom_code.items() if name in (settings or ("model", "dataset"))}
+        if code and not trusted:
+            named = listed([f"a {name} that is not built in, {path}" for name, path in code.items()])
+            raise LockstepError(
+                f"{source} uses {named}, and loading it executes its code. If it is yours, or you trust it, add "
+                f"--trust-code; in Python give trust_code=True"
+            )
 
     def command(self, name: str, run: Path, *options: str) -> str:
-        """Return a shell command on the folder `run`. It names the user's code, because the command runs it."""
-        code = [word for setting, value in self.custom_code.items() for word in (f"--{setting}", value)]
-        return command(name, run, *options, *code)
+        """Return a shell command on the folder `run`. It trusts the user's code, because the command runs it."""
+        return command(name, run, *options, *(["--trust-code"] if self.custom_code else []))
 
     @property
     def evaluated_split(self) -> str:

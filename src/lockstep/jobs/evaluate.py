@@ -2,21 +2,17 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from lockstep.core.evaluate import Chunk, Evaluation
 from lockstep.core.events import EvaluatingEvent
-from lockstep.core.unlike import divided
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.folder.scan import is_divided
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
 from lockstep.report.console import progress_on
-from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.statefile import StateFile
@@ -30,15 +26,6 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     if not ctx.first:
         return None
     _note_division(spec, session)
-    if spec.save_model is not None:
-        try:
-            tensors, facts = session.model_contents(record["weights"])
-            statefile.write(spec.save_model, {**tensors, **_unlike(Run(spec.path))}, facts)
-        except OSError as error:
-            raise LockstepError(f"--save-model {spec.save_model}: cannot be written: {error}", ENVIRONMENT) from None
-        logger.warning(
-            f"the model after {record['step']} steps, {record['weights']} weights, is saved in {spec.save_model}"
-        )
     return record
 
 
@@ -84,8 +71,6 @@ def _check(spec: EvaluateSpec, session: Session, dataset: Dataset, found: StateF
     if changed := compare(found.facts, {"model_source": session.model_source}):
         code = describe_custom_code(session.recipe)
         text = f"the source of {code} is not the one it was trained with ({'; '.join(map(str, changed))})"
-        if spec.strict:
-            raise LockstepError(f"--strict: {text}", DATA)
         logger.warning(text)
     trained, own = found.facts["classes"], list(dataset.classes)
     if trained != own:
@@ -98,14 +83,6 @@ def _check(spec: EvaluateSpec, session: Session, dataset: Dataset, found: StateF
     whole = session.splits[spec.split].sha256
     if found.facts["data_sha256"].get(spec.split, whole) != whole:
         logger.warning(f"the {spec.split} data is not what it was in training (its sha256 differs)")
-
-
-def _unlike(run: Run) -> dict[str, Tensor]:
-    """Return the facts that tell unlike images. They are in the model file of a complete run; {} without them."""
-    try:
-        return divided(statefile.read(run.model).tensors)[1]
-    except (OSError, LockstepError):
-        return {}
 
 
 def _note_division(spec: EvaluateSpec, session: Session) -> None:

@@ -39,8 +39,7 @@ class OpenRun:
     def __init__(self, spec: TrainSpec, ctx: Context, session: Session, probe: str) -> None:
         """Make the run's folder, or lock the existing one. `probe` is the session's arithmetic probe.
 
-        Raises: LockstepError if the folder may not be used, or was trained on other data; with `spec.strict` also if
-            this session computes differently from an earlier one.
+        Raises: LockstepError if the folder may not be used, or was trained on other data.
         """
         self._session, placement = session, session.placement
         self.listeners: list[Listener] = []
@@ -60,25 +59,18 @@ class OpenRun:
         try:
             if self.checkpoint is not None:
                 self._require_same_data(self.checkpoint.facts)
-            self._compare_sessions(spec.strict)
+            self._compare_sessions()
             ctx.tell("run", str(self.run.path))
             self.listeners = self._make_listeners(ctx)
         except BaseException:
             self.run.close()
             raise
 
-    def _compare_sessions(self, strict: bool) -> None:
+    def _compare_sessions(self) -> None:
         earlier = self.run.earlier
         differing = [one for one in earlier if texts(compare(one, self._provenance), *_DECIDING)]
         self.mixed_arithmetic = bool(differing)
         differences = self._differences_from(earlier[-1]) if earlier else []
-        if strict and differing:
-            reasons = "; ".join(differences) or f"it differs from the session that began at step {differing[0]['step']}"
-            raise LockstepError(
-                f"--strict: {self.run.path} would not compute the same bits as before: {reasons}. Resume it where it "
-                f"was, or leave out --strict to continue with other bits",
-                ENVIRONMENT,
-            )
         for text in differences:
             logger.warning(text)
 

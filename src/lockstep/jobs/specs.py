@@ -1,6 +1,7 @@
 """Specs: what a job is to compute. The launcher gives a spec to its worker processes as JSON."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ class TrainSpec(Settings):
         path: the run's folder.
         resume: True to continue the run in the folder.
         numbered: True if a new run may take the next free number in place of the one in `path`.
-        strict: True to refuse to resume with other arithmetic or a changed model source.
         notes: messages for the user at the start.
         started: time.time() at the program's start.
         restarts: how often the processes were started again after a failure, since the program started.
@@ -32,9 +32,8 @@ class TrainSpec(Settings):
     path: Path
     resume: bool = False
     numbered: bool = False
-    strict: bool = False
     notes: tuple[str, ...] = ()
-    started: float
+    started: float = Field(default_factory=time.time)
     restarts: int = 0
 
 
@@ -47,8 +46,6 @@ class EvaluateSpec(Settings):
         split: the split to evaluate.
         examples: how many of its examples, see `Session.split`, or None for all.
         checkpoint: the step of a checkpoint, "best", or None for the newest.
-        save_model: file for the evaluated model, or None.
-        strict: True to refuse a model whose source has changed since the checkpoint.
     """
 
     job: Literal["evaluate"] = "evaluate"
@@ -59,8 +56,6 @@ class EvaluateSpec(Settings):
     split: str = "test"
     examples: int | None = None
     checkpoint: int | Literal["best"] | None = None
-    save_model: Path | None = None
-    strict: bool = False
 
 
 class ReportSpec(EvaluateSpec):
