@@ -44,10 +44,9 @@ def test_every_run_is_listed_in_order_of_its_start(folder, capsys, trained_once)
         ("norecipe", "damaged"),
     ]  # fmt: skip
     _, record = trained_once(*OPTIONS)
-    size = sum(path.stat().st_size for path in (folder / "done").rglob("*") if path.is_file())
     assert listed[0] == {
         "name": "done", "recipe": "digits", "accuracy": record["accuracy"]["ema"], "total_s": record["total_s"],
-        "steps": 30, "started": 1e9, "state": "complete", "size_bytes": size, "problem": None,
+        "steps": 30, "started": 1e9, "state": "complete", "problem": None,
     }  # fmt: skip
     assert (listed[1]["accuracy"], listed[1]["steps"]) == (None, 30)
     named = [
@@ -60,7 +59,7 @@ def test_every_run_is_listed_in_order_of_its_start(folder, capsys, trained_once)
 def test_the_table_names_problems_below_their_runs(folder, capsys):
     runs(folder)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["name", "recipe", "accuracy", "started", "time", "state", "size"]
+    assert lines[0].split() == ["name", "recipe", "accuracy", "started", "time", "state"]
     assert lines[1].split()[:2] == ["done", "digits"]
     assert "complete" in lines[1]
     assert "stopped, 30 steps" in lines[2]
@@ -70,7 +69,7 @@ def test_the_table_names_problems_below_their_runs(folder, capsys):
 def test_an_empty_or_missing_folder_is_no_error_and_a_name_is_escaped(tmp_path, capsys):
     for _ in range(2):
         runs(tmp_path / "runs")
-        assert capsys.readouterr().out == f"no runs in {tmp_path}/runs: `lockstep train` starts one\n"
+        assert capsys.readouterr().out.startswith(f"no runs in {tmp_path}/runs: `")
         (tmp_path / "runs").mkdir(exist_ok=True)
     (tmp_path / "runs/a\x1b[31m").mkdir()
     (tmp_path / "runs/a\x1b[31m/recipe.json").write_text("{")

@@ -1,22 +1,19 @@
 """`lockstep runs`."""
 
-import dataclasses
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lockstep.commands.options import Json
 from lockstep.errors import printable
 from lockstep.messages import command
-from lockstep.words import duration, plural, size
+from lockstep.words import duration, plural
 
-if TYPE_CHECKING:
-    from lockstep.runs.listing import RunFacts
-
-_HEAD = ("name", "recipe", "accuracy", "started", "time", "state", "size")
+_HEAD = ("name", "recipe", "accuracy", "started", "time", "state")
 
 
 def runs(
@@ -25,7 +22,7 @@ def runs(
     ),
     json_output: Json = False,
 ) -> None:
-    """List the runs, the newest last: name, recipe, accuracy, start, time, state and size.
+    """List the runs, the newest last: name, recipe, accuracy, start, time and state.
 
     The state is complete, training, stopped (continue it with --resume) or damaged. The time is that of the session
     that completed the run.
@@ -39,27 +36,26 @@ def runs(
 
     listed = runs_in(folder)
     if json_output:
-        print(json.dumps({"runs": [dataclasses.asdict(run) for run in listed]}))
+        print(json.dumps({"runs": listed}))
         return
     if not listed:
         print(printable(f"no runs in {folder}: `{command('train')}` starts one"))
         return
     rows = [_HEAD, *map(_row, listed)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    for row, run in zip(rows, [None, *listed], strict=True):
+    for row, problem in zip(rows, [None, *(run["problem"] for run in listed)], strict=True):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        if run is not None and run.problem is not None:
-            print(printable(f"  {run.problem}"))
+        if problem is not None:
+            print(printable(f"  {problem}"))
 
 
-def _row(run: "RunFacts") -> tuple[str, ...]:
-    steps = f", {plural(run.steps, 'step')}" if run.steps is not None and run.state != "complete" else ""
+def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    steps = f", {plural(run['steps'], 'step')}" if run["steps"] is not None and run["state"] != "complete" else ""
     return (
-        printable(run.name),
-        printable(run.recipe or "?"),
-        "" if run.accuracy is None else f"{run.accuracy:.2%}",
-        datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M"),
-        "" if run.total_s is None else duration(run.total_s),
-        f"{run.state}{steps}",
-        size(run.size_bytes),
+        printable(run["name"]),
+        printable(run["recipe"] or "?"),
+        "" if run["accuracy"] is None else f"{run['accuracy']:.2%}",
+        datetime.fromtimestamp(run["started"]).strftime("%Y-%m-%d %H:%M"),
+        "" if run["total_s"] is None else duration(run["total_s"]),
+        f"{run['state']}{steps}",
     )

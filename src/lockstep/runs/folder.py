@@ -443,7 +443,11 @@ class Folder(Run):
                 f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
             ) from None
         except OSError as error:
+            self.close()
             raise folder_error(self.path, error) from None
+        except LockstepError:
+            self.close()
+            raise
 
     def require_lock(self) -> None:
         """Raise a LostRunError if another program has locked the run since this one did.
