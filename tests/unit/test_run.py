@@ -156,7 +156,7 @@ def test_a_file_that_is_a_pipe_or_a_device_is_an_error(stopped, make):
         make(stopped / name)
     (facts,) = runs_in(stopped.parent)
     assert (facts["state"], ".lock cannot be read (not a regular file)" in facts["problem"]) == ("damaged", True)
-    with pytest.raises(LockstepError, match="cannot write the run folder|cannot be read"):
+    with pytest.raises(LockstepError, match=r"cannot write the run folder|cannot be read"):
         Folder(stopped).lock()
     with pytest.raises(LockstepError, match="not a regular file"):
         print(Run(stopped).classes)
