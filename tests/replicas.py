@@ -84,6 +84,9 @@ class MemoryGroup:
         work()
         return lambda: None
 
+    def patient(self) -> "MemoryGroup":
+        return self
+
     def hosts(self) -> list[int]:
         return self._hosts or [0] * self.processes
 

@@ -164,7 +164,7 @@ def test_train_folds_prints_estimates_and_makes_no_run(here, photos):
     ("words", "message"),
     [
         (("train", "digits", "--folds", 5), "recipe digits is for dataset digits"),
-        (("train", "folder", "--data", "photos", "--folds", 5), "--folds needs a recipe that trains only a head"),
+        (("train", "folder", "--data", "photos", "--folds", 5), "a recipe that trains only a head"),
         (("train", "photos", "--data", "photos", "--folds", 5, "--resume"), "--folds makes no run: leave out --resume"),
         (("train", "photos", "--data", "photos", "--folds", 21), "21 folds need 21 different images of each class"),
         (("data", "check", "photos", "--html", "x.html"), "--html needs --labels"),

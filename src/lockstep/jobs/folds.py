@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from lockstep.core.evaluate import classify
+from lockstep.core.evaluate import evaluate
 from lockstep.core.group import Alone
 from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction, owned
-from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
 from lockstep.data.folder.survey import ORDER, Survey, survey
@@ -116,24 +115,16 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
             for _ in train(course, train_set, Tower(course, session.network), reduction, state, log):
                 if advance and (done := state.step * 100 // course.steps - (state.step - 1) * 100 // course.steps):
                     advance(done)
-            rows = np.flatnonzero(inside)
-            probabilities[rows] = _probabilities(session, state, images.select(rows))
+            rows = torch.from_numpy(np.flatnonzero(inside))
+
+            def keep(examples: Tensor, logits: Tensor, rows: Tensor = rows) -> None:
+                probabilities[rows[examples.cpu()]] = logits.double().softmax(1).cpu()
+
+            parameters, judged = state.parameters if state.ema is None else state.ema, images.select(rows.numpy())
+            evaluate(recipe, session.network, parameters, state.buffers, judged.to(device), Alone(), each=keep)
     # Every image is classified by one process. The others have zeros for it.
     every: Probabilities = ctx.group.gather(probabilities.to(device)).sum(0).cpu().numpy()
     return every
-
-
-@torch.no_grad()
-def _probabilities(session: Session, state: State, images: Dataset) -> Tensor:
-    network = session.network
-    network.load_parameters(state.parameters if state.ema is None else state.ema)
-    network.load_buffers(state.buffers)
-    network.module.eval()
-    logits = []
-    for start in range(0, len(images), session.recipe.eval_batch):
-        chunk = images.pixels(slice(start, start + session.recipe.eval_batch)).to(session.device)
-        logits.append(classify(session.recipe, network, chunk, torch.ones(len(chunk), dtype=torch.bool))[0])
-    return torch.cat(logits).double().softmax(1).cpu()
 
 
 def _calibrated(probabilities: Probabilities, labels: Rows, trusted: Mask) -> Probabilities:
@@ -152,44 +143,37 @@ def _calibrated(probabilities: Probabilities, labels: Rows, trusted: Mask) -> Pr
     return values
 
 
-def _of_labels(probabilities: Probabilities, labels: Rows) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = probabilities[np.arange(len(labels)), labels]
-    return values
-
-
 def _record(
     spec: FoldsSpec, session: Session, probabilities: Probabilities, labels: Rows, fold_of: Rows, paths: list[str]
 ) -> dict[str, Any]:
-    classes, predicted, own = (
-        session.splits["train"].classes,
-        probabilities.argmax(1),
-        _of_labels(probabilities, labels),
-    )
+    classes, predicted = session.splits["train"].classes, probabilities.argmax(1)
+    own = probabilities[np.arange(len(labels)), labels]
     images = [
         {
-            "path": paths[row],
+            "path": path,
             "label": classes[labels[row]],
             "predicted": classes[predicted[row]],
             "probability_of_label": round(float(own[row]), 6),
             "probability": round(float(probabilities[row].max()), 6),
             "fold": int(fold_of[row]) + 1,
         }
-        for row in range(len(paths))
+        for row, path in enumerate(paths)
     ]
     right = [predicted[fold_of == fold] == labels[fold_of == fold] for fold in range(spec.folds)]
     parts = [{"images": len(one), "correct": int(one.sum()), "accuracy": float(one.mean())} for one in right]
-    accuracies = [part["accuracy"] for part in parts]
-    mean = sum(accuracies) / len(accuracies)
-    record: dict[str, Any] = {
+    accuracies = [float(one.mean()) for one in right]
+    doubtful = [row for row in own.argsort(kind="stable") if own[row] <= _DOUBTFUL and predicted[row] != labels[row]]
+    return {
         "recipe": session.recipe.name,
         "digest": session.recipe.digest(),
         "folder": str(spec.placement.data),
         "folds": parts,
-        "accuracy": {"mean": mean, "min": min(accuracies), "max": max(accuracies)},
+        "accuracy": {"mean": sum(accuracies) / len(right), "min": min(accuracies), "max": max(accuracies)},
+        **(
+            {"doubtful": [images[row] for row in doubtful]}
+            if spec.labels
+            else {"images": sorted(images, key=lambda image: str(image["path"]))}
+        ),
+        "processes": session.group.processes,
+        "total_s": round(time.time() - spec.started, 3),
     }
-    if spec.labels:
-        rows = np.flatnonzero((own <= _DOUBTFUL) & (predicted != labels))
-        record["doubtful"] = [images[row] for row in rows[np.argsort(own[rows], kind="stable")]]
-    else:
-        record["images"] = sorted(images, key=lambda image: str(image["path"]))
-    return {**record, "processes": session.group.processes, "total_s": round(time.time() - spec.started, 3)}
