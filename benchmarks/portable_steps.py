@@ -20,7 +20,6 @@ import torch
 from benchmarks import invented
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
@@ -30,6 +29,7 @@ from lockstep.jobs.session import Session
 from lockstep.kernels import portable
 from lockstep.kernels.portable import products, units
 from lockstep.recipes import get_recipe
+from lockstep.report.log import Log
 
 STEPS, IMAGES = 3, 64
 SMALL: dict[str, dict[str, Any]] = {  # recipe -> changes for steps that take minutes on an emulated CPU

@@ -18,13 +18,13 @@ from lockstep.commands.specs import subject_of
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.model import Model
 from lockstep.core.tower import Tower
 from lockstep.data.fetch import ensure
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
+from lockstep.report.log import Log
 from lockstep.runs.provenance import fingerprint
 
 

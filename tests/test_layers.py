@@ -40,6 +40,8 @@ TORCH_FREE_FILES = {
     "core/monitor.py",
     "core/reduction.py",
     "core/tree.py",
+    "report/events.py",
+    "report/metrics.py",
 }
 NAMED = re.compile(r"lockstep(\.\w+)+")
 

@@ -67,7 +67,7 @@ def test_train_then_eval(program, here, tmp_path):
     assert "runs/digits-2" in here("train", "--steps", 1).stdout
 
 
-def test_json_is_all_of_stdout_and_metrics_tell_of_every_process(program, tmp_path):
+def test_json_is_all_of_stdout_and_metrics_tell_of_memory_and_speed(program, tmp_path):
     done = program("train", "--steps", 25, "--processes", 2, "--name", "m", "--json")
     assert len(done.stdout.splitlines()) == 1
     assert json.loads(done.stdout)["steps"] == 25
@@ -75,9 +75,8 @@ def test_json_is_all_of_stdout_and_metrics_tell_of_every_process(program, tmp_pa
     assert "reduction tree" in done.stderr
     rows = [json.loads(line) for line in (tmp_path / "runs/m/metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["kind"] == "step"][-1]
-    assert len(last["memory_bytes"]) == len(last["cpu_utilisation"]) == 2
-    assert min(last["memory_bytes"]) > 50 * 2**20
-    assert all(used > 0 for used in last["cpu_utilisation"])
+    assert last["memory_bytes"] > 50 * 2**20
+    assert last["cpu_utilisation"] > 0
     assert sum(last["split"].values()) > 0
 
 

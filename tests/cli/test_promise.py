@@ -169,40 +169,33 @@ def test_an_environment_of_an_older_release_is_no_error(here, stopped):
     assert json.loads((run / "result.json").read_text())["mixed_arithmetic"] is False
 
 
+OWN = ("--model", "mine:build", "--set", "weight_decay={}")
+
 CORRUPTS = """
-import sys, torch
+import os, torch
 from lockstep.core.state import State
+from lockstep.models.digits import build
 update = State.apply
 def flipped(self, *arguments):
     update(self, *arguments)
     if self.step == 9:
         self._flat[5] = torch.nextafter(self._flat[5], torch.tensor(9.0))
-if {number} == 1:
+if os.environ["RANK"] == "1":
     State.apply = flipped
-from lockstep.commands.program import main
-sys.argv = "lockstep train --steps 40 --name x --towers 3 --digest-every 0 --save-every 12".split()
-main()
 """
 
 
 @pytest.mark.slow
-def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(tmp_path):
+def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(program, tmp_path):
     """Process 1 of 3 flips the lowest bit of a weight after 9 updates."""
-    master = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", CORRUPTS.format(number=number)], cwd=tmp_path, text=True, stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, env={**os.environ, **master, "RANK": str(number)},
-        )
-        for number in range(3)
-    ]  # fmt: skip
-    errors = [process.communicate(timeout=200)[1] for process in processes]
-    assert [process.returncode for process in processes] == [ENVIRONMENT] * 3
-    assert "process 1 of 3 no longer computes the same bits as the others: after 12 steps" in errors[0]
+    (tmp_path / "mine.py").write_text(CORRUPTS)
+    done = program(
+        "train", "--steps", 40, "--name", "x", "--towers", 3, "--processes", 3, "--digest-every", 0,
+        "--save-every", 12, *OWN, "--max-restarts", 0,
+    )  # fmt: skip
+    assert done.returncode == ENVIRONMENT
+    assert "process 1 of 3 no longer computes the same bits as the others: after 12 steps" in done.stderr
     assert statefile.steps(tmp_path / "runs/x/checkpoints") == [0]
-
-
-OWN = ("--model", "mine:build", "--set", "weight_decay={}")
 
 
 @pytest.fixture

@@ -20,8 +20,6 @@ from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.core.evaluate import Evaluation, evaluate
-from lockstep.core.events import Listener
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.model import Model
 from lockstep.core.monitor import Monitor
@@ -35,6 +33,8 @@ from lockstep.data.mixing import Mixing, mix
 from lockstep.data.transforms import Keys
 from lockstep.optim import OPTIMIZERS
 from lockstep.recipes import get_recipe
+from lockstep.report.events import Listener
+from lockstep.report.log import Log
 from lockstep.settings import validated
 
 CPU = torch.device("cpu")
@@ -127,7 +127,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda sta
     network = model.network
     digests = Digests()
     monitor, reduction = Monitor(), Reduction(group, of.towers, "tree", CPU)
-    log = Log(course, [digests], monitor, group.processes, CPU)
+    log = Log(course, [digests], monitor, CPU)
     last = course.steps if steps is None else steps
     poll = lambda: ControlFlags(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower = Tower(course, network)

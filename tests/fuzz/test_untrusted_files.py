@@ -34,7 +34,7 @@ from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
-from lockstep.report.evaluation_log import EvaluationLog
+from lockstep.report.metrics import EvaluationLog
 from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.listing import difference, runs_in

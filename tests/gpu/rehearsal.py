@@ -33,10 +33,8 @@ from lockstep import numerics
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import evaluate
-from lockstep.core.events import Listener
 from lockstep.core.features import Prefix, head_of
 from lockstep.core.group import Group
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.model import build_model
 from lockstep.core.monitor import Monitor
@@ -48,6 +46,8 @@ from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.data.dataset import Dataset
 from lockstep.jobs import probe
 from lockstep.recipes import RECIPES, get_recipe
+from lockstep.report.events import Listener
+from lockstep.report.log import Log
 
 GPU = torch.device("cuda", 0)
 SIDES = {"digits": (8, 1), "mnist": (28, 1)}  # pixels and channels of the images
@@ -190,7 +190,7 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
             probe.probe(recipe, network, state, dataset)
         passed.append("probe")
         tower, reduction = Tower(course, network), Reduction(group, recipe.towers, kind, GPU)
-        log = Log(course, [Unread()], monitor, group.processes, GPU)
+        log = Log(course, [Unread()], monitor, GPU)
         state.step = 1  # Every listener wants step 0.
         reads = []
 

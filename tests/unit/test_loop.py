@@ -7,13 +7,13 @@ import pytest
 from tests.unit.test_tower import parts
 
 from lockstep.core.group import Alone
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import ControlFlags
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
+from lockstep.report.log import Log
 
 RECIPE = get_recipe("digits").replace(epochs=None, steps=6)
 

@@ -21,9 +21,7 @@ from torch.nn import functional
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import evaluate
-from lockstep.core.events import Listener
 from lockstep.core.group import Alone
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction
 from lockstep.data.dataset import Dataset
@@ -31,9 +29,10 @@ from lockstep.data.plan import Plan
 from lockstep.jobs.startup import startup_lines
 from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
-from lockstep.report.event_file import histogram
+from lockstep.report.events import Listener
+from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
-from lockstep.report.tensorboard import TensorBoard
+from lockstep.report.tensorboard import TensorBoard, histogram
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

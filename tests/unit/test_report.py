@@ -10,17 +10,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import rich.console
 import torch
+from tests.unit.test_evaluation_lines import evaluation
 
-from lockstep.commands.output import line_width
+from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
-from lockstep.core.events import Listener
-from lockstep.core.log import Log
 from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.recipes import get_recipe
-from lockstep.report import console, lines
-from lockstep.report.metrics import MetricsFile
+from lockstep.report import console
+from lockstep.report.events import EvaluatingEvent, Listener
+from lockstep.report.log import Log
+from lockstep.report.metrics import EvaluationLog, MetricsFile
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
@@ -28,20 +30,16 @@ STATE = SimpleNamespace(
     step=0, decay={}, decay_losses=lambda: {"w": torch.tensor(0.5)}, loss_scale=1.0, parameters={},
     by_name=lambda flat: {},
 )  # fmt: skip
-TOWERS = 4
 
 
-def sums(
-    cross_entropy=256.0, last=80.0, correct=64.0, memory=(100.0,) * TOWERS, busy=(1.0,) * TOWERS, gpu=(0.0,) * TOWERS
-):
+def sums(cross_entropy=256.0, last=80.0, correct=64.0):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    flags, digest = (torch.zeros(len(ControlFlags().flags())), torch.zeros(TOWERS)), torch.zeros(TOWERS, 3)
-    return Metrics(*one, *flags, torch.tensor(memory), torch.tensor(busy), torch.tensor(gpu), digest)
+    return Metrics(*one, torch.zeros(len(ControlFlags().flags())), torch.zeros(4), torch.zeros(4, 3))
 
 
-def a_log(listeners, steps=25, processes=1):
+def a_log(listeners, steps=25):
     recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": steps})
-    return Log(recipe.bind(1442), listeners, processes=processes)
+    return Log(recipe.bind(1442), listeners)
 
 
 class Recorder(Listener):
@@ -154,32 +152,104 @@ Plain(sys.{stream}, 1).start([("run", "\u0424\u043e\u0442\u043e")])
     assert (done.returncode, getattr(done, stream)) == (0, "  run  \\u0424\\u043e\\u0442\\u043e\n")
 
 
-def test_a_stream_without_isatty_is_no_terminal():
+class Terminal(io.StringIO):
+    """Stand-in for the file of a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def live(stream, width=80):
+    return console.Live(rich.console.Console(file=stream, force_terminal=True, width=width))
+
+
+def frames(text):
+    """Return the successive texts of the line."""
+    return [frame for frame in re.split(r"\r\n|\r|\n", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text)) if "%  " in frame]
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lines():
     """As the object that an IDE or a test tool puts in place of sys.stdout."""
-    stream = SimpleNamespace(write=lambda text: None, flush=lambda: None)
-    assert line_width(stream) is None
-    assert isinstance(console.for_stream(stream, 10), console.Plain)
-    assert console.progress_on(stream) is None
-
-
-def test_a_terminal_gets_one_live_line():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     stream = Terminal()
-    import rich.console
-
-    live = console.Live(rich.console.Console(file=stream, force_terminal=True, width=100))
-    run([live])
+    run([live(stream, 120)])
     text = stream.getvalue()
-    assert "step 25/25  epoch 2.1  loss 2.500  acc 50.0%" in text
+    assert "step 25/25  ETA 0:00  loss 2.500  acc 50.0%" in text
     assert not re.search(LINE, text, re.M)
     assert text.rstrip().endswith("accuracy  90%")
+    assert isinstance(console.for_stream(SimpleNamespace(write=print, flush=print), 10), console.Plain)
+    assert isinstance(console.for_stream(Terminal(), 10), console.Live)
+
+
+@pytest.mark.parametrize("width", [120, 80, 40, 25])
+def test_the_line_fits_and_the_least_important_parts_are_cut_off(width):
+    stream, screen = Terminal(), SimpleNamespace(**vars(a_step(99_998, 100_000)))
+    line = live(stream, width)
+    line.step(screen, None)
+    (frame,) = frames(stream.getvalue())
+    assert len(frame.rstrip()) <= width
+    shown = [part in frame for part in (" 99%", "step  99999", "ETA 0:0", "loss", "acc", "img/s", "gpu", "epoch")]
+    assert shown == sorted(shown, reverse=True), frame
+    assert shown[0]
+
+
+def a_step(step, steps, **changes):
+    return SimpleNamespace(**{
+        "step": step, "steps": steps, "epoch": 16.9, "loss": 0.5123, "accuracy": 0.984, "learning_rate": 0.0512,
+        "images_per_s": 13456.0, "s_per_step": 0.0095, "gpu_utilisation": 94.0, **changes,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3599.6, "1h00m"), (3722, "1h02m")]
+)
+def test_the_eta_is_in_minutes_or_hours(seconds, text):
+    assert f"ETA {text}  " in console.live_text(a_step(0, 2, s_per_step=seconds))
+
+
+def test_one_line_shows_the_steps_and_the_progress_of_an_evaluation_and_the_cursor(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    stream = Terminal()
+    log = a_log([live(stream)], steps=4)
+    log.start([("recipe", "r")])
+    with log.monitor.training():
+        for step in range(4):
+            now[0] += 1.0
+            log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # if it were killed here
+    for k in range(101):
+        log.evaluating(4, "test", k / 100)
+        now[0] += 0.03
+    log.evaluation(4, "test", {"raw": Evaluation(10, 9, 0.1)})
+    log.end([("accuracy", "90%")])
+    shown = frames(stream.getvalue())
+    evaluating = [frame for frame in shown if "evaluating on test" in frame]
+    percents = [int(re.search(r"(\d+)%", frame)[1]) for frame in evaluating]
+    assert percents == sorted(percents)
+    assert (percents[0], percents[-1]) == (0, 100)
+    assert 10 < len(set(percents)) < 50  # fewer than the 101 events: one drawing every 0.1 s
+    assert "ETA 0:02" in next(frame for frame in evaluating if " 48%" in frame)  # the rest takes 1.56 s
+    steps = [found[1] for frame in shown if (found := re.search(r"step (\d/4)", frame))]
+    assert list(dict.fromkeys(steps)) == ["1/4", "2/4", "3/4", "4/4"]
+    text = stream.getvalue()
+    assert text.startswith("  recipe  r")
+    last = text[text.rindex("\x1b[2K") + 4 :]
+    assert [row.split()[-1] for row in last.splitlines()] == ["90.00%", "90%"]
+
+
+def test_an_evaluation_whose_first_event_is_not_its_start_has_no_estimate_yet(monkeypatch):
+    """Process 0 owns no chunk of a small split that another process evaluates, so its first share is not 0."""
+    monkeypatch.setattr("time.perf_counter", lambda: 5400.0)
+    stream = Terminal()
+    live(stream).evaluating(EvaluatingEvent(4, "test", 0.5))
+    assert "evaluating on test" in stream.getvalue()
+    assert "ETA" not in stream.getvalue()
 
 
 def test_without_listeners_no_metric_is_read_from_the_device():
-    unreadable = Metrics(*[SimpleNamespace()] * 9)
+    unreadable = Metrics(*[SimpleNamespace()] * 6)
     log = a_log([])
     log.begin(0)
     log.step(0, unreadable, STATE, 0.1, torch.zeros(0))
@@ -190,7 +260,7 @@ def test_the_last_towers_loss_which_the_original_printed_is_in_the_event():
     a_log([recorder]).step(0, sums(), STATE, 0.1, torch.zeros(0))
     (event,) = recorder.events
     assert (event.loss, event.last_tower_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # 32 images per tower
-    assert "loss = 2.50 (" in lines.step_line(event)
+    assert "loss = 2.50 (" in console.step_line(event)
 
 
 @pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])
@@ -235,16 +305,51 @@ def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     assert row["decay_average"] == {"w": None}
 
 
-def test_an_event_has_memory_and_cpu_use_of_every_process(monkeypatch):
-    now = [0.0]
+@pytest.mark.parametrize("answers", [[40, 60, ModuleNotFoundError("nvidia-ml-py does not seem to be installed")]])
+def test_the_driver_is_asked_once_a_second_and_not_again_if_it_does_not_answer(monkeypatch, answers):
+    now, asked = [100.0], []
+
+    def utilization(device):
+        asked.append(device)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: now[0])
+    used, seen = hardware.GpuUtilisation(torch.device("cuda", 3)), []
+    for _ in range(40):
+        seen.append(used())
+        now[0] += 0.125
+    assert seen == [40.0] * 8 + [60.0] * 8 + [None] * 24
+    assert asked == [torch.device("cuda", 3)] * 3
+
+
+@pytest.mark.parametrize(("device", "used"), [("cuda", 73.0), ("cpu", None)])
+def test_an_event_has_the_memory_and_use_of_process_0(monkeypatch, device, used):
+    now, busy = [0.0], [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.process_time", lambda: busy[0])
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 73)
+    monkeypatch.setattr("lockstep.report.log.memory_bytes", lambda device: 100)
     recorder = Recorder(2)
-    log = a_log([recorder], steps=5, processes=2)  # process 0 has towers 0 and 1
-    log.start([])
+    log = Log(get_recipe("digits").bind(1442), [recorder], device=torch.device(device))
     for step in range(5):
-        busy = (step * 1.0, step * 1.1, step * 0.5, step * 0.6)
-        log.step(step, sums(memory=(100.0, 101.0, 50.0, 51.0), busy=busy), STATE, 0.1, torch.zeros(0))
+        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
         now[0] += 2.0
-    last = recorder.events[-1]
-    assert last.memory_bytes == [100 * 2**20, 50 * 2**20]
-    assert last.cpu_utilisation == pytest.approx([0.5, 0.25])
+        busy[0] += 1.0
+    assert [event.cpu_utilisation for event in recorder.events] == [None, 0.5, 0.5]
+    assert (recorder.events[-1].memory_bytes, recorder.events[-1].gpu_utilisation) == (100, used)
+
+
+def opened(folder):
+    return EvaluationLog(folder, split="test", weights="ema", asked=None, usual=True)
+
+
+def test_the_record_of_evaluations_is_strict_json(tmp_path):
+    log, record = opened(tmp_path), evaluation(("cat", "dog"), [[1, 0], [0, 1]], loss=float("nan"))
+    log.add(record, 0.0)
+    log.close()
+    assert json.loads(log.path.read_text(), parse_constant=pytest.fail)["loss"] is record["loss"] is None
+    assert opened(tmp_path).done == {1000}

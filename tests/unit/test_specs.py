@@ -75,12 +75,12 @@ def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, spec):
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     monkeypatch.setattr(worker, "_watch", lambda *_: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), str(os.getppid()), "[true, false, null]"])
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), str(os.getppid()), "[true, false]"])
     with pytest.raises(SystemExit) as ended:
         worker.main()
     assert ended.value.code == 7
     assert json.loads((tmp_path / "ended-0").read_text())[0] == 7
     ((read, world, ctx),) = done
     assert (type(read), read, world.processes) == (type(spec), spec, 1)
-    assert ctx.output == (True, False, None)
+    assert ctx.output == (True, False)
     assert ctx.monitor.beat == Beat(0, 1)

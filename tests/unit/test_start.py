@@ -8,7 +8,7 @@ import torch
 from lockstep import numerics
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import eager
-from lockstep.report.event_file import EventFile
+from lockstep.report.tensorboard import EventFile
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ from lockstep.core.reduction import Reduction
 from lockstep.data.digits import load
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
-from lockstep.report.event_file import EventFile, histogram, image, scalar
-from lockstep.report.tensorboard import ActivationRecorder, TensorBoard
+from lockstep.report.tensorboard import ActivationRecorder, EventFile, TensorBoard, histogram, image, scalar
 from lockstep.settings import load_object
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12})
@@ -59,7 +58,7 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
         "learning_rate", "accuracy/batch", "accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw",
         "speed/images_per_s", "speed/s_per_step",
         *(f"speed/{part}_s" for part in PARTS),
-        "processes/memory_mib/0", "processes/cpu_utilisation/0",
+        "process_0/memory_mib", "process_0/cpu_utilisation",
         *(f"sparsity/{name}" for name in ("conv1", "conv2", "conv3", "logits")),
     }  # fmt: skip
     assert set(tags["scalars"]) == scalars
@@ -70,10 +69,10 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
     assert set(tags["images"]) == {"images/0", "images/1", "images/2"}
     assert tags["graph"]
     assert not any("tower" in tag for kind in ("scalars", "histograms", "images") for tag in tags[kind])
-    (used, *_) = events.Scalars("processes/cpu_utilisation/0")
+    (used, *_) = events.Scalars("process_0/cpu_utilisation")
     assert used.step == 5  # the first event of a session has no CPU use
     evaluated = {"accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw"}
-    for tag in scalars - evaluated - {"processes/cpu_utilisation/0"}:
+    for tag in scalars - evaluated - {"process_0/cpu_utilisation"}:
         assert [event.step for event in events.Scalars(tag)] == [0, 5, 10, 11], tag
     (accuracy,) = events.Scalars("accuracy/test_ema")
     assert accuracy.step == 12

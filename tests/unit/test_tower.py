@@ -194,9 +194,6 @@ def test_the_last_towers_loss_is_recorded_separately():
     _, _, metrics = tower.layout.unpack(Reduction(Alone(), 4)(iter(vectors)))
     assert float(metrics.last_cross_entropy) == alone[3]
     assert float(metrics.cross_entropy) == pytest.approx(sum(alone), rel=1e-6)
-    assert metrics.memory_mib[0] > 50  # MiB: this process has torch loaded
-    assert metrics.cpu_s[0] > 0.1
-    assert not metrics.memory_mib[1:].any()  # only a process's first tower records it
 
 
 def test_smoothed_labels_spread_a_part_of_each_target():

@@ -18,7 +18,7 @@ from lockstep.commands.options import (
     options_from,
     placement_of,
 )
-from lockstep.commands.output import line_width, streams
+from lockstep.commands.output import streams
 from lockstep.commands.specs import FolderWords, folds_spec, subject_of, train_spec
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
@@ -110,7 +110,7 @@ def train(
         spec = train_spec(_word(what), changes, placement, words, world, trust_code=trust_code)
         complete = spec.resume and Run(spec.path).result() is not None
         if not complete:
-            outcome = submit(spec, Output(quiet, columns=line_width(out)), streams=(out, err))
+            outcome = submit(spec, Output(quiet), streams=(out, err))
         if world.process != 0:
             return None
         if complete:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from lockstep.config.recipe import Course
 from lockstep.core import digest
-from lockstep.core.log import Log
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction, first_towers
 from lockstep.core.state import State, StatesDifferError
@@ -16,13 +15,47 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 
 
+class Observer:
+    """Sees every step of the loop. The methods here only measure the time; `report.log.Log` reports.
+
+    Attributes:
+        monitor: what this process does, and the time that it takes.
+    """
+
+    def __init__(self, monitor: Monitor | None = None) -> None:
+        self.monitor = monitor or Monitor()
+
+    def begin(self, step: int) -> None:
+        """Learn that `step` is about to be computed."""
+        self.monitor.begin_step(measure=False)
+
+    def step(
+        self,
+        step: int,
+        metrics: Metrics,
+        state: State,
+        learning_rate: float,
+        gradients: Tensor,
+        *,
+        skipped: bool = False,
+    ) -> None:
+        """Learn of a step before its update with the mean `gradients`."""
+        self.monitor.end_step()
+
+    def updated(self, step: int, state: State) -> None:
+        """Learn of the weights after `step`."""
+
+    def digest(self, step: int, text: str) -> None:
+        """Learn of the state's digest after `step` updates."""
+
+
 def train(
     course: Course,
     dataset: Dataset,
     tower: Tower,
     reduction: Reduction,
     state: State,
-    log: Log,
+    log: Observer,
     *,
     poll_flags: Callable[[], ControlFlags] = ControlFlags,
     digest_every: int = 0,

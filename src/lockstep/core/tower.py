@@ -1,6 +1,5 @@
 """Tower: one logical replica of the model, the unit of numerics."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,10 +10,9 @@ from lockstep import rng
 from lockstep.config.recipe import Course
 from lockstep.core.network import Network
 from lockstep.core.state import State
-from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, ControlFlags, Filling, Layout, Metrics
+from lockstep.core.vector import ControlFlags, Filling, Layout
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
-from lockstep.hardware import GpuUtilisation, memory_bytes
 from lockstep.kernels.portable import arithmetic
 
 _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
@@ -32,8 +30,6 @@ class Tower:
         self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
         self.layout = Layout(network.parameters, self._float_buffers, course.recipe.towers)
-        device = next(iter(network.parameters.values())).device
-        self._utilisation = GpuUtilisation(device) if device.type == "cuda" else None
 
     def __call__(
         self,
@@ -47,9 +43,9 @@ class Tower:
         """Return the tower's vector for `shard`.
 
         The gradients and buffer_deltas are a pure function of (state, shard, step), so they are equal in every process.
-        The metrics also carry this process's `requests`, its memory and CPU time, and the `digest` of its state, if
-        one was taken. `complete` is called during the backward pass, with the vector and one part after the other of
-        `layout.parts`: it may change the values of a part.
+        The metrics also carry this process's `requests`, and the `digest` of its state, if one was taken. `complete`
+        is called during the backward pass, with the vector and one part after the other of `layout.parts`: it may
+        change the values of a part.
         """
         with arithmetic(self._course.recipe.arithmetic):
             return self._vector(state, shard, step, requests, digest, complete)
@@ -82,21 +78,10 @@ class Tower:
             for i, flag in enumerate(requests.flags()):
                 if flag:
                     metrics.requests[i].fill_(flag)
-            if first:
-                self._describe_process(metrics, shard.tower, digest)
+            if first and digest:
+                metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
             vector.finish(gradients, buffer_deltas, sums, shard.tower)
         return vector.values
-
-    def _describe_process(self, metrics: Metrics, tower: int, digest: Sequence[float]) -> None:
-        """Fill the metrics that describe this process, in the entry of its first tower."""
-        device = metrics.memory_mib.device
-        metrics.memory_mib[tower].fill_(memory_bytes(device) / 2**20)
-        metrics.cpu_s[tower].fill_(time.process_time() % CPU_S_MODULUS)
-        if digest:
-            metrics.digest[tower] = torch.tensor(digest, device=device)
-        if self._utilisation:
-            percent = self._utilisation()
-            metrics.gpu_percent[tower].fill_(UNKNOWN if percent is None else percent)
 
 
 def summed_loss(logits: Tensor, shard: Shard, smoothing: float) -> Tensor:

@@ -17,8 +17,6 @@ from torch import Tensor
 from lockstep.core import digest
 from lockstep.errors import STOP_SIGNALS, LockstepError
 
-CPU_S_MODULUS = 4096.0  # Below it, float32 resolves half a millisecond.
-UNKNOWN = -1.0  # in place of a GPU's utilisation
 # Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are about 8 at most.
 LEAST_PART, MOST_PARTS = 1 << 18, 8
 
@@ -49,7 +47,7 @@ _CONTROL_FLAGS = len(ControlFlags().flags())
 class Metrics:
     """Sums over the batch, as tensors on the device. Reading one on the host waits for the device.
 
-    The last four are known only in the entry of each process's first tower.
+    The last is known only in the entry of each process's first tower.
     """
 
     cross_entropy: Tensor  # [], summed over the examples
@@ -57,22 +55,19 @@ class Metrics:
     correct: Tensor  # [], how many examples are classified correctly
     requests: Tensor  # [4], for each flag of `ControlFlags` the number of towers whose process set it
     non_finite: Tensor  # [towers], 1 if the tower's loss or gradient is not finite
-    memory_mib: Tensor  # [towers], memory that the process holds
-    cpu_s: Tensor  # [towers], CPU time that the process has used, in seconds modulo CPU_S_MODULUS
-    gpu_percent: Tensor  # [towers], utilisation of the process's GPU in percent, or UNKNOWN
     digest: Tensor  # [towers, 3], digest of the process's state, in steps that compare it
 
     @staticmethod
     def sizes(towers: int) -> list[int]:
         """Return the number of values of each field, in order."""
-        return [1, 1, 1, _CONTROL_FLAGS, towers, towers, towers, towers, towers * digest.VALUES]
+        return [1, 1, 1, _CONTROL_FLAGS, towers, towers * digest.VALUES]
 
     @staticmethod
     def views(sums: Tensor, towers: int) -> "Metrics":
         """Return the fields as views of `sums` [sum of `sizes`]."""
-        loss, last, correct, requests, non_finite, memory, cpu, gpu, digests = torch.split(sums, Metrics.sizes(towers))
+        loss, last, correct, requests, non_finite, digests = torch.split(sums, Metrics.sizes(towers))
         rows = digests.view(-1, digest.VALUES)
-        return Metrics(loss[0], last[0], correct[0], requests, non_finite, memory, cpu, gpu, rows)
+        return Metrics(loss[0], last[0], correct[0], requests, non_finite, rows)
 
     def read(self) -> tuple[ControlFlags, list[int]]:
         """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""

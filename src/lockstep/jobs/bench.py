@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from lockstep.core.events import Listener, StepEvent, Tensors
 from lockstep.core.group import Group
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.monitor import PARTS
 from lockstep.core.tower import Tower
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import BenchSpec
+from lockstep.report.events import Listener, StepEvent, Tensors
+from lockstep.report.log import Log
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def bench(spec: BenchSpec, ctx: Context) -> dict[str, Any]:
     train_set = session.split("train")
     course = recipe.bind(len(train_set))
     times = StepTimes(session.device, spec.warmup)
-    log = Log(course, [times], ctx.monitor, ctx.group.processes, session.device)
+    log = Log(course, [times], ctx.monitor, session.device)
     log.start([])
     for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
         pass

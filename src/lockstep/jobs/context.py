@@ -19,13 +19,10 @@ class Output(NamedTuple):
     """What process 0 prints.
 
     quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
-    columns: columns of a line that is redrawn on stdout, for a caller that relays stdout to a notebook or a terminal;
-    None lets stdout decide.
     """
 
     quiet: bool = False
     lines_to_stderr: bool = False
-    columns: int | None = None
 
     @property
     def lines(self) -> IO[str] | None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from lockstep.core.evaluate import Chunk, Evaluation
-from lockstep.core.events import EvaluatingEvent
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.folder.scan import is_divided
@@ -13,6 +12,7 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
 from lockstep.report.console import progress_on
+from lockstep.report.events import EvaluatingEvent
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.statefile import StateFile
@@ -45,7 +45,7 @@ def judge(
     if spec.weights == "ema" and own == "raw":
         raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
     step, weights = session.state.step, spec.weights or own
-    line = progress_on(ctx.output.progress) if ctx.first and ctx.output.progress else None
+    line = progress_on(ctx.output.progress, redirect=False) if ctx.first and ctx.output.progress else None
 
     def progress(share: float) -> None:
         if line:
@@ -53,7 +53,7 @@ def judge(
 
     result = session.evaluate(dataset, weights, progress, each)
     if line:
-        line.remove()
+        line.close()
     subject = {"run": str(run.path), "step": step, "split": spec.split, "weights": weights}
     return subject | record_of(result, dataset.classes)
 

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from lockstep.core.evaluate import evaluate
 from lockstep.core.group import Alone
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction, owned
 from lockstep.core.tower import Tower
@@ -27,6 +26,7 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import FoldsSpec
+from lockstep.report.log import Log
 from lockstep.words import listed
 
 _LEFT_OUT = 0.8  # An image is left out of the second training if another class has at least this probability.

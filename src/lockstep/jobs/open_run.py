@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from lockstep.core.events import Listener
-from lockstep.core.log import Log
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -16,6 +14,8 @@ from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line
 from lockstep.messages import logger
 from lockstep.report import console
+from lockstep.report.events import Listener
+from lockstep.report.log import Log
 from lockstep.report.metrics import MetricsFile
 from lockstep.runs.folder import Folder
 from lockstep.runs.provenance import compare, describe_custom_code, texts
@@ -121,7 +121,7 @@ class OpenRun:
             raise self._cannot_write(error) from None
         listeners: list[Listener] = [log_file, MetricsFile(self.run.metrics_path, placement.log_every)]
         if (stream := ctx.output.lines) is not None:
-            listeners.insert(0, console.for_stream(stream, placement.log_every, ctx.output.columns))
+            listeners.insert(0, console.for_stream(stream, placement.log_every))
         if placement.summary_every:
             from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
 

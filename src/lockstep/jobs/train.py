@@ -11,7 +11,6 @@ from torch import Tensor
 from lockstep.config.precision import emulated
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
-from lockstep.core.log import Log
 from lockstep.core.loop import train as steps
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.unlike import facts as facts_of_unlike
@@ -26,6 +25,7 @@ from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import Held, command, handled, logger
+from lockstep.report.log import Log
 from lockstep.words import counted, plural, wilson_interval
 
 
@@ -65,7 +65,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
             stated = run.checkpoint.facts if run and run.checkpoint else {}
             due.load(json.loads(group.broadcast(json.dumps(stated).encode())))
             test_set = session.split(recipe.evaluated_split)
-            log = Log(course, run.listeners if run else (), monitor, group.processes, session.device)
+            log = Log(course, run.listeners if run else (), monitor, session.device)
             tower = Tower(course, session.network)
             placed = placement_lines(session, tower.layout.length) if placement.log_placement else []
             if run:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.core.log import Log
 from lockstep.core.loop import train
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
@@ -21,6 +20,7 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import collected, logger
 from lockstep.report import console
+from lockstep.report.log import Log
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, texts
@@ -46,7 +46,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         due.load(facts or {})
         stream = ctx.output.progress
         listeners = [console.for_stream(stream, 1)] if comparison and stream and stream.isatty() else []
-        log = Log(course, listeners, ctx.monitor, ctx.group.processes, session.device)
+        log = Log(course, listeners, ctx.monitor, session.device)
         log.start([("replays", f"{spec.path}, steps {state.step} to {end}")])
         every, tower = spec.placement.digest_every, Tower(course, session.network)
         try:

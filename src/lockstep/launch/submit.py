@@ -97,12 +97,15 @@ def submit(
             stack.enter_context(contextlib.closing(relay := Relay(*streams)))
             variables["PYTHONIOENCODING"] = f"{getattr(streams[0], 'encoding', None) or 'utf-8'}:backslashreplace"
         else:
-            output = output._replace(columns=None)  # Workers see the terminal itself.
             for stream in streams or ():  # What the program printed before comes first.
                 stream.flush()
         job = Supervisor(spec, Workers(processes, Path(name), output, variables, outer), relay)
-        with job.handling_signals(own_program=streams is None):
+        with job.handling_signals(own_program=streams is None) as fatal:
             job.run()
+    if job.received in fatal:
+        signal.raise_signal(job.received)
+    if job.killed and streams is not None:
+        raise KeyboardInterrupt
     return Outcome(job.record, job.code, job.run_folder)
 
 
@@ -293,28 +296,25 @@ class Supervisor:
         return f". Continue with: {self._spec.recipe.command('train', self.run_folder, '--resume')}"
 
     @contextlib.contextmanager
-    def handling_signals(self, own_program: bool) -> Iterator[None]:
+    def handling_signals(self, own_program: bool) -> Iterator[list[signal.Signals]]:
         """Stop the workers for signals within the context: all of them, or those that a program of others leaves us.
 
-        In our own program Ctrl-Z suspends the workers too; a terminal sends it to this program alone.
+        Return the signals that must end the program afterwards. In our own program Ctrl-Z suspends the workers too; a
+        terminal sends it to this program alone.
         """
         if own_program:
             with handled_by(self.stop, {signal.SIGTSTP: self._suspend, signal.SIGCONT: self._resume}):
-                yield
+                yield []
             return
         main = threading.current_thread() is threading.main_thread()
         taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) == signal.SIG_DFL]
         try:
             for number in taken:
                 signal.signal(number, self.stop)
-            yield
+            yield taken
         finally:
             for number in taken:
                 signal.signal(number, signal.SIG_DFL)
-        if self.received in taken:
-            signal.raise_signal(self.received)
-        if self.killed:
-            raise KeyboardInterrupt
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal to stop: the workers get SIGTERM, stop together and end, however long saving takes.

@@ -1,1 +1,1 @@
-"""Listeners: the console, log.txt, metrics.jsonl, TensorBoard and the record of evaluations."""
+"""Report: one stream of events, and its listeners: console, log.txt, metrics.jsonl and TensorBoard."""

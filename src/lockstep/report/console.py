@@ -1,4 +1,4 @@
-"""The console: one redrawn line on a terminal, plain lines on any other stream. log.txt gets the plain lines too.
+"""The console: rich's progress bar on a terminal, plain lines on any other stream. log.txt gets the plain lines too.
 
 A closed pipe or a full disk loses a line of the report, and does not end the run.
 """
@@ -7,43 +7,32 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import IO
 
-import rich.live
 from rich.console import Console
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
-from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.errors import printable
 from lockstep.files import discard
-from lockstep.report.lines import block, evaluating_line, evaluation_line, live_line, step_line
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
-def for_stream(stream: IO[str], every: int, line_width: int | None = None) -> Listener:
-    """Return a listener for `stream`: `Live` if it is a terminal that can move its cursor, else `Plain`.
+def for_stream(stream: IO[str], every: int) -> Listener:
+    """Return a listener for `stream`: `Live` if it is a terminal that can move its cursor, else `Plain`."""
+    return progress_on(stream) or Plain(stream, every)
 
-    With a `line_width`, another program relays the stream to where a carriage return works: return `Redrawn`.
+
+def progress_on(stream: IO[str], *, redirect: bool = True) -> "Live | None":
+    """Return a line that is redrawn on `stream`, or None if it is no terminal that can move its cursor.
+
+    redirect: print above the line what the program writes to stdout and stderr in the meantime.
     """
-    if line_width is not None:
-        return Redrawn(stream, line_width)
-    console = _terminal(stream)
-    return Live(console) if console else Plain(stream, every)
-
-
-def progress_on(stream: IO[str]) -> "Live | None":
-    """Return a line for the progress of evaluations, or None if `stream` is no terminal that can move its cursor.
-
-    Other streams get no progress, because results may go to one of them.
-    """
-    console = _terminal(stream)
-    return Live(console, redirect=False) if console else None
-
-
-def _terminal(stream: IO[str]) -> Console | None:
     console = Console(file=stream)
-    return console if console.is_terminal and not console.is_dumb_terminal else None
+    return Live(console, redirect=redirect) if console.is_terminal and not console.is_dumb_terminal else None
 
 
 class Plain(Listener):
@@ -87,25 +76,28 @@ class Plain(Listener):
                 discard(self._stream)
 
 
-class Redrawn(Plain):
-    """A listener that redraws one line by a carriage return, as a notebook understands it, and prints the rest.
+class Live(Plain):
+    """A listener that redraws one line on a terminal, and prints the rest above it.
 
-    Everything that is printed replaces the line, and the next step draws it again.
-
-    width: columns that the line may take.
+    The line is never wider than the terminal: its least important parts, at the end, are cut off.
     """
 
-    def __init__(self, stream: IO[str], width: int) -> None:
-        super().__init__(stream, every=None)
-        self._columns = 0  # of the line as it is drawn now
-        self._widest = width
-        self._ascii_only = not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+    def __init__(self, console: Console, *, redirect: bool = True) -> None:
+        super().__init__(console.file, every=None)
+        self._console = console
+        text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+        # No refresh thread: it would take time from the core of the thread that trains.
+        self._progress = Progress(
+            BarColumn(bar_width=12), text, console=console, auto_refresh=False, transient=True,
+            redirect_stdout=redirect, redirect_stderr=redirect,
+        )  # fmt: skip
+        self._task = self._progress.add_task("", total=1.0, text="")
         self._evaluated: tuple[int, str] | None = None  # the step and the split of the evaluation that began last
         self._began = self._drawn = 0.0  # when that was, and when its progress was drawn last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
-        self._draw(live_line(event, self._width, self._ascii_only))
+        self._draw((event.step + 1) / event.steps, live_text(event))
 
     def evaluating(self, event: EvaluatingEvent) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
@@ -116,63 +108,69 @@ class Redrawn(Plain):
             return
         self._drawn = now
         left_s = (now - self._began) * (1 - event.share) / event.share if now > self._began else None
-        self._draw(evaluating_line(event, left_s, self._width, self._ascii_only))
+        eta = "" if left_s is None else f"  ETA {_clock(left_s)}"
+        self._draw(event.share, f"evaluating on {event.split}{eta}  after {event.step} steps")
 
     def close(self) -> None:
-        """Remove the line."""
-        self.remove()
-
-    def remove(self) -> None:
-        """Remove the line, which spaces cover. The next drawing shows it again."""
-        if self._columns:
-            self._write("\r" + " " * self._columns + "\r")
-        self._columns = 0
-
-    @property
-    def _width(self) -> int:
-        return self._widest
-
-    def _draw(self, text: str) -> None:
-        """Draw `text` over the line that is there. Spaces cover the rest of it."""
-        self._write("\r" + text.ljust(self._columns))
-        self._columns = len(text)
-
-    def _write(self, text: str) -> None:
+        """Remove the line. The next drawing shows it again."""
         with contextlib.suppress(OSError):
-            self._stream.write(text)
-            self._stream.flush()
+            self._progress.stop()
+
+    def _draw(self, share: float, text: str) -> None:
+        with contextlib.suppress(OSError):
+            if not self._progress.live.is_started:
+                self._progress.start()
+                self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
+            # Round down, so that only the end shows 100 %. The addend corrects 100 * 0.29 = 28.999...
+            text = f"{int(100 * share + 1e-9):3d}%  {text}"
+            self._progress.update(self._task, completed=share, text=text, refresh=True)
 
     def _print(self, *texts: str) -> None:
-        self.remove()
+        self.close()
         super()._print(*texts)
 
 
-class Live(Redrawn):
-    """As `Redrawn`, for a terminal, by its control codes: the line is never wider than the terminal.
+def block(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a line per (label, text), with the labels padded to one width."""
+    width = max((len(label) for label, _ in lines), default=0)
+    return [f"  {label:<{width}}  {text}" if label else f"  {text}" for label, text in lines]
 
-    redirect: print above the line what the program writes to stdout and stderr in the meantime.
-    """
 
-    def __init__(self, console: Console, *, redirect: bool = True) -> None:
-        super().__init__(console.file, width=0)
-        self._console, self._ascii_only = console, console.options.ascii_only
-        # No refresh thread: it would take time from the core of the thread that trains.
-        self._live = rich.live.Live(
-            console=console, auto_refresh=False, transient=True, redirect_stdout=redirect, redirect_stderr=redirect
-        )
+def step_line(event: StepEvent) -> str:
+    """Return a step in the shape of TensorFlow's CIFAR-10 tutorial, with the accuracy on its batch."""
+    return (
+        f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
+        f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch), "
+        f"accuracy = {100 * event.accuracy:.1f} %"
+    )
 
-    def remove(self) -> None:
-        """Remove the line from the terminal. The next drawing shows it again."""
-        with contextlib.suppress(OSError):
-            self._live.stop()
 
-    @property
-    def _width(self) -> int:
-        return self._console.width - 1  # leaves a column for the cursor, which is behind the line
+def live_text(event: StepEvent) -> str:
+    """Return a step for the line that is redrawn, the most important parts first. The ETA follows the latest steps."""
+    done = event.step + 1
+    parts = [
+        f"step {done:>{len(str(event.steps))}}/{event.steps}",
+        f"ETA {_clock((event.steps - done) * event.s_per_step)}",
+        f"loss {event.loss:.3f}",
+        f"acc {event.accuracy:.1%}",
+        f"{event.images_per_s:,.0f} img/s",
+        *([] if event.gpu_utilisation is None else [f"gpu {event.gpu_utilisation:.0f}%"]),
+        f"epoch {event.epoch:.1f}",
+        f"lr {event.learning_rate:.2g}",
+    ]
+    return "  ".join(parts)
 
-    def _draw(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            if not self._live.is_started:
-                self._live.start()
-                self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
-            self._live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
+
+def evaluation_line(event: EvaluationEvent) -> str:
+    """Return the accuracies of an evaluation, one for each kind of weights."""
+    first = next(iter(event.results.values()))
+    parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
+    prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
+    return f"{prefix}, accuracy on {first.examples} {event.split} images: {', '.join(parts)}"
+
+
+def _clock(seconds: float) -> str:
+    """Return `seconds` as minutes and seconds, or from an hour on as hours and minutes: 0:07, 12:34, 1h02m."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}h{minute:02d}m" if hours else f"{minutes}:{second:02d}"

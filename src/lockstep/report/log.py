@@ -9,49 +9,39 @@ from torch import Tensor
 
 from lockstep.config.recipe import Course
 from lockstep.core.evaluate import Evaluation
-from lockstep.core.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.core.loop import Observer
 from lockstep.core.monitor import Mark, Monitor, mean_parts
-from lockstep.core.reduction import first_towers
 from lockstep.core.state import State
 from lockstep.core.tower import named_towers
-from lockstep.core.vector import CPU_S_MODULUS, UNKNOWN, Metrics
-from lockstep.words import extra
+from lockstep.core.vector import Metrics
+from lockstep.hardware import GpuUtilisation, memory_bytes
+from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 _FRAME_S = 0.2  # seconds between two drawings of a live display
-_NO_UTILISATION = (
-    "GPU utilisation is not known: torch.cuda.utilization needs NVIDIA's driver and the package nvidia-ml-py "
-    f"({extra('gpu')})"
-)
 
 
-class Log:
-    """Sends events to `listeners`. Without listeners (in all processes but process 0) every method is a no-op.
+class Log(Observer):
+    """Sends events to `listeners`, without another pass over data.
 
-    `processes` is the number of processes that share the towers.
-
-    Attributes:
-        monitor: what this process does, and the time that it takes.
+    Without listeners (in all processes but process 0) every method is a no-op, but for the time that it measures.
     """
 
     def __init__(
         self,
         course: Course,
-        listeners: Sequence[Listener],
+        listeners: Sequence[Listener] = (),
         monitor: Monitor | None = None,
-        processes: int = 1,
         device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
     ) -> None:
+        super().__init__(monitor)
         self.course, self.listeners = course, list(listeners)
-        self._recipe = course.recipe
-        self._first_towers = first_towers(course.recipe.towers, processes)
-        self.monitor = monitor or Monitor()
+        self._recipe, self._device = course.recipe, device
         self._marks: dict[int, Mark] = {}
-        self._cpu: dict[int, tuple[float, list[float]]] = {}  # wall time, and CPU seconds used by each process
+        self._cpu: dict[int, tuple[float, float]] = {}  # wall time, and CPU seconds used, at each listener's last event
         self._running_loss: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
         self._averaged_steps = 0
-        self._on_gpus = device.type == "cuda"
-        self._noted = False  # True after the note that GPU utilisation is not known
+        self._utilisation = GpuUtilisation(device) if device.type == "cuda" else lambda: None
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
@@ -102,16 +92,15 @@ class Log:
             "decay": {name: float(term) for name, term in decay.items()},
             "accuracy": float(metrics.correct) / self._recipe.batch,
             "learning_rate": learning_rate,
-            "memory_bytes": [int(metrics.memory_mib[first] * 2**20) for first in self._first_towers],
-            "gpu_utilisation": self._gpu_utilisation(metrics),
+            "memory_bytes": memory_bytes(self._device),
+            "gpu_utilisation": self._utilisation(),
             "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
             "gradient_norm": None if self._recipe.clip is None else float(gradients.double().norm()),
             "skipped": skipped,
         }
-        cpu_s = [float(metrics.cpu_s[first]) for first in self._first_towers]
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
         for i in due:
-            self.listeners[i].step(StepEvent(**common, **self._rates(i, now, cpu_s)), tensors)
+            self.listeners[i].step(StepEvent(**common, **self._rates(i, now)), tensors)
 
     def updated(self, step: int, state: State) -> None:
         """Report the weights after `step`."""
@@ -137,33 +126,19 @@ class Log:
             "decay_average": dict(zip(names, decay, strict=True)),
         }
 
-    def _gpu_utilisation(self, metrics: Metrics) -> list[float] | None:
-        """Return the utilisation of each process's GPU in percent. None on CPUs, or after a note if one is unknown."""
-        if not self._on_gpus:
-            return None
-        percent = [float(metrics.gpu_percent[first]) for first in self._first_towers]
-        if UNKNOWN not in percent:
-            return percent
-        if not self._noted:
-            self._noted = True
-            self.note(_NO_UTILISATION)
-        return None
-
-    def _rates(self, i: int, now: Mark, cpu_s: list[float]) -> dict[str, Any]:
+    def _rates(self, i: int, now: Mark) -> dict[str, Any]:
         """Return the fields of listener `i`'s event that are means since its previous event."""
         since = self._marks.get(i, Mark())
         self._marks[i] = now
         s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
-        wall = time.perf_counter()
+        wall, cpu_s = time.perf_counter(), time.process_time()
         last_wall, last_cpu_s = self._cpu.get(i, (wall, cpu_s))
         self._cpu[i] = (wall, cpu_s)
-        elapsed = wall - last_wall
-        used = [(b - a) % CPU_S_MODULUS / elapsed for a, b in zip(last_cpu_s, cpu_s, strict=True)] if elapsed else None
         return {
             "images_per_s": self._recipe.batch / s_per_step if s_per_step else 0.0,
             "s_per_step": s_per_step,
             "split": mean_parts(since, now),
-            "cpu_utilisation": used,
+            "cpu_utilisation": (cpu_s - last_cpu_s) / (wall - last_wall) if wall > last_wall else None,
         }
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:

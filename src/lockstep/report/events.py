@@ -1,12 +1,13 @@
-"""Events of a run, and the base class of the listeners that receive them."""
+"""Events of a run, and the base class of the listeners that receive them. Needs no torch at import time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from lockstep.core.evaluate import Evaluation
+    from lockstep.core.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class StepEvent:
     images_per_s: float  # mean since the previous event of this listener, without evaluation and saving
     s_per_step: float  # mean seconds of a step over the same time
     split: dict[str, float]  # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
-    memory_bytes: list[int]  # memory that each process holds
-    # CPU seconds that each process used per second. None in the first event of a session.
-    cpu_utilisation: list[float] | None
-    # percentage of the last sampling period, a second or less, in which each process's GPU computed. None on CPUs and
-    # where it is not known.
-    gpu_utilisation: list[float] | None
+    # of process 0, as the two below. result.json has the most memory that each process held.
+    memory_bytes: int
+    cpu_utilisation: float | None  # CPU seconds used per second. None in the first event of a session.
+    # percentage of the last sampling period, a second or less, in which the GPU computed. None on a CPU, and where
+    # NVIDIA's driver or the package nvidia-ml-py is missing.
+    gpu_utilisation: float | None
     loss_scale: float | None = None  # scale of the loss in float16, else None
     # norm of the mean gradient before it is clipped. None if the recipe does not clip.
     gradient_norm: float | None = None
@@ -53,7 +54,7 @@ class EvaluationEvent:
     time: float
     step: int
     split: str
-    results: dict[str, Evaluation]
+    results: "dict[str, Evaluation]"
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class EvaluatingEvent:
 class Tensors(NamedTuple):
     """Parameters of a step, keyed by name. Tensors are float32, and valid only during the callback."""
 
-    weights: Mapping[str, Tensor]  # the parameters before the update
-    gradients: Mapping[str, Tensor]  # of the cross-entropy: the mean over the batch
+    weights: Mapping[str, "Tensor"]  # the parameters before the update
+    gradients: Mapping[str, "Tensor"]  # of the cross-entropy: the mean over the batch
     decay: Mapping[str, float]  # the weight-decay coefficients that are in the loss
 
 
@@ -90,7 +91,7 @@ class Listener:
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Receive a computed step, before its update."""
 
-    def updated(self, step: int, weights: Mapping[str, Tensor]) -> None:
+    def updated(self, step: int, weights: Mapping[str, "Tensor"]) -> None:
         """Receive the parameters after `step`, float32 and keyed by name. They are valid only during the callback."""
 
     def digest(self, step: int, text: str) -> None:
