@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("jobs", "train, evaluate, verify, bench: what processes compute"),),
     (("pages", "reports as HTML: a run, several runs, doubtful labels"),),
     (("runs", "the folder of a run on the disk"),),
-    (("report", "console, log file, metrics.jsonl, TensorBoard"),),
+    (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
     (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),
     (("recipes", "functions that return a recipe"),),
     (("config", "recipe, placement, schedules, overrides"),),

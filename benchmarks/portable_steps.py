@@ -28,8 +28,8 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.kernels import portable
 from lockstep.kernels.portable import products, units
+from lockstep.listeners.log import Log
 from lockstep.recipes import get_recipe
-from lockstep.report.log import Log
 
 STEPS, IMAGES = 3, 64
 SMALL: dict[str, dict[str, Any]] = {  # recipe -> changes for steps that take minutes on an emulated CPU

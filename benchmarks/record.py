@@ -24,7 +24,7 @@ from lockstep.core.tower import Tower
 from lockstep.data.fetch import ensure
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.report.log import Log
+from lockstep.listeners.log import Log
 from lockstep.runs.provenance import fingerprint
 
 

@@ -20,7 +20,7 @@ LAYERS = [
     {"jobs"},
     {"pages"},
     {"runs"},
-    {"report"},
+    {"listeners"},
     {"core"},
     {"recipes"},
     {"config"},
@@ -40,8 +40,8 @@ TORCH_FREE_FILES = {
     "core/monitor.py",
     "core/reduction.py",
     "core/tree.py",
-    "report/events.py",
-    "report/metrics.py",
+    "listeners/events.py",
+    "listeners/metrics.py",
 }
 NAMED = re.compile(r"lockstep(\.\w+)+")
 

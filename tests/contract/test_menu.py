@@ -31,10 +31,10 @@ from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.dataset import Dataset
 from lockstep.data.mixing import Mixing, mix
 from lockstep.data.transforms import Keys
+from lockstep.listeners.events import Listener
+from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
 from lockstep.recipes import get_recipe
-from lockstep.report.events import Listener
-from lockstep.report.log import Log
 from lockstep.settings import validated
 
 CPU = torch.device("cpu")

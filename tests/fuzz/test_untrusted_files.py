@@ -32,9 +32,9 @@ from lockstep.data.folder.scan import scan
 from lockstep.data.folder.survey import survey
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
+from lockstep.listeners.metrics import EvaluationLog
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
-from lockstep.report.metrics import EvaluationLog
 from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.listing import difference, runs_in

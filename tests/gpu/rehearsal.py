@@ -45,9 +45,9 @@ from lockstep.core.tower import Tower
 from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.data.dataset import Dataset
 from lockstep.jobs import probe
+from lockstep.listeners.events import Listener
+from lockstep.listeners.log import Log
 from lockstep.recipes import RECIPES, get_recipe
-from lockstep.report.events import Listener
-from lockstep.report.log import Log
 
 GPU = torch.device("cuda", 0)
 SIDES = {"digits": (8, 1), "mnist": (28, 1)}  # pixels and channels of the images

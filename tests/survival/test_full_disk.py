@@ -12,7 +12,7 @@ import torch
 from tests.unit.test_saver import Weights, save, steps
 
 from lockstep.files import no_room
-from lockstep.report.metrics import MetricsFile
+from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs import saver, statefile
 from lockstep.runs.saver import Saver
 

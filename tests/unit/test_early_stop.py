@@ -24,8 +24,8 @@ from lockstep.jobs.open_run import OpenRun
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import verify
+from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
-from lockstep.report.metrics import MetricsFile
 from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run
 

@@ -12,8 +12,8 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.evaluate import record_of
+from lockstep.listeners.console import Live, Plain
 from lockstep.recipes import get_recipe
-from lockstep.report.console import Live, Plain
 from lockstep.settings import validated
 
 CLEAR = "\x1b[2J"  # clears the screen

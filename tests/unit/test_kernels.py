@@ -11,9 +11,9 @@ from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.local_response import local_response
 from lockstep.kernels.pooling import pool, unpooled
 from lockstep.kernels.winograd import Winograd
+from lockstep.listeners.tensorboard import ActivationRecorder
 from lockstep.models import MODELS, layers
 from lockstep.models.layers import LocalResponseNorm
-from lockstep.report.tensorboard import ActivationRecorder
 from lockstep.settings import load_object
 
 # Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of up to 3000 products

@@ -12,8 +12,8 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import ControlFlags
 from lockstep.data.dataset import Dataset
+from lockstep.listeners.log import Log
 from lockstep.recipes import get_recipe
-from lockstep.report.log import Log
 
 RECIPE = get_recipe("digits").replace(epochs=None, steps=6)
 

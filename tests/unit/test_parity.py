@@ -27,12 +27,12 @@ from lockstep.core.reduction import Reduction
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 from lockstep.jobs.startup import startup_lines
+from lockstep.listeners.events import Listener
+from lockstep.listeners.log import Log
+from lockstep.listeners.metrics import MetricsFile
+from lockstep.listeners.tensorboard import TensorBoard, histogram
 from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
-from lockstep.report.events import Listener
-from lockstep.report.log import Log
-from lockstep.report.metrics import MetricsFile
-from lockstep.report.tensorboard import TensorBoard, histogram
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

@@ -18,11 +18,11 @@ from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.vector import ControlFlags, Metrics
+from lockstep.listeners import console
+from lockstep.listeners.events import EvaluatingEvent, Listener
+from lockstep.listeners.log import Log
+from lockstep.listeners.metrics import EvaluationLog, MetricsFile
 from lockstep.recipes import get_recipe
-from lockstep.report import console
-from lockstep.report.events import EvaluatingEvent, Listener
-from lockstep.report.log import Log
-from lockstep.report.metrics import EvaluationLog, MetricsFile
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
@@ -143,7 +143,7 @@ def test_a_stream_that_cannot_encode_a_name_gets_it_escaped(stream):
     code = f"""
 import sys
 from lockstep.files import reserve_standard_streams
-from lockstep.report.console import Plain
+from lockstep.listeners.console import Plain
 reserve_standard_streams()
 Plain(sys.{stream}, 1).start([("run", "\u0424\u043e\u0442\u043e")])
 """
@@ -332,7 +332,7 @@ def test_an_event_has_the_memory_and_use_of_process_0(monkeypatch, device, used)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr("time.process_time", lambda: busy[0])
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 73)
-    monkeypatch.setattr("lockstep.report.log.memory_bytes", lambda device: 100)
+    monkeypatch.setattr("lockstep.listeners.log.memory_bytes", lambda device: 100)
     recorder = Recorder(2)
     log = Log(get_recipe("digits").bind(1442), [recorder], device=torch.device(device))
     for step in range(5):

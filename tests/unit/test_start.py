@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lockstep import numerics
+from lockstep.listeners.tensorboard import EventFile
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import eager
-from lockstep.report.tensorboard import EventFile
 
 
 @pytest.fixture

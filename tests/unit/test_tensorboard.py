@@ -22,9 +22,9 @@ from lockstep.core.group import Alone
 from lockstep.core.monitor import PARTS
 from lockstep.core.reduction import Reduction
 from lockstep.data.digits import load
+from lockstep.listeners.tensorboard import ActivationRecorder, EventFile, TensorBoard, histogram, image, scalar
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
-from lockstep.report.tensorboard import ActivationRecorder, EventFile, TensorBoard, histogram, image, scalar
 from lockstep.settings import load_object
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12})

@@ -14,8 +14,8 @@ from lockstep.core.tower import Tower
 from lockstep.data import Shift
 from lockstep.jobs.open_run import OpenRun
 from lockstep.jobs.session import Session
+from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
-from lockstep.report.metrics import MetricsFile
 from lockstep.runs.folder import Run
 
 RECIPE = get_recipe("digits").replace(epochs=None, steps=25)

@@ -8,8 +8,8 @@ from lockstep.errors import LockstepError
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.signals import handled_by, leave
 from lockstep.launch.submit import Outcome
+from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger
-from lockstep.report.metrics import EvaluationLog
 from lockstep.runs.folder import Run
 from lockstep.runs.statefile import checkpoints_in
 

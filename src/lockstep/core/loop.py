@@ -16,7 +16,7 @@ from lockstep.data.plan import Plan
 
 
 class Observer:
-    """Sees every step of the loop. The methods here only measure the time; `report.log.Log` reports.
+    """Sees every step of the loop. The methods here only measure the time; `listeners.log.Log` reports.
 
     Attributes:
         monitor: what this process does, and the time that it takes.

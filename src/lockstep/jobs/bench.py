@@ -17,8 +17,8 @@ from lockstep.core.tower import Tower
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import BenchSpec
-from lockstep.report.events import Listener, StepEvent, Tensors
-from lockstep.report.log import Log
+from lockstep.listeners.events import Listener, StepEvent, Tensors
+from lockstep.listeners.log import Log
 
 
 @dataclass(frozen=True)

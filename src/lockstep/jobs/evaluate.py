@@ -10,9 +10,9 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
+from lockstep.listeners.console import progress_on
+from lockstep.listeners.events import EvaluatingEvent
 from lockstep.messages import logger
-from lockstep.report.console import progress_on
-from lockstep.report.events import EvaluatingEvent
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.statefile import StateFile

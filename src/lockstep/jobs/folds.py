@@ -26,7 +26,7 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import FoldsSpec
-from lockstep.report.log import Log
+from lockstep.listeners.log import Log
 from lockstep.words import listed
 
 _LEFT_OUT = 0.8  # An image is left out of the second training if another class has at least this probability.

@@ -12,11 +12,11 @@ from lockstep.jobs.due import Due
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line
+from lockstep.listeners import console
+from lockstep.listeners.events import Listener
+from lockstep.listeners.log import Log
+from lockstep.listeners.metrics import MetricsFile
 from lockstep.messages import logger
-from lockstep.report import console
-from lockstep.report.events import Listener
-from lockstep.report.log import Log
-from lockstep.report.metrics import MetricsFile
 from lockstep.runs.folder import Folder
 from lockstep.runs.provenance import compare, describe_custom_code, texts
 
@@ -123,7 +123,7 @@ class OpenRun:
         if (stream := ctx.output.lines) is not None:
             listeners.insert(0, console.for_stream(stream, placement.log_every))
         if placement.summary_every:
-            from lockstep.report.tensorboard import TensorBoard  # takes a quarter of a second
+            from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
             tensorboard = TensorBoard(
                 self.run.summaries,

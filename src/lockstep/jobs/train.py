@@ -24,8 +24,8 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import Line, placement_lines, startup_lines
 from lockstep.kernels.portable import arithmetic
+from lockstep.listeners.log import Log
 from lockstep.messages import Held, command, handled, logger
-from lockstep.report.log import Log
 from lockstep.words import counted, plural, wilson_interval
 
 

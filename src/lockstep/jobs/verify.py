@@ -18,9 +18,9 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
+from lockstep.listeners import console
+from lockstep.listeners.log import Log
 from lockstep.messages import collected, logger
-from lockstep.report import console
-from lockstep.report.log import Log
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, texts

@@ -28,8 +28,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import summary
 
 from lockstep.kernels.portable import native
+from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
-from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 Shape = tuple[int, int, int]
 

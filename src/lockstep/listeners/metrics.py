@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.files import finite, open_to_read, parse_json
+from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
-from lockstep.report.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 if TYPE_CHECKING:
-    from lockstep.report.tensorboard import EventFile
+    from lockstep.listeners.tensorboard import EventFile
 
 
 class MetricsFile(Listener):
@@ -91,7 +91,7 @@ class EvaluationLog:
         if not self._writable:
             return
         try:
-            from lockstep.report.tensorboard import EventFile, scalar  # imports torch
+            from lockstep.listeners.tensorboard import EventFile, scalar  # imports torch
 
             if self._events is None:
                 own = self._folder / f"{self._kind}-{record['examples']}" if self._kind else self._folder

@@ -16,7 +16,7 @@ from rich.table import Column
 
 from lockstep.errors import printable
 from lockstep.files import discard
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.listeners.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 

@@ -15,7 +15,7 @@ from lockstep.core.state import State
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
 from lockstep.hardware import GpuUtilisation, memory_bytes
-from lockstep.report.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.listeners.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 _FRAME_S = 0.2  # seconds between two drawings of a live display

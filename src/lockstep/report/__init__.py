@@ -1,1 +1,0 @@
-"""Report: one stream of events, and its listeners: console, log.txt, metrics.jsonl and TensorBoard."""
