@@ -4,13 +4,13 @@ Options come from the command line's own parameters, settings from the fields of
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from typer.main import get_command
 
-from benchmarks.figures import replaced
 from lockstep.commands.program import app
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
@@ -18,8 +18,6 @@ from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, POLICIES
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
 
-PAGE = Path(__file__).parents[1] / "docs/usage.md"
-END = "<!-- end -->"
 NAMES = {
     "dataset": [*DATASETS, IMAGE_FOLDER],
     "model": MODELS,
@@ -29,18 +27,7 @@ NAMES = {
     "schedule": SCHEDULES,
 }
 VALUES = {int: "N", float: "X", Path: "DIR"}  # the type of an option -> what stands for its value
-DETAILS = {  # name of a setting or option -> the title of the section that explains it
-    "image_px": "Folders of images",
-    "model": "A model of your own",
-    "dataset": "A dataset of your own",
-    "policy": "Training images",
-    "weight_decay": "Weight decay and clipping",
-    "patience": "End early",
-    "precision": "Precision",
-    "init": "Start from trained weights",
-    "init_sha256": "Start from trained weights",
-    "data": "Datasets",
-}
+Row = tuple[str, str, str]
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
@@ -56,37 +43,36 @@ def every_command() -> Iterator[tuple[str, Any]]:
     yield from below("", get_command(app))
 
 
-def text() -> str:
-    """Return the manual with its tables made again."""
-    page = PAGE.read_text()
-    for table in tables():
-        page = replaced(page, table)
-    return page
+def text(name: str) -> str:
+    """Return the part `name` of the manual: "settings" or "commands"."""
+    return "\n".join(table("setting", settings()) if name == "settings" else commands())
 
 
-def tables() -> list[str]:
-    """Return every table of the manual between its markers."""
-    found = [marked("settings of a recipe", "| setting | default | meaning |", settings())]
+def commands() -> Iterator[str]:
+    """Yield the lines of the part on commands: a table of each, without the options that several share."""
+    rows = {words: [option(p) for p in command.params if p.param_type_name == "option"]
+            for words, command in every_command()}  # fmt: skip
+    counts = Counter(row for each in rows.values() for row in each)
+    shared = [row for row, count in counts.items() if count > 1]
+    yield from ["### Options of several commands", ""]
+    yield from table("option", shared)
     for words, command in every_command():
-        options = [p for p in command.params if p.param_type_name == "option"]
-        parts = {f"options of {words}": options}
-        if words == "train":
-            of_recipe = [p for p in options if p.name in Recipe.options or {"--set", "--init"} & {*p.opts}]
-            others = [p for p in options if p not in of_recipe]
-            parts = {"recipe options of train": of_recipe, "placement options of train": others}
-        for title, members in parts.items():
-            found.append(marked(title, "| option | default | meaning |", map(option, members)))
-    return found
+        arguments = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
+        yield from ["", f"### {' '.join(['lockstep', words, *arguments])}", "", command.get_short_help_str(120), ""]
+        if own := [row for row in rows[words] if row not in shared]:
+            yield from table("option", own)
+        if others := [row[0].split(" ")[0].strip("`,") for row in rows[words] if row in shared]:
+            yield from ["", f"Also: {', '.join(f'`{name}`' for name in others)}."]
 
 
-def marked(title: str, head: str, rows: Iterable[tuple[str, str, str]]) -> str:
-    """Return a table between the two markers of `title`."""
-    cells = ([cell.replace("|", r"\|") for cell in row] for row in rows)
-    lines = [f"| {name} | {default} | {meaning} |".replace("|  |", "| |") for name, default, meaning in cells]
-    return "\n".join([f"<!-- {title}: begin -->", "", head, "|---|---|---|", *lines, "", END])
+def table(head: str, rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield from [f"| {head} | default | meaning |", "|---|---|---|"]
+    for row in rows:
+        yield "| {} | {} | {} |".format(*(cell.replace("|", r"\|") for cell in row)).replace("|  |", "| |")
 
 
-def option(parameter: Any) -> tuple[str, str, str]:
+def option(parameter: Any) -> Row:
     """Return the row of an option. The default is the parameter's own, or stated in the help as `Default: X.`"""
     first, *others = parameter.opts
     names = [f"{first} {value(parameter)}".strip(), *others]
@@ -95,7 +81,7 @@ def option(parameter: Any) -> tuple[str, str, str]:
         meaning, default = meaning.replace(stated[0], "").strip(), stated[1]
     elif default in (None, False):
         default = "the recipe's" if parameter.name in Recipe.options else ""
-    return ", ".join(f"`{name}`" for name in names), str(default), explained(parameter.name, meaning)
+    return ", ".join(f"`{name}`" for name in names), str(default), meaning
 
 
 def value(parameter: Any) -> str:
@@ -108,17 +94,11 @@ def value(parameter: Any) -> str:
     return next((letter for kind, letter in VALUES.items() if kind in (annotation, *get_args(annotation))), "NAME")
 
 
-def explained(name: str, text: str) -> str:
-    """Return `text` with a link to the section that explains `name`, if the manual has one."""
-    title = DETAILS.get(name)
-    return f"{text} See [{title}](#{title.lower().replace(' ', '-')})." if title else text
-
-
-def settings() -> Iterator[tuple[str, str, str]]:
+def settings() -> Iterator[Row]:
     """Yield the row of each setting of a recipe: its default, and its description."""
     for name, field in Recipe.model_fields.items():
         names = f" Names: {', '.join(NAMES[name])}." if name in NAMES else ""
-        yield f"`{name}`", default(name), explained(name, f"{field.description}{names}")
+        yield f"`{name}`", default(name), f"{field.description}{names}"
 
 
 def default(name: str) -> str:

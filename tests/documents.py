@@ -1,7 +1,6 @@
 """The commands that Lockstep prints, from documents and source, and shorter forms that run in seconds."""
 
 import ast
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -22,11 +21,12 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 NOT_RUN = {
     "make ": "tests/unit/test_contributing.py compares targets with the Makefile",
     "pip install ": "changes the environment the tests run in",
+    ". .venv/bin/activate": "the same",
     ".ci/run": "runs the tests",
     "tensorboard ": "a server without an end",
     "lockstep doctor": "tests/cli/test_doctor.py runs it",
     "lockstep serve ": "a server without an end; tests/cli/test_serve.py starts it",
-    "lockstep --install-completion": "writes to the user's shell; tests/cli/test_hints.py completes",
+    "lockstep --install-completion": "writes to the user's shell",
     "LOCKSTEP_MIRROR=": "needs a server of files; tests/cli/test_download.py starts one",
     "curl ": "needs the server; tests/serve/test_application.py sends the same",
 }
@@ -118,33 +118,10 @@ def calls_in_source() -> Iterator[tuple[str, str]]:
             yield f"{path}:{node.lineno}", shlex.join(["lockstep", *("2" if word == "N" else word for word in words)])
 
 
-def strings_in_source() -> Iterator[tuple[str, str]]:
-    """Yield (place, text) of each string in the source: 2 stands for what only the run can say."""
-    inner = set()
-    for path, node in _nodes():
-        if isinstance(node, ast.JoinedStr):
-            inner |= {id(part) for part in node.values}
-            yield f"{path}:{node.lineno}", "".join(str(getattr(part, "value", "")) if isinstance(part, ast.Constant)
-                                                   else "2" for part in node.values)  # fmt: skip
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
-            yield f"{path}:{node.lineno}", node.value
-
-
 def _nodes() -> Iterator[tuple[Path, ast.AST]]:
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             yield path.relative_to(ROOT), node
-
-
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield (place, text) of everything that names commands in inline code."""
-    for page in (*PAGES, ROOT / "CHANGELOG.md"):
-        yield page.name, page.read_text()
-    for path in (ROOT / "examples").glob("*.ipynb"):
-        for cell in json.loads(path.read_text())["cells"]:
-            if cell["cell_type"] == "markdown":
-                yield path.name, "".join(cell["source"])
-    yield from strings_in_source()
 
 
 def lines_of_examples() -> Iterator[tuple[str, str]]:
