@@ -12,19 +12,18 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import record_of, save, spread
-from lockstep.data.folder.scan import scan
+from lockstep.data.scan import scan
 
 SHARE = 0.05
 
 
 def disturbed(source: Path, target: Path, seed: int) -> set[str]:
     """Link the images of `source` into `target`, some of them in another class. Return the paths of these."""
-    groups, draw = scan(source.absolute()).groups, random.Random(seed)
-    classes = sorted({group.class_name for group in groups})
-    images = [(group.split, group.class_name, file[0]) for group in groups for file in group.files]
+    images, draw = scan(source.absolute()).files, random.Random(seed)
+    classes = sorted({file.class_name for file in images})
     moved = set(draw.sample(range(len(images)), round(SHARE * len(images))))
     paths = set()
-    for number, (split, name, path) in enumerate(images):
+    for number, (path, split, name, _) in enumerate(images):
         label = draw.choice([other for other in classes if other != name]) if number in moved else name
         link = target / split / label / f"{number}{Path(path).suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)

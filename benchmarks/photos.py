@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import record_of, save, spread
-from lockstep.data.folder.reader import load as load_folder
+from lockstep.data.folder import load as load_folder
 from lockstep.recipes import get_recipe
 
 PX = get_recipe("photos").image_px or 0

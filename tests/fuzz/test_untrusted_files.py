@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lockstep.data.folder.scan import scan
+from lockstep.data.folder.survey import survey
 from PIL import Image
 from tests.runs import fit_here, state_path
 
@@ -28,8 +30,6 @@ from lockstep.core.state import State
 from lockstep.data import arrays, cifar, fetch, mnist
 from lockstep.data.decode import decode_image, inspect_image
 from lockstep.data.folder import index
-from lockstep.data.folder.scan import scan
-from lockstep.data.folder.survey import survey
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.listeners.metrics import EvaluationLog

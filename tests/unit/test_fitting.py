@@ -11,8 +11,7 @@ from tests.images import bright_and_dark
 from lockstep.commands.specs import FolderWords, fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
 from lockstep.data.decode import decode_image
-from lockstep.data.folder.index import _FILE
-from lockstep.data.folder.reader import load
+from lockstep.data.folder import Facts, Photo, load
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
 from lockstep.recipes import RECIPES, get_recipe
@@ -29,11 +28,8 @@ def _own_cache(tmp_path, monkeypatch):
 
 def survey_of(sides, grey, train=None):
     """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
-    files = np.zeros(len(sides) + 1, _FILE)  # The last file cannot be read, and is in no split.
-    files["size_px"][:-1] = [(side, side + 5) for side in sides]
-    files["grey"][:-1] = grey
-    rows = np.arange(len(sides))
-    return SimpleNamespace(index=SimpleNamespace(files=files), splits={"train": rows[: train or -1], "test": rows[-1:]})
+    photos = [Photo(None, Facts("", "PNG", side, side + 5, one)) for side, one in zip(sides, grey, strict=True)]
+    return SimpleNamespace(splits={"train": photos[: train or -1], "test": photos[-1:]})
 
 
 @pytest.mark.parametrize(

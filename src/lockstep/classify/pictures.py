@@ -15,7 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from lockstep import numerics
-from lockstep.data.folder.scan import IGNORED, SUFFIXES, UNSUPPORTED
+from lockstep.data.scan import IGNORED, SUFFIXES, UNSUPPORTED
 from lockstep.errors import DATA, LockstepError
 
 # One image, or the path of a file, of a folder, or of files as in "photos/*.jpg".

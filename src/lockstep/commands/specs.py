@@ -13,7 +13,7 @@ from lockstep.config.placement import Placement, device_for
 from lockstep.config.precision import on_gpu, resolve
 from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER
-from lockstep.data.folder.scan import is_image_folder
+from lockstep.data.scan import is_image_folder
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.specs import FoldsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
@@ -151,7 +151,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     if stated:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
         return make(stated, changes) if same else recipe
-    from lockstep.data.folder.survey import survey
+    from lockstep.data.folder import survey
 
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
     found = survey(subject.data, recipe.test_share, recipe.skip_unreadable).require_sound()

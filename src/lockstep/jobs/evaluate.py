@@ -5,7 +5,7 @@ from typing import Any
 from lockstep.core.evaluate import Chunk, Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.folder.scan import is_divided
+from lockstep.data.scan import is_divided
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session

@@ -20,7 +20,7 @@ from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction, owned
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
-from lockstep.data.folder.survey import ORDER, Survey, survey
+from lockstep.data.folder import ORDER, Survey, survey
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
@@ -47,22 +47,23 @@ def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
     session = Session(spec.recipe, spec.placement, ctx)
     found = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.skip_unreadable)
     names = _splits(found, spec.labels)
-    rows = np.concatenate([found.splits[name] for name in names])
+    photos = [photo for name in names for photo in found.splits[name]]
     parts = [session.split(name) for name in names]
     labels = np.concatenate([part.labels.cpu().numpy() for part in parts])
-    if not np.array_equal(labels, found.labels[rows]):
+    if not np.array_equal(labels, np.concatenate([found.labels(name) for name in names])):
         raise LockstepError(f"{found.scan.root} has changed while it was read: start again", DATA)
-    fold_of = divide(labels, found.contents[rows], spec.folds, found.classes)
+    _, contents = np.unique([photo.facts.sha256 for photo in photos], return_inverse=True)
+    fold_of = divide(labels, contents, spec.folds, found.classes)
     features = torch.cat([part.pixels(slice(None)) for part in parts]).cpu().numpy()
     images = Dataset.of(features, labels, found.classes)
     session.probe(images.to(ctx.device))
-    probabilities = _judged(session, images, fold_of, np.ones(len(rows), bool), ctx)
+    probabilities = _judged(session, images, fold_of, np.ones(len(photos), bool), ctx)
     if spec.labels:
         trusted = (probabilities.argmax(1) == labels) | (probabilities.max(1) < _LEFT_OUT)
         probabilities = _calibrated(_judged(session, images, fold_of, trusted, ctx), labels, trusted)
     if not ctx.first:
         return None
-    paths = [found.index.paths[row] for row in rows.tolist()]
+    paths = [photo.file.path for photo in photos]
     return _record(spec, session, probabilities, labels, fold_of, paths)
 
 

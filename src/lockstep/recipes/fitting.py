@@ -1,13 +1,14 @@
 """The recipe and the settings that fit a folder of images."""
 
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.messages import command
 from lockstep.words import listed
 
 if TYPE_CHECKING:
-    from lockstep.data.folder.survey import Survey
+    from lockstep.data.folder import Survey
 
 PHOTOS, FOLDER = "photos", "folder"
 _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photos` is for
@@ -50,10 +51,8 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     Colour images whose median shorter side is 96 pixels or more are photos. All others get the recipe `folder`, whose
     size, channels, mirror images and length follow the images.
     """
-    import numpy as np  # here, because a start without a folder of images needs no numpy
-
-    used = found.index.files[np.concatenate(list(found.splits.values()))]
-    side, grey = float(np.median(used["size_px"].min(axis=1))), bool(used["grey"].all())
+    used = [photo.facts for photos in found.splits.values() for photo in photos]
+    side, grey = median(min(facts.width, facts.height) for facts in used), all(facts.grey for facts in used)
     count = len(found.splits["train"])
     colours = "all images are grey" if grey else "the images are in colour"
     why = f"{colours} and their median shorter side is {side:g} pixels"
