@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from lockstep.data.augmentations import Distort
-from lockstep.data.cifar import load_cifar10
+from lockstep.data.readers import load_cifar10
 from lockstep.data.transforms import Keys
 from lockstep.models.tutorial import build
 

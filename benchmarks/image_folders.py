@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common import save, train
-from lockstep.data import cifar, mnist
+from lockstep.data import readers
 from lockstep.data.dataset import Dataset
 
 _HELD = "train", "test"
@@ -40,7 +40,7 @@ class Case:
 
 
 def _cifar10(data: Path) -> dict[str, Dataset]:
-    splits = cifar.load_cifar10(data)
+    splits = readers.load_cifar10(data)
     return {name: splits[name] for name in _HELD}
 
 
@@ -62,7 +62,7 @@ def _hundred(data: Path) -> dict[str, Dataset]:
 
 
 def _mnist(data: Path) -> dict[str, Dataset]:
-    splits = mnist.load(data)
+    splits = readers.load_mnist(data)
     return {name: splits[name] for name in _HELD}
 
 

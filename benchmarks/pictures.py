@@ -30,8 +30,7 @@ from rich.text import Text
 import lockstep
 from benchmarks.browser import chromium
 from benchmarks.serve import served
-from lockstep.data.cifar import load_cifar10
-from lockstep.data.digits import load as load_digits
+from lockstep.data.readers import load_cifar10, load_digits
 from lockstep.errors import DATA
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from benchmarks.common import data_option, lockstep, options, parsed, save, spread
-from lockstep.data.digits import load
+from lockstep.data.readers import load_digits as load
 
 REQUESTS = 500
 

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import popen
 
 import lockstep
-from lockstep.data.digits import load
+from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Folder

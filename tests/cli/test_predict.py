@@ -13,7 +13,7 @@ from tests.runs import fit_here
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.data.digits import load
+from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA, USAGE
 from lockstep.messages import handled, logger, on_stderr
 from lockstep.recipes import get_recipe

@@ -13,9 +13,9 @@ import gzip, io, json, os, resource, struct, sys
 from pathlib import Path
 import numpy as np, torch
 from lockstep.config.overrides import make, read_file
-from lockstep.data import cifar, mnist
+from lockstep.data import readers
 from lockstep.data.decode import decode_image
-from lockstep.data.folder.index import _examine
+from lockstep.data.folder import _examined
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -43,11 +43,11 @@ BOMBS = {
     "a gzip file of 4 GB": """
 Path("i.gz").write_bytes(gzip.compress(struct.pack(">4I", 2051, 20, 28, 28)) + zeros * 256)
 Path("l.gz").write_bytes(gzip.compress(struct.pack(">2I", 2049, 20) + bytes(20)))
-call = lambda: mnist.read(Path("i.gz"), Path("l.gz"), count=20)
+call = lambda: readers.read_mnist(Path("i.gz"), Path("l.gz"), count=20)
 """,
     "a header of 2^32 images": """
 Path("i").write_bytes(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)); Path("l").write_bytes(b"")
-call = lambda: mnist.read(Path("i"), Path("l"), count=20)
+call = lambda: readers.read_mnist(Path("i"), Path("l"), count=20)
 """,
     "a recipe of 4 GB": "sparse('r.toml', 1 << 32); call = lambda: read_file(Path('r.toml'))",
     "a recipe that nests": "Path('r.toml').write_text('a=' + '[' * 900_000); call = lambda: read_file(Path('r.toml'))",
@@ -95,7 +95,7 @@ call = lambda: decode_image(b"BM" + struct.pack("<IHHI", 100, 0, 0, 54) + struct
     "an image of 4 GB": "sparse('a.png', 1 << 32); call = lambda: decode_image(Path('a.png'), 32)",
     "an image of 4 GB in a folder": """
 sparse('a.png', 1 << 32)
-facts = _examine('a.png')
+facts = _examined(Path('a.png'))
 def call(): raise LockstepError(facts.cause)
 """,
 }

@@ -15,8 +15,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lockstep.data.folder.scan import scan
-from lockstep.data.folder.survey import survey
 from PIL import Image
 from tests.runs import fit_here, state_path
 
@@ -27,9 +25,10 @@ from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
-from lockstep.data import arrays, cifar, fetch, mnist
+from lockstep.data import arrays, fetch, readers
 from lockstep.data.decode import decode_image, inspect_image
-from lockstep.data.folder import index
+from lockstep.data.folder import index_file, read, survey
+from lockstep.data.scan import scan
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.listeners.metrics import EvaluationLog
@@ -153,7 +152,7 @@ def _figures_are_not_drawn():
 def look_at(path):
     """Read all that a run tells, as the commands do."""
     run = Run(path)
-    for read in (
+    for part in (
         run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
         lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: runs_in(path.parent),
         lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
@@ -161,7 +160,7 @@ def look_at(path):
         lambda: run.load(), lambda: difference(path, path), lambda: find_weights(path),
         lambda: page([Run(path)]),
     ):  # fmt: skip
-        only_lockstep_errors(read)
+        only_lockstep_errors(part)
 
 
 FILES = [
@@ -311,14 +310,14 @@ def test_mnist_files(tmp_path, edits, compressed):
     }
     for name, content in pair.items():
         (tmp_path / name).write_bytes(edited(gzip.compress(content, mtime=0) if compressed else content, edits))
-    only_lockstep_errors(lambda: mnist.read(*(tmp_path / name for name in pair), count=20))
+    only_lockstep_errors(lambda: readers.read_mnist(*(tmp_path / name for name in pair), count=20))
 
 
 @bounded
 @given(edits=EDITS)
 def test_cifar_files(tmp_path, edits):
     (tmp_path / "batch.bin").write_bytes(edited(bytes(5 * 3073), edits))
-    only_lockstep_errors(lambda: cifar.read([tmp_path / "batch.bin"], records=5))
+    only_lockstep_errors(lambda: readers.read_cifar([tmp_path / "batch.bin"], records=5))
 
 
 def test_a_pickle_in_the_place_of_a_cifar_batch_is_not_loaded(tmp_path):
@@ -326,7 +325,7 @@ def test_a_pickle_in_the_place_of_a_cifar_batch_is_not_loaded(tmp_path):
         pickle.dumps({b"data": np.zeros((10, 3072), np.uint8), b"labels": [0] * 10})
     )
     with pytest.raises(LockstepError, match="not in CIFAR binary format"):
-        cifar.read([tmp_path / "data_batch_1"], records=10)
+        readers.read_cifar([tmp_path / "data_batch_1"], records=10)
 
 
 def weights(kind):
@@ -427,11 +426,10 @@ def test_the_index_of_a_folder(tmp_path, edits):
         for name in ("a", "b"):
             (root / name).mkdir(parents=True, exist_ok=True)
             (root / name / "1.png").write_bytes(PICTURES["PNG"])
-        whole = index.index_of(scan(root))
-        cache = index.cache_file(root)
-        cache.write_bytes(edited(cache.read_bytes(), edits))
-        found = index.index_of(scan(root))
-        assert (found.paths, found.files["sha256"].tolist()) == (whole.paths, whole.files["sha256"].tolist())
+        whole = read(scan(root))
+        index = index_file(root)
+        index.write_bytes(edited(index.read_bytes(), edits))
+        assert read(scan(root)) == whole
 
 
 @bounded

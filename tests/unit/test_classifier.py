@@ -20,7 +20,7 @@ import lockstep
 from lockstep.classify.pictures import items
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
-from lockstep.data.digits import load
+from lockstep.data.readers import load_digits as load
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe

@@ -13,7 +13,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import evaluate
 from lockstep.core.group import Alone
-from lockstep.data import digits
+from lockstep.data import readers
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
 
@@ -56,7 +56,7 @@ def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     assert [row["weights"] for row in evaluations] == ["ema", "raw"]
-    images = len(digits.load(None)["test"])
+    images = len(readers.load_digits(None)["test"])
     for row in evaluations:
         assert (row["examples"], row["accuracy"]) == (images, row["correct"] / images)
         assert result["accuracy"][row["weights"]] == row["accuracy"]

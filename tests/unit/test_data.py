@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.serving import blank_mnist
 
-from lockstep.data import cifar, digits, mnist
+from lockstep.data import readers
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import get_recipe
 
@@ -23,7 +23,7 @@ def cifar_file(path, labels):
 
 def test_three_records_decode_to_label_and_image(tmp_path):
     path = cifar_file(tmp_path / "x.bin", [3, 0, 9])
-    data = cifar.read([path], records=3)
+    data = readers.read_cifar([path], records=3)
     assert data.labels.tolist() == [3, 0, 9]
     assert data.images.shape == (3, 32, 32, 3)
     assert data.images[2, 0, 0].tolist() == [12, 52, 92]
@@ -33,10 +33,10 @@ def test_three_records_decode_to_label_and_image(tmp_path):
 
 def test_two_files_make_one_dataset_in_order(tmp_path):
     paths = [cifar_file(tmp_path / f"{i}.bin", [i, i + 1]) for i in range(2)]
-    data = cifar.read(paths, records=2)
+    data = readers.read_cifar(paths, records=2)
     assert data.labels.tolist() == [0, 1, 1, 2]
-    again = cifar.read(paths, records=2)
-    swapped = cifar.read(paths[::-1], records=2)
+    again = readers.read_cifar(paths, records=2)
+    swapped = readers.read_cifar(paths[::-1], records=2)
     assert data.sha256 == again.sha256 != swapped.sha256
 
 
@@ -49,7 +49,7 @@ def test_damaged_cifar_files_are_reported(tmp_path):
         (tmp_path / "none.bin", 3, r"cannot be read.*none\.bin"),
     ):
         with pytest.raises(LockstepError, match=words) as error:
-            cifar.read([file], records=records)
+            readers.read_cifar([file], records=records)
         assert error.value.code == DATA
 
 
@@ -67,7 +67,7 @@ def test_a_pair_of_idx_files_decodes_to_images_and_labels(tmp_path, compress):
     pixels = np.arange(2 * 784).reshape(2, 28, 28) % 256
     images = idx(tmp_path / f"images{suffix}", pixels, compress)
     labels = idx(tmp_path / f"labels{suffix}", [7, 9], compress)
-    read_images, read_labels = mnist.read(images, labels, count=2)
+    read_images, read_labels = readers.read_mnist(images, labels, count=2)
     assert (read_images[..., 0] == pixels).all()
     assert read_labels.tolist() == [7, 9]
 
@@ -80,7 +80,7 @@ def test_mnist_is_split_and_scaled_as_in_the_original(tmp_path):
     idx(tmp_path / "train-labels-idx1-ubyte", train_labels, False)
     idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((10_000, 28, 28)), False)
     idx(tmp_path / "t10k-labels-idx1-ubyte", np.full(10_000, 3), False)
-    splits = mnist.load(tmp_path)
+    splits = readers.load_mnist(tmp_path)
     assert {name: (len(data), data.labels.unique().tolist()) for name, data in splits.items()} == {
         "train": (55_000, [2]), "validation": (5_000, [1]), "test": (10_000, [3]),
     }  # fmt: skip
@@ -93,20 +93,23 @@ def test_damaged_idx_files_are_reported(tmp_path):
     images = idx(tmp_path / "images", np.zeros((2, 28, 28)), False)
     labels = idx(tmp_path / "labels", [0, 10], False)
     for call, words in (
-        (lambda: mnist.read(labels, labels, count=2), "labels: idx magic number"),
-        (lambda: mnist.read(images, images, count=2), "images: idx magic number"),
-        (lambda: mnist.read(images, labels, count=3), r"images: its header says \[2, 28, 28\], expected \[3, 28, 28\]"),
-        (lambda: mnist.read(images, labels, count=2), "labels: label 10 in record 1"),
+        (lambda: readers.read_mnist(labels, labels, count=2), "labels: idx magic number"),
+        (lambda: readers.read_mnist(images, images, count=2), "images: idx magic number"),
+        (
+            lambda: readers.read_mnist(images, labels, count=3),
+            r"images: its header says \[2, 28, 28\], expected",
+        ),
+        (lambda: readers.read_mnist(images, labels, count=2), "labels: label 10 in record 1"),
     ):
         with pytest.raises(LockstepError, match=words):
             call()
     images.write_bytes(images.read_bytes()[:-1])
     with pytest.raises(LockstepError, match="1567 values, expected 1568: the file is truncated"):
-        mnist.read(images, labels, count=2)
+        readers.read_mnist(images, labels, count=2)
     broken = tmp_path / "images.gz"
     broken.write_bytes(gzip.compress(b"x" * 5000)[:-20])
     with pytest.raises(LockstepError, match=r"images\.gz: not a complete gzip file"):
-        mnist.read(broken, labels, count=2)
+        readers.read_mnist(broken, labels, count=2)
 
 
 def test_fashion_mnist_is_read_from_its_own_subfolder(tmp_path, monkeypatch):
@@ -114,14 +117,14 @@ def test_fashion_mnist_is_read_from_its_own_subfolder(tmp_path, monkeypatch):
     (tmp_path / "FashionMNIST/raw").mkdir(parents=True)
     for name, body in blank_mnist().items():
         (tmp_path / "FashionMNIST/raw" / name).write_bytes(body)
-    splits = mnist.load_fashion(None)
+    splits = readers.load_fashion_mnist(None)
     assert [(name, len(data)) for name, data in splits.items()] == [("train", 60_000), ("test", 10_000)]
     assert splits["test"].classes[9] == "Ankle boot"
     assert splits["test"].labels[:3].tolist() == [0, 1, 2]
 
 
 def test_digits_are_split_by_class_and_always_alike():
-    splits = digits.load(None)
+    splits = readers.load_digits(None)
     assert (len(splits["train"]), len(splits["test"])) == (1442, 355)
     for part, share in (("train", 0.8), ("test", 0.2)):
         counts = np.bincount(splits[part].labels.numpy(), minlength=10)
@@ -132,15 +135,15 @@ def test_digits_are_split_by_class_and_always_alike():
 
 
 def test_a_damaged_installation_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "FILE", tmp_path / "digits.npz")
+    monkeypatch.setattr(readers, "DIGITS", tmp_path / "digits.npz")
     for words in ("cannot be read", "is damaged"):
         with pytest.raises(LockstepError, match=rf"digits\.npz {words}.*: install lockstep again"):
-            digits.load(None)
-        digits.FILE.write_bytes(b"PK")
+            readers.load_digits(None)
+        readers.DIGITS.write_bytes(b"PK")
 
 
 def test_real_cifar10(real_data):
-    splits = cifar.load_cifar10(real_data)
+    splits = readers.load_cifar10(real_data)
     assert np.bincount(splits["train"].labels.numpy()).tolist() == [5000] * 10
     assert np.bincount(splits["test"].labels.numpy()).tolist() == [1000] * 10
     means = splits["train"].images.float().div_(255).mean((0, 1, 2))
@@ -148,7 +151,7 @@ def test_real_cifar10(real_data):
 
 
 def test_real_mnist(real_data):
-    splits = mnist.load(real_data)
+    splits = readers.load_mnist(real_data)
     assert [len(splits[name]) for name in ("train", "validation", "test")] == [55_000, 5_000, 10_000]
     assert splits["validation"].labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert splits["test"].labels[:5].tolist() == [7, 2, 1, 0, 4]

@@ -8,7 +8,7 @@ import torch
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
-from lockstep.data import digits
+from lockstep.data import readers
 from lockstep.data.dataset import Dataset
 from lockstep.data.pixels import opened_or_made
 from lockstep.errors import LockstepError
@@ -42,7 +42,7 @@ def through(kind, dataset):
 
 @pytest.fixture(scope="module")
 def train_set():
-    return digits.load(None)["train"].first(300)
+    return readers.load_digits(None)["train"].first(300)
 
 
 def plan(step=0, **changes):
@@ -85,7 +85,7 @@ def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
 
 def test_a_run_has_the_same_bits(monkeypatch, tmp_path, train_set):
     recipe = get_recipe("digits").replace(epochs=None, steps=4, eval_batch=50, held_out=60)
-    parts = {"train": train_set, "test": digits.load(None)["test"]}
+    parts = {"train": train_set, "test": readers.load_digits(None)["test"]}
     results = []
     for kind in ("memory", *KINDS):
         splits = {name: through(kind, part) for name, part in parts.items()}

@@ -14,8 +14,7 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.state import State
-from lockstep.data import DATASETS
-from lockstep.data import digits as digits_data
+from lockstep.data import DATASETS, readers
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs import train as jobs_train
 from lockstep.jobs.context import Context
@@ -291,14 +290,14 @@ def test_counts_decide_and_the_first_of_equals_is_the_best():
 
 
 def with_validation(folder):
-    splits = digits_data.load(folder)
+    splits = readers.load_digits(folder)
     kept, held = splits["train"].held_out(100)
     return {"train": kept, "validation": held, "test": splits["test"]}
 
 
 def with_test_as_validation(folder):
     """Return the splits as a folder with train/ and val/ has them."""
-    splits = digits_data.load(folder)
+    splits = readers.load_digits(folder)
     return {**splits, "validation": splits["test"]}
 
 

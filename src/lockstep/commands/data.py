@@ -55,14 +55,14 @@ def fetch(
       lockstep data fetch mnist --data ~/data                 then: lockstep train mnist --data ~/data
       LOCKSTEP_MIRROR=http://files.local/data lockstep data fetch mnist
     """
+    from lockstep.data import catalog
     from lockstep.data import fetch as module
-    from lockstep.data import locate
     from lockstep.launch.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None
     folder, downloaded = None, False
     if source.archives:
-        folder, managed = module.located(source, data) or (locate.destination(source, data), True)
+        folder, managed = module.located(source, data) or (catalog.destination(source, data), True)
         if managed:
             with handled_by(leave):
                 downloaded = module.fetch(source, folder)

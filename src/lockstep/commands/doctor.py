@@ -69,8 +69,7 @@ def _machine(data: Path | None) -> dict[str, Any]:
     import torch
 
     from lockstep import hardware, numerics
-    from lockstep.data.catalog import SOURCES
-    from lockstep.data.locate import present
+    from lockstep.data.catalog import SOURCES, present
     from lockstep.runs.provenance import fingerprint
 
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]

@@ -12,10 +12,10 @@ from lockstep.settings import kinds
 # name -> the function that reads the dataset: (folder) -> {"train": Dataset, "test": Dataset, ...}.
 # SOURCES in catalog.py lists the files of each dataset and where to download them.
 DATASETS = {
-    "digits": "lockstep.data.digits:load",
-    "cifar10": "lockstep.data.cifar:load_cifar10",
-    "mnist": "lockstep.data.mnist:load",
-    "fashion-mnist": "lockstep.data.mnist:load_fashion",
+    "digits": "lockstep.data.readers:load_digits",
+    "cifar10": "lockstep.data.readers:load_cifar10",
+    "mnist": "lockstep.data.readers:load_mnist",
+    "fashion-mnist": "lockstep.data.readers:load_fashion_mnist",
 }
 
 # The dataset of a folder of images, which the placement names. `folder/` reads it.

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.data import locate
+from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -38,10 +38,10 @@ def ensure(name: str, folder: Path | None) -> None:
     source = SOURCES.get(name)
     if source is None or not source.archives:
         return
-    if folder is not None or locate.incomplete(source, None) or locate.present(source, None):
-        locate.find(source, folder)
+    if folder is not None or catalog.incomplete(source, None) or catalog.present(source, None):
+        catalog.find(source, folder)
         return
-    destination = locate.destination(source, None)
+    destination = catalog.destination(source, None)
     if fetch(source, destination):
         logger.warning(f"dataset {name} is in {destination}")
 
@@ -50,13 +50,13 @@ def located(source: Source, folder: Path | None) -> tuple[Path, bool] | None:
     """Return (the folder of the dataset, whether a download made it); None if the dataset is nowhere.
 
     A folder that a download made counts even if files are missing from it. The data folder `folder` is as in
-    `locate.find`.
+    `catalog.find`.
     """
-    if paths := locate.present(source, folder):
+    if paths := catalog.present(source, folder):
         parents = paths[0].parent, paths[0].parent.parent
         made = next((parent for parent in parents if (parent / SUMS).is_file()), None)
         return (made, True) if made else (paths[0].parent, False)
-    destination = locate.destination(source, folder)
+    destination = catalog.destination(source, folder)
     return (destination, True) if (destination / SUMS).is_file() else None
 
 
@@ -97,7 +97,7 @@ def fetch(source: Source, folder: Path) -> bool:
             with _partial(folder) as partial:
                 for archive in source.archives:
                     _transfer(source, archive, partial)
-                if (file := locate.missing_file(source, partial)) is not None:
+                if (file := catalog.missing_file(source, partial)) is not None:
                     raise LockstepError(f"the download has no file {file}", DATA)
                 paths = sorted(path for path in partial.rglob("*") if path.is_file())
                 lines = [f"{sha256(path)}  {path.relative_to(partial).as_posix()}\n" for path in paths]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.serving import TOY, archive, listing, packed, refused, toy
 
-from lockstep.data import fetch, locate
+from lockstep.data import catalog, fetch
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.words import size
@@ -33,7 +33,7 @@ def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, d
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", fetch.SUMS], cwd=destination, check=True)
     assert fetch.problem(destination) is None
     found = [destination / "toy-files/a.bin", destination / "toy-files/b.bin"]
-    assert locate.present(source, destination.parent) == found
+    assert catalog.present(source, destination.parent) == found
     assert fetch.located(source, destination.parent) == (destination, True)
     assert (destination / "toy-files/a.bin").stat().st_mode & 0o044  # readable by everybody, for shared folders
     assert not fetch.fetch(source, destination)
@@ -272,15 +272,15 @@ def test_files_of_another_dataset_with_the_same_names_are_not_used(tmp_path, mon
     for names in mnist.files:
         (tmp_path / names[0]).write_bytes(b"")
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
-    assert locate.present(mnist, None)
-    assert locate.present(fashion, None) is None
-    assert locate.present(fashion, tmp_path)  # the user says that they belong to Fashion-MNIST
+    assert catalog.present(mnist, None)
+    assert catalog.present(fashion, None) is None
+    assert catalog.present(fashion, tmp_path)  # the user says that they belong to Fashion-MNIST
     for sub in ("fashion-mnist", "FashionMNIST/raw"):
         (tmp_path / sub).mkdir(parents=True)
         for names in fashion.files:
             (tmp_path / sub / names[1]).write_bytes(b"")
         for folder in (None, tmp_path):
-            found = locate.present(fashion, folder)
+            found = catalog.present(fashion, folder)
             assert found is not None
             assert {path.parent for path in found} == {tmp_path / sub}
         for names in fashion.files:

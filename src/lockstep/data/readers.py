@@ -1,0 +1,170 @@
+"""The readers of the built-in datasets: digits, CIFAR-10, MNIST and Fashion-MNIST, in their original formats.
+
+digits: 1 797 handwritten digits, 8x8 grey, which come with this package. Source: E. Alpaydin and C. Kaynak, Optical
+Recognition of Handwritten Digits, UCI repository (test part), 1998, from scikit-learn 1.9.1; digits.LICENSE.txt has
+the licence.
+
+CIFAR-10: a file is a sequence of records without a header. A record has 1 label byte, then 3072 bytes of image: 1024
+red, 1024 green, 1024 blue, each row by row. Source: https://www.cs.toronto.edu/~kriz/cifar.html
+
+MNIST and Fashion-MNIST: idx files, plain or gzip-compressed: a big-endian header and one byte for each value. The
+header of images is magic number 2051, images, rows, columns; the header of labels is magic number 2049, labels.
+Sources: http://yann.lecun.com/exdb/mnist/, split as in TensorFlow's input_data.read_data_sets, and
+https://github.com/zalandoresearch/fashion-mnist, with its standard split.
+"""
+
+import gzip
+import hashlib
+import io
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.catalog import SOURCES, find
+from lockstep.data.dataset import Dataset
+from lockstep.errors import DATA, LockstepError
+
+DIGITS = Path(__file__).with_name("digits.npz")
+_DIGITS_SHA256 = "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"
+_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
+_NUMERALS = tuple("0123456789")
+_FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_MNIST_VALIDATION = 5_000  # the validation split is this many images from the start of the training files
+
+
+def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return all images, uint8 [1797, 8, 8] with the grey levels 0 to 16, and their labels, int64 [1797].
+
+    Raises: LockstepError if the package's file is missing or changed.
+    """
+    try:
+        content = DIGITS.read_bytes()
+    except OSError as error:
+        raise LockstepError(f"{DIGITS} cannot be read ({error.strerror}): install lockstep again", DATA) from None
+    if hashlib.sha256(content).hexdigest() != _DIGITS_SHA256:
+        raise LockstepError(f"{DIGITS} is damaged: install lockstep again", DATA)
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return arrays["images"], arrays["labels"].astype(np.int64)
+
+
+def load_digits(folder: Path | None) -> dict[str, Dataset]:
+    """Return 1 442 training and 355 test images. Every fifth image of each class, in file order, is a test image.
+
+    Raises: LockstepError if `folder` is given, because the dataset comes with this package.
+    """
+    if folder is not None:
+        raise LockstepError(f"dataset digits comes with lockstep: leave out --data {folder}", DATA)
+    levels, labels = read_digits()
+    images = (levels * 15)[..., None]  # 17 grey levels on a scale of 0 to 240
+    within_class = np.array([np.count_nonzero(labels[:i] == label) for i, label in enumerate(labels)])
+    test = within_class % 5 == 4
+    return {
+        "train": Dataset.of(images[~test], labels[~test], _NUMERALS),
+        "test": Dataset.of(images[test], labels[test], _NUMERALS),
+    }
+
+
+def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
+    """Return the 50 000 training and 10 000 test images, 32x32 RGB."""
+    paths = find(SOURCES["cifar10"], folder)
+    return {
+        "train": read_cifar(paths[:5], records=10_000),
+        "test": read_cifar(paths[5:], records=10_000),
+    }
+
+
+def read_cifar(paths: list[Path], *, records: int) -> Dataset:
+    """Return one dataset from files of `records` records each.
+
+    Raises: LockstepError that names the file if its size is wrong or a label is out of range.
+    """
+    try:
+        for path in paths:  # check all sizes first, so that a truncated file is reported before any file is read
+            if (got := path.stat().st_size) != records * _CIFAR_RECORD_BYTES:
+                raise LockstepError(
+                    f"{path}: {got} bytes, expected {records * _CIFAR_RECORD_BYTES} ({records} records): the file is "
+                    f"truncated or not in CIFAR binary format",
+                    DATA,
+                )
+        images = np.empty((records * len(paths), 32, 32, 3), np.uint8)
+        labels = np.empty(records * len(paths), np.int64)
+        for i, path in enumerate(paths):
+            part = slice(i * records, (i + 1) * records)
+            data = np.fromfile(path, np.uint8, records * _CIFAR_RECORD_BYTES).reshape(records, _CIFAR_RECORD_BYTES)
+            labels[part] = data[:, 0]
+            if (largest := labels[part].max()) >= len(_CIFAR10_CLASSES):
+                record = int(labels[part].argmax())
+                raise LockstepError(f"{path}: label {largest} in record {record}, allowed 0 to 9", DATA)
+            planes = data[:, 1:].reshape(records, 3, 32, 32)
+            for channel in range(3):  # copying one channel at a time takes half as long as transposing all three
+                images[part, :, :, channel] = planes[:, channel]
+    except (OSError, ValueError) as error:  # An OSError names the file.
+        raise LockstepError(f"CIFAR cannot be read: {error}", DATA) from None
+    return Dataset.of(images, labels, _CIFAR10_CLASSES)
+
+
+def load_mnist(folder: Path | None) -> dict[str, Dataset]:
+    """Return MNIST: 55 000 training, 5 000 validation and 10 000 test images, 28x28 grey."""
+    paths = find(SOURCES["mnist"], folder)
+    images, labels = read_mnist(paths[0], paths[1], count=60_000)
+    test_images, test_labels = read_mnist(paths[2], paths[3], count=10_000)
+    return {
+        "train": Dataset.of(images[_MNIST_VALIDATION:], labels[_MNIST_VALIDATION:], _NUMERALS),
+        "validation": Dataset.of(images[:_MNIST_VALIDATION], labels[:_MNIST_VALIDATION], _NUMERALS),
+        "test": Dataset.of(test_images, test_labels, _NUMERALS),
+    }
+
+
+def load_fashion_mnist(folder: Path | None) -> dict[str, Dataset]:
+    """Return Fashion-MNIST: 60 000 training and 10 000 test images of clothes, 28x28 grey."""
+    paths = find(SOURCES["fashion-mnist"], folder)
+    return {
+        "train": Dataset.of(*read_mnist(paths[0], paths[1], count=60_000), _FASHION_CLASSES),
+        "test": Dataset.of(*read_mnist(paths[2], paths[3], count=10_000), _FASHION_CLASSES),
+    }
+
+
+def read_mnist(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the images, uint8 [count, 28, 28, 1], and the labels, uint8 [count], of one pair of files.
+
+    Raises: LockstepError that names the file if a header, a size or a label is wrong.
+    """
+    images = _idx(images_path, magic=2051, shape=(count, 28, 28))
+    labels = _idx(labels_path, magic=2049, shape=(count,))
+    if labels.max() > 9:
+        record = int(labels.argmax())
+        raise LockstepError(f"{labels_path}: label {labels.max()} in record {record}, allowed 0 to 9", DATA)
+    return images[..., None], labels
+
+
+def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return the values of an idx file. Raises: LockstepError if the file has another `magic` number or `shape`."""
+    length = 4 * (1 + len(shape))
+    data = _bytes(path, length + math.prod(shape) + 1)
+    header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
+    if not header or header[0] != magic:
+        raise LockstepError(f"{path}: idx magic number {header[0] if header else 'missing'}, expected {magic}", DATA)
+    if tuple(header[1:]) != shape:
+        raise LockstepError(f"{path}: its header says {header[1:]}, expected {list(shape)}", DATA)
+    body = np.frombuffer(data, np.uint8, offset=length)
+    if body.size < math.prod(shape):
+        raise LockstepError(f"{path}: {body.size} values, expected {math.prod(shape)}: the file is truncated", DATA)
+    if body.size > math.prod(shape):
+        raise LockstepError(f"{path}: more values than the {math.prod(shape)} of its header", DATA)
+    return body.reshape(shape).copy()  # a writable copy, because torch warns about read-only arrays
+
+
+def _bytes(path: Path, most: int) -> bytes:
+    """Return at most `most` bytes of the file's content, so that a small file cannot unpack to a terabyte."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(most)
+    except (OSError, EOFError, zlib.error) as error:
+        problem = "not a complete gzip file" if path.suffix == ".gz" else "cannot be read"
+        raise LockstepError(f"{path}: {problem} ({error})", DATA) from None
