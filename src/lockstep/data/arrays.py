@@ -4,7 +4,8 @@
 examples of a split are either
 
 - two arrays (images, labels): uint8 [N, H, W, C], or [N, H, W] for grey images, and integers [N]; or
-- anything that can be iterated over, of pairs (image, label). An image is a Pillow image or a uint8 array.
+- anything that can be iterated over, of pairs (image, label), as torchvision's datasets give them. An image is a Pillow
+  image or a uint8 array. An attribute "classes" has the names of the classes.
 
 All are copied once to a file that every process maps; see `pixels.py`. It is named after the SHA-256 of the dataset. A
 JSON file beside it has the labels and the classes.
@@ -15,7 +16,7 @@ import inspect
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,13 +27,12 @@ from numpy.typing import NDArray
 
 from lockstep import files
 from lockstep.data import pixels
-from lockstep.data.dataset import Dataset
+from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.data.decode import UnreadableImageError, decode_image, upright
 from lockstep.errors import DATA, LockstepError
 from lockstep.settings import load_object
 
 Bytes = NDArray[np.uint8]
-Chunks = Callable[[], Iterator[tuple[Bytes, list[int]]]]  # images uint8 [n, H, W, C] and their labels, in order
 
 _CLASSES = "classes"
 _CHUNK_IMAGES = 64
@@ -77,17 +77,31 @@ def store(data: object, image_px: int | None) -> str:
             _refuse("data", f"{name!r} cannot be the name of a split: use train, test, validation or the like")
     if "train" not in names:
         _refuse("data", f"has no split train, only {', '.join(names) or 'none'}: name the training examples train")
-    splits = {name: _chunks(name, data[name], image_px) for name in names}
-    if all(_are_arrays(data[name]) for name in names):  # They can be read twice.
-        sha256 = _sha256(_read(data, splits))
-        if _path(sha256).exists():
-            return sha256
+    shape: Any = ()
+    splits: dict[str, dict[str, Any]] = {}
     with pixels.writer("the images of the dataset") as file:
-        facts = _read(data, splits, file)
+        count = 0
+        for name in names:
+            digest, labels = hashlib.sha256(), list[int]()
+            examples = _examples(name, data[name], image_px)
+            while chunk := list(islice(examples, _CHUNK_IMAGES)):
+                for row, (image, _) in enumerate(chunk, len(labels)):
+                    shape = shape or image.shape
+                    _require_shape(f"{name}, example {row}", image.shape, shape)
+                images = np.ascontiguousarray([image for image, _ in chunk])
+                digest.update(images.data)
+                file.write(count, images)
+                count += len(images)
+                labels += [label for _, label in chunk]
+            if not labels:
+                _refuse(name, "is empty: give at least one example")
+            splits[name] = {"labels": labels, "pixels_sha256": digest.hexdigest()}
+        classes = _classes(data, {name: split["labels"] for name, split in splits.items()})
+        facts = {"shape": shape, "classes": classes, "splits": splits}
         sha256 = _sha256(facts)
         if not _path(sha256).exists():
             files.replace(_path(sha256).with_suffix(".json"), json.dumps(facts).encode())
-            file.publish(_path(sha256), sum(len(split["labels"]) for split in facts["splits"].values()), facts["shape"])
+            file.publish(_path(sha256), count, shape)
     return sha256
 
 
@@ -133,104 +147,55 @@ def _sha256(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _read(data: Mapping[str, Any], splits: Mapping[str, Chunks], file: pixels.Writer | None = None) -> dict[str, Any]:
-    """Return all that is to be known of a dataset, read from first to last. The pixels go to `file`, if it is given.
+def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the names of the classes: those that `data` or its training examples state, or numbers.
 
-    That is the shape (H, W, C) of every image, the names of the classes, and of each split its labels and the SHA-256
-    of its pixels.
+    Raises: LockstepError if a label has no class, or a split states other classes than the training examples.
     """
-    shape: tuple[int, ...] = ()
-    facts: dict[str, dict[str, Any]] = {}
-    count = 0
-    for name, chunks in splits.items():
-        digest, labels = hashlib.sha256(), list[int]()
-        for images, labels_here in chunks():
-            shape = shape or images.shape[1:]
-            _require_shape(name, images.shape[1:], shape)
-            digest.update(np.ascontiguousarray(images).data)
-            if file is not None:
-                file.write(count, images)
-            count += len(images)
-            labels += labels_here
-        if not labels:
-            _refuse(name, "is empty: give at least one example")
-        facts[name] = {"labels": labels, "pixels_sha256": digest.hexdigest()}
-    classes = _classes(data.get(_CLASSES), {name: split["labels"] for name, split in facts.items()})
-    return {"shape": shape, "classes": classes, "splits": facts}
-
-
-def _classes(names: Any, labels: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return the `names` of the classes, or numbers if they are None. Raises: LockstepError if a label has no class."""
+    stated = {split: names for split in labels if (names := getattr(data[split], _CLASSES, None)) is not None}
+    names = data.get(_CLASSES, stated.get("train"))
     if names is None:
         largest = max(labels["train"])
         if largest >= _MAX_UNNAMED:
-            _refuse(
-                f"train, example {labels['train'].index(largest)}",
-                f"label {largest}, allowed are 0 to {_MAX_UNNAMED - 1} in a dataset that names no classes",
-            )
+            where = f"train, example {labels['train'].index(largest)}"
+            _refuse(where, f"label {largest}, allowed are 0 to {_MAX_UNNAMED - 1} in a dataset that names no classes")
         names = list(map(str, range(largest + 1)))
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
         _refuse(_CLASSES, f"got {names!r:.100}, expected the names of the classes in the order of their labels")
     if len(set(names)) < max(2, len(names)):
         _refuse(_CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once")
+    for split, own in stated.items():
+        # A dataset of folders numbers the classes that it has itself. So a label has another meaning in a split that
+        # lacks a class, and no label shows it.
+        if other := first_other_class(own, stated.get("train", own)):
+            _refuse(
+                split,
+                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split the classes of train "
+                f"in the same order, or pairs (image, label) with the labels of train",
+            )
     for split, values in labels.items():
         wrong = next((row for row, label in enumerate(values) if not 0 <= label < len(names)), None)
         if wrong is not None:
-            _refuse(
-                f"{split}, example {wrong}",
-                f"label {values[wrong]}, allowed are 0 to {len(names) - 1}, as there are {len(names)} classes",
-            )
+            allowed = f"allowed are 0 to {len(names) - 1}, as there are {len(names)} classes"
+            _refuse(f"{split}, example {wrong}", f"label {values[wrong]}, {allowed}")
     return list(names)
 
 
-def _are_arrays(examples: object) -> bool:
-    return isinstance(examples, tuple | list) and len(examples) == 2 and _is_array(examples[0])
-
-
-def _chunks(name: str, examples: Any, image_px: int | None) -> Chunks:
-    """Return the function that yields the examples of a split. It raises a LockstepError that names a wrong one."""
+def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[Bytes, int]]:
+    """Yield image uint8 [H, W, C] and label of each example. Raises: LockstepError that names a wrong one."""
+    if isinstance(examples, tuple | list) and len(examples) == 2 and _is_array(examples[0]):
+        images, labels = _array(examples[0]), _array(examples[1])
+        if images.ndim not in (3, 4):
+            _refuse(name, f"images of shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for grey images")
+        if len(images) != labels.size:
+            _refuse(name, f"has {len(images)} images and {labels.size} labels: give one label for each image")
+        examples = zip(images, labels.tolist(), strict=True)
     iterable = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
     if isinstance(examples, Mapping | str | bytes) or not iterable:
-        _refuse(
-            name,
-            f"got a {_kind(examples)}, expected (images, labels) as two arrays, or a sequence of pairs (image, label)",
-        )
-    if not _are_arrays(examples):
-        return lambda: _stacked(name, _pairs(name, examples, image_px))
-    images, labels = _array(examples[0]), _array(examples[1])
-    _require_bytes(f"{name}, images", images)
-    images = images[..., None] if images.ndim == 3 else images
-    if images.ndim != 4:
-        _refuse(
-            f"{name}, images", f"got shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for grey images"
-        )
-    if labels.ndim != 1 or not all(map(_is_whole, labels.tolist())):
-        _refuse(f"{name}, labels", f"got {labels.dtype} {list(labels.shape)}, expected whole numbers [N]")
-    if len(images) != len(labels):
-        _refuse(name, f"has {len(images)} images and {len(labels)} labels: give one label for each image")
-    if len(images):
-        _require_channels(f"{name}, images", images.shape[1:], image_px, "[N, H, W, C]: images.transpose(0, 2, 3, 1)")
-    numbers = [_label(f"{name}, example {i}", label) for i, label in enumerate(labels.tolist())]
-    if image_px is not None and images.shape[1:] != (image_px, image_px, 3):
-        return lambda: _stacked(name, _pairs(name, zip(images, numbers, strict=True), image_px))
-    starts = range(0, len(images), _CHUNK_IMAGES)
-    return lambda: ((images[i : i + _CHUNK_IMAGES], numbers[i : i + _CHUNK_IMAGES]) for i in starts)
-
-
-def _stacked(name: str, pairs: Iterator[tuple[Bytes, int]]) -> Iterator[tuple[Bytes, list[int]]]:
-    shape, row = None, 0
-    while held := list(islice(pairs, _CHUNK_IMAGES)):
-        for image, _ in held:
-            shape = shape or image.shape
-            _require_shape(f"{name}, example {row}", image.shape, shape)
-            row += 1
-        yield np.stack([image for image, _ in held]), [label for _, label in held]
-
-
-def _pairs(name: str, examples: Iterable[Any], image_px: int | None) -> Iterator[tuple[Bytes, int]]:
-    """Yield image uint8 [H, W, C] and label of each example."""
+        expected = "expected (images, labels) as two arrays, or a sequence of pairs (image, label)"
+        _refuse(name, f"got a {_kind(examples)}, {expected}")
     # Some datasets have a length and do not end an iteration.
-    ended = islice(examples, len(examples)) if isinstance(examples, Sized) else examples
+    ended = islice(examples, len(examples) if hasattr(examples, "__len__") else None)
     try:
         for i, example in enumerate(ended):
             where = f"{name}, example {i}"
@@ -239,10 +204,6 @@ def _pairs(name: str, examples: Iterable[Any], image_px: int | None) -> Iterator
             yield _pixels(where, example[0], image_px), _label(where, example[1])
     except OSError as error:
         _refuse(name, f"an example cannot be read: {error}")
-
-
-def _is_whole(label: object) -> bool:
-    return isinstance(label, int) and not isinstance(label, bool)
 
 
 def _label(where: str, label: Any) -> int:
@@ -269,12 +230,7 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
             image = upright(image)
             return np.array(image).reshape(image.height, image.width, _MODES[image.mode])
     elif _is_array(image):
-        image = _array(image)
-        _require_bytes(f"{where}, image", image)
-        if image.ndim not in (2, 3):
-            _refuse(where, f"the image has shape {list(image.shape)}, expected [H, W, C], or [H, W] if it is grey")
-        image = image if image.ndim == 3 else image[..., None]
-        _require_channels(f"{where}, image", image.shape, image_px, "[H, W, C]: image.transpose(1, 2, 0)")
+        image = _require_pixels(where, _array(image), (1, 3) if image_px is None else (1, 3, 4))
         if image_px is None or image.shape == (image_px, image_px, 3):
             return np.asarray(image)
     else:
@@ -285,35 +241,31 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
         _refuse(where, f"the image cannot be used: {error}")
 
 
+def _require_pixels(where: str, array: NDArray[Any], channels: tuple[int, ...]) -> Bytes:
+    """Return the array of an image with its channels last. Raises: LockstepError if it is not uint8 [H, W, C]."""
+    if array.dtype != np.uint8:
+        hint = ""
+        if np.issubdtype(array.dtype, np.floating):
+            hint = ": leave out the normalisation, which belongs to the recipe's augmentation"
+            if array.size and array.max() <= 1:
+                hint = ": convert them with (images * 255).round(), or leave out ToTensor"
+        _refuse(where, f"got {array.dtype}, expected uint8, 0 to 255{hint}")
+    if array.ndim not in (2, 3):
+        _refuse(where, f"the image has shape {list(array.shape)}, expected [H, W, C], or [H, W] if it is grey")
+    array = array if array.ndim == 3 else array[..., None]
+    if array.shape[-1] not in channels or not array.size:
+        advice = f"expected {' or '.join(map(str, channels))} channels"
+        if array.shape[0] in channels:
+            advice = "the channels come first: transpose the images to height, width, channels"
+        _refuse(where, f"{_text(array.shape)}: {advice}")
+    return array
+
+
 def _require_shape(where: str, shape: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise a LockstepError unless images of `shape` have the `expected` shape of those before them."""
+    """Raise a LockstepError unless an image of `shape` has the `expected` shape of those before it."""
     if tuple(shape) != tuple(expected):
-        _refuse(
-            where,
-            f"images of {_text(shape)}, those before them have {_text(expected)}: give images of one size, or set "
-            f"image_px",
-        )
-
-
-def _require_bytes(where: str, array: NDArray[Any]) -> None:
-    if array.dtype == np.uint8:
-        return
-    hint = ""
-    if np.issubdtype(array.dtype, np.floating):
-        hint = ": leave out the normalisation, which belongs to the recipe's augmentation"
-        if array.size and array.max() <= 1:
-            hint = ": convert them with (images * 255).round(), or leave out ToTensor"
-    _refuse(where, f"got {array.dtype}, expected uint8, 0 to 255{hint}")
-
-
-def _require_channels(where: str, shape: tuple[int, ...], image_px: int | None, order: str) -> None:
-    allowed = (1, 3) if image_px is None else (1, 3, 4)
-    if shape[-1] in allowed and min(shape) > 0:
-        return
-    advice = f"expected {' or '.join(map(str, allowed))} channels"
-    if shape[-3] in allowed:
-        advice = f"the channels come first: give {order}"
-    _refuse(where, f"{_text(shape)}: {advice}")
+        sizes = f"images of {_text(shape)}, those before them have {_text(expected)}"
+        _refuse(where, f"{sizes}: give images of one size, or set image_px")
 
 
 def _is_array(value: object) -> bool:
