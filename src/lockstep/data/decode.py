@@ -9,7 +9,6 @@ import importlib
 import io
 import re
 import stat
-import threading
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -46,18 +45,7 @@ _RESIZED_AS = {
     "HSV": "RGB",
 }  # fmt: skip
 _UNSUPPORTED_MODES = {"I": "32-bit integer pixels", "F": "floating-point pixels", "LAB": "CIE Lab colours"}
-# The first bytes of a file that Pillow cannot identify -> why it cannot be decoded.
-_CAUSES = {
-    rb"\xff\xd8\xff": "damaged JPEG", rb"\x89PNG": "damaged PNG", rb"RIFF....WEBP": "damaged WebP",
-    rb"BM": "damaged BMP", rb"GIF8": "damaged GIF", rb"II\*\0|MM\0\*|II\+\0|MM\0\+": "damaged TIFF",
-    rb"....ftyp(heic|heix|hevc|hevx|heim|heis|mif1|msf1)": "HEIC is not supported",
-    rb"....ftyp(avif|avis)": "AVIF is not supported", rb"%PDF": "PDF is not supported",
-    rb"(?i)\s*(<\?xml[^>]*>\s*)?<svg": "SVG is not supported", rb"8BPS": "PSD is not supported",
-    rb"(?i)\s*<(!doctype )?html": "HTML is not supported",
-}  # fmt: skip
-
 _PILLOWS_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # as warnings.filterwarnings adds it
-_FILTER_LOCK = threading.Lock()
 
 
 class UnreadableImageError(LockstepError):
@@ -185,7 +173,6 @@ def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], str, tuple[i
     with _opened(data) as image:
         format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
         pixels = _square(image, image_px, draft=True)
-    _require_default_switches()  # Another thread may have set one meanwhile.
     return pixels, format, size
 
 
@@ -194,37 +181,34 @@ def _opened(data: bytes) -> "Iterator[Image]":
     """Open a file's bytes, of which Pillow reads the header. An error within the context is an UnreadableImageError."""
     from PIL import Image
 
-    _load_plugins()
     if not data:
         raise UnreadableImageError("empty")
-    with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with _one_error_type(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         yield image
 
 
 def _require_default_switches() -> None:
-    """Raise a LockstepError if the program has set a global switch of Pillow that changes the pixels of files.
+    """Raise a LockstepError if the program has set a global switch of Pillow that changes what is read from files.
 
     The switches belong to the whole program, so resetting them here would change what its other threads read. And an
-    image that is decoded under one cannot be told from others, so it must not reach the index or a cache.
+    image that is decoded under one cannot be told from others, so it must not reach the index of a folder.
     """
-    from PIL import BmpImagePlugin, GifImagePlugin, ImageFile, TiffImagePlugin
+    from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, TiffImagePlugin
 
-    for module, name, changed in (
-        (ImageFile, "LOAD_TRUNCATED_IMAGES", True), (TiffImagePlugin, "READ_LIBTIFF", True),
-        (BmpImagePlugin, "USE_RAW_ALPHA", True),
-        (GifImagePlugin, "LOADING_STRATEGY", GifImagePlugin.LoadingStrategy.RGB_ALWAYS),
-    ):  # fmt: skip
-        value = getattr(module, name, None)
-        if (bool(value) if changed is True else value) == changed:
-            raise _switch(f"{module.__name__.removeprefix('PIL.')}.{name}", value)
-
-
-def _switch(name: str, value: object) -> LockstepError:
-    return LockstepError(
-        f"Pillow's {name} is {value} in this program, which changes what is read from images: set it back to its "
-        f"default",
-        ENVIRONMENT,
-    )
+    limit = Image.MAX_IMAGE_PIXELS  # Pillow refuses more than twice as many.
+    for name, value, changed in (
+        ("ImageFile.LOAD_TRUNCATED_IMAGES", ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.LOAD_TRUNCATED_IMAGES),
+        ("TiffImagePlugin.READ_LIBTIFF", TiffImagePlugin.READ_LIBTIFF, TiffImagePlugin.READ_LIBTIFF),
+        ("BmpImagePlugin.USE_RAW_ALPHA", BmpImagePlugin.USE_RAW_ALPHA, BmpImagePlugin.USE_RAW_ALPHA),
+        ("GifImagePlugin.LOADING_STRATEGY", (gif := GifImagePlugin.LOADING_STRATEGY), gif.name == "RGB_ALWAYS"),
+        ("Image.MAX_IMAGE_PIXELS", limit, limit is not None and 2 * limit < PIXEL_LIMIT),
+    ):
+        if changed:
+            raise LockstepError(
+                f"Pillow's {name} is {value} in this program, which changes what is read from images: set it back to "
+                f"its default",
+                ENVIRONMENT,
+            )
 
 
 @cache
@@ -235,25 +219,24 @@ def _load_plugins() -> None:
 
 
 @contextlib.contextmanager
-def _one_error_type(data: bytes = b"") -> Iterator[None]:
-    """Turn all that Pillow raises for an image into an UnreadableImageError. `data` are the bytes of its file.
+def _one_error_type() -> Iterator[None]:
+    """Turn all that Pillow raises for an image into an UnreadableImageError.
 
     A MemoryError says nothing about the file, so it becomes an error of the host.
     """
     from PIL import Image, UnidentifiedImageError
 
-    _silence_pillow()
+    _load_plugins()
+    # Pillow warns of damaged EXIF blocks, and of sizes that are limited here. catch_warnings is not for threads.
+    if warnings.filters[:1] != [_PILLOWS_WARNINGS]:
+        warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         yield
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
-        causes = (cause for start, cause in _CAUSES.items() if re.match(start, data, re.DOTALL))
-        raise UnreadableImageError(next(causes, "not a JPEG, PNG, WebP, BMP, GIF or TIFF image")) from None
-    except Image.DecompressionBombError:
-        # Pillow refuses more than twice its limit. At its default, that is above ours.
-        if Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS < PIXEL_LIMIT:
-            raise _switch("Image.MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS) from None
+        raise UnreadableImageError("not a JPEG, PNG, WebP, BMP, GIF or TIFF image") from None
+    except Image.DecompressionBombError:  # Pillow's own limit is above this one.
         raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
     except MemoryError:
         raise _no_memory() from None
@@ -345,14 +328,3 @@ def _damage(error: Exception) -> str:
     text = str(error) or type(error).__name__
     truncated = isinstance(error, EOFError) or re.search(r"truncated|not enough image data|unexpected end", text, re.I)
     return "truncated" if truncated else f"damaged ({text})"
-
-
-def _silence_pillow() -> None:
-    """Ignore warnings from Pillow's modules: a damaged EXIF block, or a size that we limit ourselves.
-
-    warnings.catch_warnings is not for threads, so the filter stays, and returns to the front if another one was added.
-    """
-    if warnings.filters[:1] != [_PILLOWS_WARNINGS]:
-        with _FILTER_LOCK:
-            if warnings.filters[:1] != [_PILLOWS_WARNINGS]:
-                warnings.filterwarnings("ignore", module=r"PIL\.")
