@@ -17,7 +17,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.data import DATASETS
-from lockstep.data.digits import read
+from lockstep.data.readers import read_digits as read
 from lockstep.jobs.weights import find_weights
 from lockstep.recipes import get_recipe
 from lockstep.settings import load_object

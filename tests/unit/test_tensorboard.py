@@ -21,7 +21,7 @@ from lockstep.core.evaluate import Evaluation
 from lockstep.core.group import Alone
 from lockstep.core.monitor import PARTS
 from lockstep.core.reduction import Reduction
-from lockstep.data.digits import load
+from lockstep.data.readers import load_digits as load
 from lockstep.listeners.tensorboard import ActivationRecorder, EventFile, TensorBoard, histogram, image, scalar
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
