@@ -60,9 +60,6 @@ def test_the_job_counts_as_an_evaluation_does_and_finds_the_worst_mistakes(judge
     certainties = [one["top"][0][1] for one in record["mistakes"]]
     assert certainties == sorted(certainties, reverse=True)
     assert all(one["top"][0][0] != one["label"] for one in record["mistakes"])
-    gaps = [one["top"][0][1] - one["top"][1][1] for one in record["doubts"]]
-    assert len(gaps) == 24
-    assert gaps == sorted(gaps)
 
 
 def test_the_calibration_error_is_the_mean_distance_of_probability_and_accuracy():
@@ -76,33 +73,30 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
     path, record = judged
     page = Page(runs.page([Run(path)], record))
     assert page.headings == [
-        "Training", "Confusion", "Classes", "Calibration", "Worst mistakes", "Least certain", "Speed", "How it was made"
+        "Training", "Confusion", "Calibration", "Worst mistakes", "Speed", "How it was made"
     ]  # fmt: skip
     assert f"{record['accuracy']:.2%}" in page.text
     assert f"{record['calibration']['error']:.2%}" in page.text
     assert f"lockstep verify {path}" in page.text
     assert Run(path).recipe().digest() in page.text
-    assert sum(tag == "img" for tag, _ in page.tags) == len(record["mistakes"]) + 24
+    assert sum(tag == "img" for tag, _ in page.tags) == len(record["mistakes"])
     shown = re.findall(r"is taken for", page.text)
     confused = sum(bool(n) for y, row in enumerate(record["confusion"]) for x, n in enumerate(row) if x != y)
     assert len(shown) == min(5, confused) > 0
 
 
-def test_every_figure_has_a_name_and_a_table_and_no_page_makes_a_request(judged):
+def test_every_figure_has_a_description_and_no_page_makes_a_request(judged):
     path, record = judged
     html = runs.page([Run(path)], record)
     page = Page(html)
-    assert sum(tag == "svg" for tag, _ in page.tags) == 9
-    named = [attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"]
-    assert len(named) == 9
-    assert sum(tag == "table" for tag, _ in page.tags) == 6
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    described = [attributes["aria-labelledby"] for _, attributes in page.tags if attributes.get("role") == "img"]
+    assert len(described) == sum(tag == "svg" for tag, _ in page.tags) == 6
+    assert len(set(ids)) == len(ids)
+    assert set(described) <= {*ids}
     addresses = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert all(value.startswith("data:image/") for value in addresses if not value.startswith("#"))
     assert "url(http" not in html
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len([name for name in ids if not re.fullmatch("[mp][0-9a-f]{10}|image[0-9a-f]+", name)]) == len(
-        page.headings
-    )
     assert runs.page([Run(path)], record) == html
 
 
@@ -134,7 +128,7 @@ def test_a_page_shows_any_text_as_text():
     html = render(HOSTILE, [section], Headline(HOSTILE, HOSTILE, [(HOSTILE, HOSTILE)]), [HOSTILE])
     page = Page(html)
     assert not [tag for tag, _ in page.tags if tag == "script"]
-    assert page.text.count('<script>alert("x")</script>') == 14
+    assert page.text.count('<script>alert("x")</script>') == 15
     assert "\x1b" not in html
 
 

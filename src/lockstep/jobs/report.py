@@ -1,4 +1,4 @@
-"""The report job: an evaluation, and what the classifier says of each image: calibration, mistakes, doubts."""
+"""The report job: an evaluation, and what the classifier says of each image: calibration, mistakes."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _BINS = 15  # of the calibration error, of equal width
 def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0. Raises: LockstepError.
 
-    The record is that of an evaluation, with "calibration", "mistakes" and "doubts".
+    The record is that of an evaluation, with "calibration" and "mistakes".
     """
     session = Session(spec.recipe, spec.placement, ctx)
     dataset = session.split(spec.split, spec.examples)
@@ -39,16 +39,13 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     unclassified = classes == every.shape[1]  # The logits are not finite: no class has a probability.
     probabilities = every.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
     images, names = session.splits[spec.split], _names(spec)
-    first, second = probabilities.topk(min(2, probabilities.shape[1]), 1).values.T
+    first = probabilities.amax(1)
     correct = classes == labels
-    mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)
-    doubts = (first - second).masked_fill(unclassified, torch.inf).argsort(stable=True)
-    mistakes, doubts = mistakes[: int((~correct).sum())], doubts[: int((~unclassified).sum())]
+    mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)[: int((~correct).sum())].tolist()
     return {
         **record,
         "calibration": calibration(first, correct),
-        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes[: spec.shown].tolist()],
-        "doubts": [_shown(images, probabilities, row, names) for row in doubts[: spec.shown].tolist()],
+        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes[: spec.shown]],
     }
 
 

@@ -32,8 +32,6 @@ class Line(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, float | None]]
-    dashed: bool = False
-    colour: int = -1  # index of COLOURS; -1 for the next one
 
 
 class Panel(NamedTuple):
@@ -50,19 +48,22 @@ def lines(*panels: Panel) -> str:
     """Return a row of `panels`."""
 
     def draw(axes: "Axes", panel: Panel) -> None:
-        from matplotlib.ticker import MaxNLocator, PercentFormatter
+        from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         for number, line in enumerate(panel.lines):
             points = [(x, y) for x, y in line.points if y is not None]
-            colour = COLOURS[(number if line.colour < 0 else line.colour) % len(COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 [x for x, _ in points], [y for _, y in points], color=colour, label=line.name, linewidth=1.6,
-                linestyle="--" if line.dashed else "-", marker="o" if len(points) <= 12 else "", markersize=3.5,
+                marker="o" if len(points) <= 12 else "", markersize=3.5,
             )  # fmt: skip
         if panel.log and any(y is not None and y > 0 for line in panel.lines for _, y in line.points):
-            _log(axes)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            axes.yaxis.set_major_formatter("{x:g}")  # plain numbers
+            axes.yaxis.set_minor_formatter("")
         if panel.share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if 1 < len(panel.lines) <= _MOST_IN_LEGEND:
@@ -82,12 +83,13 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
 
     def draw(axes: "Axes") -> None:
         import numpy as np
+        from matplotlib.colors import to_rgb
 
         shares = np.array(counts, float) / np.maximum(1, np.array(counts).sum(1, keepdims=True))
         alpha = 0.8 * np.sqrt(shares)
         pixels = np.empty((*shares.shape, 4))
-        pixels[..., :3], pixels[..., 3] = _rgb(COLOURS[1]), alpha
-        pixels[np.arange(len(names)), np.arange(len(names)), :3] = _rgb(COLOURS[0])
+        pixels[..., :3], pixels[..., 3] = to_rgb(COLOURS[1]), alpha
+        pixels[np.arange(len(names)), np.arange(len(names)), :3] = to_rgb(COLOURS[0])
         axes.imshow(pixels, interpolation="nearest")
         axes.set(xlabel="classified as", ylabel="label")
         axes.grid(visible=False)
@@ -104,7 +106,7 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
 
 
 def reliability(bins: Sequence[tuple[float, float, int]]) -> str:
-    """Return the diagram of `bins` (mean probability, accuracy, images): accuracy beside the diagonal, and images."""
+    """Return the diagram of `bins` (mean probability, accuracy, images): accuracy beside the diagonal."""
 
     def draw(axes: "Axes") -> None:
         axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle="--", label="calibrated")
@@ -114,12 +116,7 @@ def reliability(bins: Sequence[tuple[float, float, int]]) -> str:
         axes.set(xlabel="probability of the predicted class", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.03))
         axes.legend(loc="upper left")
 
-    def count(axes: "Axes") -> None:
-        axes.bar([mean for mean, _, _ in bins], [images for *_, images in bins], width=0.05, color=COLOURS[0])
-        axes.set(xlabel="probability of the predicted class", ylabel="images", xlim=(0, 1.02))
-        _log(axes)
-
-    return _drawn(8.4, 3.4, draw, count)
+    return _drawn(4.2, 3.4, draw)
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], x_label: str) -> str:
@@ -162,17 +159,3 @@ def _drawn(width: float, height: float, *draw: Callable[["Axes"], None]) -> str:
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = _SIZE.sub(lambda size: f' style="max-width: {float(size[1]) * 4 / 3:.0f}px"', text, count=1)
     return _LIKELY_SHARED_ID.sub("", text)
-
-
-def _log(axes: "Axes") -> None:
-    """Give `axes` a logarithmic y axis, with plain numbers at its ticks."""
-    from matplotlib.ticker import LogLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
-
-
-def _rgb(colour: str) -> tuple[float, ...]:
-    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from lockstep.errors import printable
 
-NUMBERS = "The numbers as a table"  # in place of a table that has those of figures
 _PIXELATED = 64  # pixels a side up to which a picture is shown enlarged, pixel by pixel
 
 
@@ -22,7 +21,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure: an SVG element, and what it shows, for readers who do not see it."""
+    """A figure: an SVG element, and what it shows with its main numbers, below it and for readers who do not see it."""
 
     svg: str
     caption: str

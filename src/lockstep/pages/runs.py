@@ -2,22 +2,18 @@
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.pages import figures
 from lockstep.pages.figures import Line, Panel
-from lockstep.pages.page import NUMBERS, Figure, Headline, Picture, Section, Table, render
+from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.folder import Run
 from lockstep.settings import dotted
-from lockstep.words import duration, listed, loss_text, plural, size, wilson_interval
+from lockstep.words import duration, listed, loss_text, plural, size
 
 _PAIRS = 5  # of classes that are confused most often, in words
-_PAIRS_IN_TABLE = 100
-_TABLE_ROWS = 30  # of a curve
 _POINTS = 400  # of a curve
-_BATCHES = 3  # runs up to which the accuracies of batches are drawn beside those of evaluations
 _CURVES = {"loss": "loss", "accuracy": "accuracy", "learning_rate": "learning rate"}
 
 
@@ -30,13 +26,13 @@ def page(runs: Sequence[Run], record: Mapping[str, Any] | None = None, lacking: 
     names = _names(runs)
     if len(runs) > 1:
         title = f"{len(runs)} runs: {listed(names)}"
-        return render(title, [differences(runs, names), training(runs, names), speeds(runs, names)], spread(runs))
+        return render(title, [differences(runs, names), training(runs, names), speed(runs, names)], spread(runs))
     (run,) = runs
     notes = [] if lacking is None else [lacking]
     if not _result(run):
         notes.insert(0, f"This run is not complete: its newest checkpoint is after {plural(max(run.steps), 'step')}.")
-    judged = [] if record is None else [confusion(record), classes(record), calibration(record), *pictures(record)]
-    sections = [training(runs, names), *judged, speed(run), provenance(run)]
+    judged = [] if record is None else [confusion(record), calibration(record), *mistakes(record)]
+    sections = [training(runs, names), *judged, speed(runs, names), provenance(run)]
     return render(f"Run {names[0]}", sections, headline(run, record), notes)
 
 
@@ -128,36 +124,25 @@ def differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
 
 
 def training(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    """Return the curves of loss, accuracy and learning rate, over steps and over time."""
+    """Return the curves of loss, accuracy and learning rate."""
     metrics = [run.metrics() for run in runs]
     steps = [[row for row in rows if row["kind"] == "step"] for rows in metrics]
-    tests = [[row for row in rows if row["kind"] == "evaluation"] for rows in metrics]
-    times = [_times(rows) for rows in steps]
+    tests = [_tested([row for row in rows if row["kind"] == "evaluation"]) for rows in metrics]
     drawn = []
-    for axis, over in (("step", "steps"), ("time", "seconds of training")):
-        for key, label in _CURVES.items():
-            lines = []
-            for number, name in enumerate(names):
-                x = [float(row["step"]) for row in steps[number]] if axis == "step" else times[number]
-                points = _thinned([(at, row.get(key)) for at, row in zip(x, steps[number], strict=True)])
-                found = _tested(tests[number]) if key == "accuracy" else ()
-                if not found or len(runs) <= _BATCHES:
-                    lines.append(Line(f"{name}, batch" if key == "accuracy" else name, points, colour=number))
-                if found:
-                    tested = [(float(row["step"]), row["accuracy"]) for row in found]
-                    if axis == "time":
-                        tested = [(_time_at(step, steps[number], times[number]), share) for step, share in tested]
-                    colour = number if len(runs) > 1 else 1
-                    lines.append(Line(f"{name}, {found[0]['split']} images", tested, len(runs) > 1, colour))
-            panel = Panel(label, over, lines, log=key == "loss", share=key == "accuracy")
-            drawn.append(Figure(figures.lines(panel), f"{label.capitalize()} over {over}"))
-    rows = [
-        [name, f"{row['step']:,}", f"{at:.1f}", *(_number(row.get(key)) for key in _CURVES)]
-        for name, each, seconds in zip(names, steps, times, strict=True)
-        for row, at in _chosen(list(zip(each, seconds, strict=True)))
-    ]
+    for key, label in _CURVES.items():
+        lines, ends = [], []
+        for name, rows, found in zip(names, steps, tests, strict=True):
+            points = [(float(row["step"]), row.get(key)) for row in rows[:: len(rows) // _POINTS + 1]]
+            tested = [(float(row["step"]), row["accuracy"]) for row in found] if key == "accuracy" else []
+            if not tested or len(runs) == 1:
+                lines.append(Line(f"{name}, batch" if key == "accuracy" else name, points))
+            if tested:
+                lines.append(Line(f"{name}, {found[0]['split']} images", tested))
+            ends += [f"{name} from {_number(points[0][1])} to {_number(points[-1][1])}"] if points else []
+        panel = Panel(label, "steps", lines, log=key == "loss", share=key == "accuracy")
+        drawn.append(Figure(figures.lines(panel), f"{label.capitalize()} of batches over steps: {'; '.join(ends)}"))
     texts = []
-    for name, found in zip(names, map(_tested, tests), strict=True):
+    for name, found in zip(names, tests, strict=True):
         if found:
             best = max(found, key=lambda row: row["accuracy"])
             prefix = f"{name}: highest" if len(runs) > 1 else "Highest"
@@ -165,7 +150,7 @@ def training(runs: Sequence[Run], names: Sequence[str]) -> Section:
                 f"{prefix} accuracy on {best['split']} images: {best['accuracy']:.2%} after {best['step']:,} steps, by "
                 f"the {'averaged' if best['weights'] == 'ema' else 'raw'} weights."
             )
-    return Section("Training", texts, drawn, Table(["run", "step", "seconds", *_CURVES.values()], rows), folded=NUMBERS)
+    return Section("Training", texts, drawn)
 
 
 def confusion(record: Mapping[str, Any]) -> Section:
@@ -181,106 +166,52 @@ def confusion(record: Mapping[str, Any]) -> Section:
     ]
     if lost := record["examples"] - sum(map(sum, counts)):
         texts.append(f"The logits of {plural(lost, 'image')} are not finite, so they have no class and count as wrong.")
-    if len(names) <= figures.MOST_NAMED:
-        table = Table(["label", *names], [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)])
-    else:
-        rows = [[names[y], names[x], f"{count:,}"] for count, y, x in pairs[:_PAIRS_IN_TABLE]]
-        table = Table(["label", "classified as", "images"], rows)
-    drawn = Figure(
-        figures.heat_map(counts, names), "Confusion matrix: a row for each label, a column for each prediction"
-    )
-    return Section("Confusion", texts or ["No image is misclassified."], [drawn], table, folded=NUMBERS)
-
-
-def classes(record: Mapping[str, Any]) -> Section:
-    """Return precision and recall of each class."""
-    counts, rows = record["confusion"], []
-    for label, one in enumerate(record["classes"]):
-        predicted = sum(row[label] for row in counts)
-        low, high = wilson_interval(one["correct"], one["examples"]) if one["examples"] else (0.0, 1.0)
-        interval = f"{low:.0%} to {high:.0%}" if one["examples"] else ""
-        precision = one["correct"] / predicted if predicted else None
-        rows.append([one["name"], f"{one['examples']:,}", _percent(precision), _percent(one["accuracy"]), interval])
-    table = Table(["class", "images", "precision", "recall", "95 % interval of recall"], rows)
-    texts = [
-        "Precision is the share of images classified as a class that are of it; recall is the share of its images that "
-        "are classified as it."
-    ]
-    return Section(
-        "Classes",
-        texts,
-        table=table,
-        folded="Precision and recall of each class" if len(rows) > figures.MOST_NAMED else "",
-    )
+    text = f"Confusion matrix: a row for each label, a column for each prediction, {plural(len(names), 'class')}"
+    drawn = Figure(figures.heat_map(counts, names), text)
+    return Section("Confusion", texts or ["No image is misclassified."], [drawn])
 
 
 def calibration(record: Mapping[str, Any]) -> Section:
     """Return the reliability diagram, and the expected calibration error."""
     found = record["calibration"]
-    rows = [[f"{mean:.1%}", f"{share:.1%}", f"{count:,}"] for mean, share, count in found["bins"]]
     text = (
         f"Expected calibration error: {found['error']:.2%}, the mean distance between the probability of the predicted "
         "class and the share of correct images, over 15 bins (Guo et al. 2017)."
     )
-    drawn = Figure(
-        figures.reliability(found["bins"]), "Reliability diagram: accuracy over probability; images in each bin"
-    )
-    table = Table(["mean probability", "accuracy", "images"], rows)
-    return Section("Calibration", [text], [drawn], table, folded=NUMBERS)
+    bins = ", ".join(f"{share:.0%} of {count:,} at {mean:.0%}" for mean, share, count in found["bins"])
+    drawn = Figure(figures.reliability(found["bins"]), f"Accuracy over the probability of the predicted class: {bins}")
+    return Section("Calibration", [text], [drawn])
 
 
-def pictures(record: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield the worst mistakes and the least certain images, as pictures."""
-    kinds = {
-        "mistakes": ("Worst mistakes", "Misclassified images, the most certain first."),
-        "doubts": ("Least certain", "Images whose two most probable classes are closest to each other."),
-    }
-    for key, (title, text) in kinds.items():
-        shown = [
-            Picture(
-                one["picture"],
-                f"{one['name']}, labelled {one['label']}, classified as "
-                f"{one['top'][0][0] if one['top'] else 'no class'}",
-                [f"labelled {one['label']}", *(f"{name} {share:.1%}" for name, share in one["top"]), one["name"]],
-            )
-            for one in record[key]
-        ]  # fmt: skip
-        if shown:
-            yield Section(title, [text], pictures=shown)
+def mistakes(record: Mapping[str, Any]) -> list[Section]:
+    """Return the worst mistakes as pictures, if there are any."""
+    shown = []
+    for one in record["mistakes"]:
+        found = one["top"][0][0] if one["top"] else "no class"
+        ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
+        text = f"{one['name']}, labelled {one['label']}, classified as {found}"
+        shown.append(Picture(one["picture"], text, [f"labelled {one['label']}", *ranked, one["name"]]))
+    text = "Misclassified images, the most certain first."
+    return [Section("Worst mistakes", [text], pictures=shown)] if shown else []
 
 
-def speed(run: Run) -> Section:
-    """Return the throughput, what the time of a step is spent on, and the memory."""
-    rows = [row for row in run.metrics() if row["kind"] == "step" and row.get("split")]
-    result, texts = _result(run), []
-    if result:
-        texts = [
-            f"{result['images_per_s']:,.0f} images/s; {result['train_s']:,.1f} s of training, "
-            f"{result['total_s']:,.1f} s in all.",
-            f"Peak memory of a process: {listed([size(used) for used in result['peak_memory_bytes']])}.",
-        ]
-    if not rows:
-        return Section("Speed", texts or ["No step is recorded."])
-    parts = _split(rows)
-    drawn = Figure(figures.stacked([("a step", parts)], "milliseconds"), "What the time of a step is spent on")
-    total = sum(value for _, value in parts)
-    cells = [[name, f"{value:.2f} ms", f"{value / total:.1%}" if total else "-"] for name, value in parts]
-    table = Table(["part of a step, in process 0", "mean", "share"], cells)
-    return Section("Speed", texts, [drawn], table, folded=NUMBERS)
+def speed(runs: Sequence[Run], names: Sequence[str]) -> Section:
+    """Return throughput and memory, and what the time of a step is spent on."""
+    texts = [
+        f"{name}: {result['images_per_s']:,.0f} images/s; {result['train_s']:,.1f} s of training, "
+        f"{result['total_s']:,.1f} s in all; peak memory of a process "
+        f"{listed([size(used) for used in result['peak_memory_bytes']])}."
+        for run, name in zip(runs, names, strict=True)
+        if (result := _result(run))
+    ]
+    steps = [[row for row in run.metrics() if row["kind"] == "step" and row.get("split")] for run in runs]
+    bars = [(name, _split(rows)) for name, rows in zip(names, steps, strict=True) if rows]
+    return Section("Speed", texts or ["No step is recorded."], [_spent(bars)] if bars else ())
 
 
-def speeds(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    """Return the throughput of runs, and what the time of a step is spent on in each."""
-    bars, cells = [], []
-    for run, name in zip(runs, names, strict=True):
-        if rows := [row for row in run.metrics() if row["kind"] == "step" and row.get("split")]:
-            parts = _split(rows)
-            bars.append((name, parts))
-            rate = f"{_result(run)['images_per_s']:,.0f}" if _result(run) else ""
-            cells.append([name, rate, ", ".join(f"{part} {value:.2f}" for part, value in parts)])
-    drawn = Figure(figures.stacked(bars, "milliseconds"), "What the time of a step is spent on") if bars else None
-    table = Table(["run", "images/s", "milliseconds of a step"], cells)
-    return Section("Speed", figures=[drawn] if drawn else (), table=table)
+def _spent(bars: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> Figure:
+    parts = "; ".join(f"{name}: {', '.join(f'{part} {ms:.2f}' for part, ms in each)}" for name, each in bars)
+    return Figure(figures.stacked(bars, "milliseconds"), f"Milliseconds of a step, in process 0, by part. {parts}")
 
 
 def provenance(run: Run) -> Section:
@@ -300,13 +231,8 @@ def provenance(run: Run) -> Section:
     same = "with the same weights, to the last bit" if recipe.exact else "with other low-order bits"
     texts = [f"The first command trains it again, {same}. The second computes its last steps again and compares them."]
     commands = [recipe.command("train", folder, "--name", f"{folder.name}-again"), recipe.command("verify", folder)]
-    return Section(
-        "How it was made",
-        texts,
-        table=Table(["what", "value"], rows),
-        folded="Recipe, environment and digests",
-        commands=commands,
-    )
+    table = Table(["what", "value"], rows)
+    return Section("How it was made", texts, table=table, folded="Recipe, environment and digests", commands=commands)
 
 
 def _split(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
@@ -319,41 +245,6 @@ def _tested(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the evaluations of the classifier's weights: the averaged ones, if there are any."""
     averaged = [row for row in rows if row["weights"] == "ema"]
     return averaged or rows
-
-
-def _times(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the seconds of training at each row: without evaluations, and without the time between sessions."""
-    total, times = 0.0, []
-    for last, row in pairwise([{"step": -1}, *rows]):
-        total += max(0, row["step"] - last["step"]) * (row.get("s_per_step") or 0.0)
-        times.append(total)
-    return times
-
-
-def _time_at(step: float, rows: Sequence[Mapping[str, Any]], times: Sequence[float]) -> float:
-    """Return the seconds of training when `step` updates were made."""
-    return next(
-        (at for row, at in zip(rows, times, strict=True) if row["step"] >= step - 1), times[-1] if times else 0.0
-    )
-
-
-def _thinned(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float | None]]:
-    """Return at most _POINTS points, each the mean of equally many neighbours; [(0, None)] for none."""
-    known = [(x, y) for x, y in points if y is not None]
-    group = max(1, -(-len(known) // _POINTS))
-    parts = [known[i : i + group] for i in range(0, len(known), group)]
-    return [(statistics.fmean(x for x, _ in p), statistics.fmean(y for _, y in p)) for p in parts] or [(0.0, None)]
-
-
-def _chosen(rows: Sequence[Any]) -> Sequence[Any]:
-    """Return at most _TABLE_ROWS of `rows`, at even distances, with the first and the last one."""
-    if len(rows) <= _TABLE_ROWS:
-        return rows
-    return [rows[round(i * (len(rows) - 1) / (_TABLE_ROWS - 1))] for i in range(_TABLE_ROWS)]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 def _number(value: float | None) -> str:
