@@ -1,7 +1,7 @@
 """Images/s of exported files beside `lockstep predict`: `python -m benchmarks.export [--data DIR] [--photos FOLDER]`.
 
-Short runs of `digits`, with --data of `cifar10-tutorial`, and with --photos of `photos`, are exported in each round to
-both formats, in turn. `lockstep export` times the file and Lockstep on all test images, in memory and on one thread.
+Short runs of `digits`, with --data of `cifar10-tutorial`, and with --photos of `photos`, are exported to ONNX in each
+round. `lockstep export` times the file and Lockstep on all test images, in memory and on one thread.
 """
 
 import sys
@@ -13,14 +13,13 @@ from benchmarks.common import lockstep, options, parsed, save, spreads
 
 
 def rounds_of(run: Path, count: int, data: Path | None) -> list[dict[str, float]]:
-    """Return images/s of both formats and of Lockstep in `count` rounds."""
+    """Return images/s of the file and of Lockstep in `count` rounds."""
     found = []
     for number in range(count):
         rates: dict[str, float] = {}
-        for format in ("onnx", "pt2"):
-            file = run.parent / f"{run.name}-{number}.{format}"
-            record: dict[str, Any] = lockstep("export", run, "--format", format, "-o", file, data=data)
-            rates[format], rates["lockstep"] = record["images_per_s"], record["images_per_s_lockstep"]
+        file = run.parent / f"{run.name}-{number}.onnx"
+        record: dict[str, Any] = lockstep("export", run, "-o", file, data=data)
+        rates["onnx"], rates["lockstep"] = record["images_per_s"], record["images_per_s_lockstep"]
         found.append(rates)
         print(f"{run.name}, round {number + 1}: {rates}", flush=True)
     return found

@@ -7,7 +7,6 @@ import pytest
 
 from lockstep import hardware
 from lockstep.errors import LockstepError
-from lockstep.launch import submit
 from lockstep.launch.submit import Outcome
 
 doctor = import_module("lockstep.commands.doctor")  # the package has the command by this name
@@ -37,7 +36,7 @@ def computed(monkeypatch):
             specs.append(spec)
             return Outcome(RESULT | results.get(spec.placement.processes, {}))
 
-        monkeypatch.setattr(submit, "submit", submitted)
+        monkeypatch.setattr(doctor, "submit", submitted)
         return specs
 
     return stand_in
@@ -77,7 +76,7 @@ def test_a_run_that_fails_is_the_error(refused_here, monkeypatch):
     def fails(*_):
         raise LockstepError("the processes cannot connect", 4)
 
-    monkeypatch.setattr(submit, "submit", fails)
+    monkeypatch.setattr(doctor, "submit", fails)
     done = refused_here("doctor")
     assert done.returncode == 4
     assert "the processes cannot connect" in done.stderr

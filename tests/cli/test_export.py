@@ -68,23 +68,14 @@ def test_the_example_uses_the_file_without_lockstep(written, picture):
     assert share.endswith("%")
 
 
-def test_a_model_file_alone_is_exported_to_torchs_format(written, tmp_path, here, monkeypatch):
+def test_a_model_file_alone_is_exported(written, tmp_path, here, monkeypatch):
     path, _, record = written
     monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
-    done = here("export", path / "model.safetensors", "--format", "pt2")
+    done = here("export", path / "model.safetensors")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"exporting {path / 'model.safetensors'}: ")
     assert "comparing the file with Lockstep on 355 images: 33%, about " in done.stderr
     assert f"{record['accuracy']:.2%} of 355 test images" in done.stdout
-    import torch
-
-    extra = {"lockstep": ""}
-    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra)
-    assert json.loads(extra["lockstep"])["classes"] == [*"0123456789"]
-    assert program.module()(torch.zeros(5, 30, 20, 1, dtype=torch.uint8)).shape == (5, 10)
-    refused = here("predict", "model.pt2", "x.png")
-    assert (refused.returncode, refused.stdout) == (USAGE, "")
-    assert "model.pt2 is for other programs" in refused.stderr
+    assert (tmp_path / "model.onnx").exists()
 
 
 def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch):
@@ -105,7 +96,7 @@ def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_
     )
     held_out = ("--set", "held_out=20", "--set", "batch=32", "--steps", 2, "--processes", 1, "--name", "a")
     assert here("train", "digits", "--dataset", "alone:train_only", *held_out).returncode == 0
-    done = here("export", "runs/a", "--trust-code", "--format", "pt2", "--json")
+    done = here("export", "runs/a", "--trust-code", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["split"], record["examples"]) == ("held-out", 20)
@@ -122,12 +113,10 @@ def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     for words, code, text in (
         (("export", path, "-o", "there.onnx"), USAGE, "exists already"),
         (("export", path, "-o", "d.pt2"), USAGE, "d.pt2: programs know a format by the name of its file"),
-        (("export", path, "-o", "d.onnx", "--format", "pt2"), USAGE, "give one that ends in .pt2"),
         (("export", path, "-o", "nowhere/d.onnx"), ENVIRONMENT, "there is no folder"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
         (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes (0, 1, 2, 3, 4, ...) and images of"),
         (("export", file, "-o", "d.onnx"), USAGE, "is for other programs"),
-        (("export", path, "--format", "tflite"), USAGE, "tflite"),
         (("predict", file, picture), USAGE, "is for other programs"),
     ):
         done = here(*words)

@@ -98,18 +98,12 @@ class Source:
 
 
 @pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        ("digits", "onnx"), ("digits", "pt2"),
-        *(pytest.param(name, format, marks=pytest.mark.slow) for name in RECIPES if name != "digits"
-          for format in ("onnx", "pt2")),
-    ],
-)  # fmt: skip
-def test_every_recipe_exports_for_any_number_and_size_of_images(name, format):
-    if format == "onnx":
-        pytest.importorskip("onnxruntime")
+    "name", [name if name == "digits" else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+)
+def test_every_recipe_exports_for_any_number_and_size_of_images(name):
+    pytest.importorskip("onnxruntime")
     source = Source(name)
-    run = loaded(exported(source, format, {"classes": ["a"]}), format)
+    run = loaded(exported(source, {"classes": ["a"]}))
     for count, height, width in ((3, *source.image_shape[:2]), (1, 61, 47), (4, 20, 90)):
         batch = images(count, height, width, source.image_shape[2])
         with torch.no_grad():
@@ -134,16 +128,16 @@ def test_a_network_that_cannot_be_exported_is_refused_with_its_operator():
     source = Source("digits")
     source.module = Sorted(branch=False)
     with pytest.raises(LockstepError, match=r"digits cannot be exported: operator .*bessel_j0"):
-        exported(source, "onnx", {"classes": []})
+        exported(source, {"classes": []})
     source.module = Sorted(branch=True)
     with pytest.raises(LockstepError, match="digits cannot be exported: "):
-        exported(source, "pt2", {"classes": []})
+        exported(source, {"classes": []})
 
 
 def test_weights_that_an_onnx_file_cannot_hold_are_refused(monkeypatch):
     monkeypatch.setattr(export, "MAX_BYTES", 1000)
-    with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take 235 kB: give --format pt2"):
-        exported(Source("digits"), "onnx", {"classes": []})
+    with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take 235 kB"):
+        exported(Source("digits"), {"classes": []})
 
 
 def test_large_images_are_computed_in_small_batches():

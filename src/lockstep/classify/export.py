@@ -1,13 +1,12 @@
-"""From a classifier to one file that needs no Lockstep: an ONNX file, or a program of torch.export."""
+"""From a classifier to an ONNX file, which needs no Lockstep."""
 
 import contextlib
-import io
 import json
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from lockstep.classify.predict import Classifier
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.words import extra, size
 
-Format = Literal["onnx", "pt2"]
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
 
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
@@ -28,25 +26,19 @@ _EXAMPLE = (2, 37, 41)  # images, height, width: of an example that the exporter
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 
 
-def exported(classifier: Classifier, format: Format, facts: Mapping[str, Any]) -> bytes:
+def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
 
-    Raises: LockstepError if a package is missing, the network cannot be exported, or it is too large for the format.
+    Raises: LockstepError if a package is missing, the network cannot be exported, or it is too large.
     """
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
-    if format == "onnx" and weights >= MAX_BYTES:
-        raise LockstepError(
-            f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}: give --format pt2"
-        )
+    if weights >= MAX_BYTES:
+        raise LockstepError(f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}")
     graph = Graph(classifier.recipe, classifier.module, classifier.image_shape).eval()
     dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
     example = (torch.zeros(*_EXAMPLE, classifier.image_shape[2], dtype=torch.uint8),)
     with _quiet(), torch.no_grad(), _refused(classifier):
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
-        if format == "pt2":
-            file = io.BytesIO()
-            torch.export.save(program, file, extra_files={METADATA: json.dumps(facts)})
-            return file.getvalue()
         with _packages_named():
             import onnxscript  # noqa: F401  # which torch.onnx needs
 
@@ -61,24 +53,14 @@ def exported(classifier: Classifier, format: Format, facts: Mapping[str, Any]) -
         return content
 
 
-def loaded(content: bytes, format: Format) -> Compute:
-    """Return the function that the runtime of a file computes: onnxruntime, or torch."""
-    if format == "onnx":
-        with _packages_named():
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        running = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        return lambda images: running.run(None, {"images": images})[0]
-    with _quiet():
-        module = torch.export.load(io.BytesIO(content)).module()
-
-    def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        with torch.no_grad():
-            found: NDArray[np.float32] = module(torch.from_numpy(images)).numpy()
-        return found
-
-    return run
+def loaded(content: bytes) -> Compute:
+    """Return the function that onnxruntime computes from an exported file."""
+    with _packages_named():
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    running = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return lambda images: running.run(None, {"images": images})[0]
 
 
 @contextlib.contextmanager

@@ -1,22 +1,19 @@
 """`lockstep bench`."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from lockstep import numerics
 from lockstep.commands.options import Json, Set, TrustCode, options_from, placement_of
+from lockstep.commands.output import present
 from lockstep.commands.specs import data_for, fitted, placed, subject_of, with_precision
 from lockstep.config import overrides
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError
 from lockstep.jobs.context import Output
 from lockstep.jobs.specs import BenchSpec
-from lockstep.launch.submit import capacity, submit
-from lockstep.launch.world import World
+from lockstep.launch.submit import capacity, require_alone, submit
 from lockstep.words import plural
 
 Record = dict[str, Any]
@@ -62,13 +59,11 @@ def bench(
       lockstep bench digits --no-portable                          the cost of portable arithmetic: compare
       lockstep bench mnist --processes 2 --only --steps 5 --json
     """
-    if World.from_environment().joined:
-        raise LockstepError("lockstep bench starts its own processes: start it without torchrun, srun or mpirun")
+    require_alone("bench")
     changes = overrides.parse(settings or [], {name: options[name] for name in _RECIPE})
     placement = placement_of(options)
     subject = subject_of(what, changes, placement.data, trust_code)
     recipe = fitted(subject)
-    numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe = with_precision(subject, recipe, placement.device)
     placement = placed(recipe, placement.replace(data=data_for(subject)))
     most = placement.processes or capacity(recipe, placement)
@@ -85,7 +80,7 @@ def bench(
     limit = verdict(records[-1]["split"])
     if json_output:
         subject_facts = {"recipe": recipe.name, "precision": recipe.precision, "threads": recipe.threads_per_tower}
-        print(json.dumps({**subject_facts, **facts, "records": records, "verdict": limit}))
+        present([], {**subject_facts, **facts, "records": records, "verdict": limit})
     else:
         print(f"\non {plural(most, 'process')}, {limit}")
 

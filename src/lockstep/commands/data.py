@@ -1,13 +1,13 @@
 """`lockstep data fetch`, `lockstep data list` and `lockstep data check`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.commands.options import STARTED, Command, Group, Json, require_new_file
-from lockstep.errors import DATA, LockstepError, printable, unknown
+from lockstep.commands.output import present
+from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.messages import command
 
 if TYPE_CHECKING:
@@ -66,12 +66,9 @@ def fetch(
         if managed:
             with handled_by(leave):
                 downloaded = module.fetch(source, folder)
-    if json_output:
-        _print_json({"dataset": name, "folder": str(folder) if folder else None, "downloaded": downloaded})
-    elif not downloaded:
-        print(f"{name} is already in {folder}" if folder else f"{name} comes with lockstep: nothing to download")
-    else:
-        print(f"{name} is in {folder}")
+    text = f"{name} is {'in' if downloaded else 'already in'} {folder}"
+    record = {"dataset": name, "folder": str(folder) if folder else None, "downloaded": downloaded}
+    present([text if folder else f"{name} comes with lockstep: nothing to download"], record if json_output else None)
 
 
 @app.command("list", cls=Command, short_help="List the datasets and their folders.")
@@ -91,24 +88,17 @@ def list_(json_output: Json = False) -> None:
     sources = [SOURCES[name] for name in DATASETS if name in SOURCES]
     located_sources = {source.name: located(source, None) for source in sources if source.archives}
     folders = {name: str(place[0]) for name, place in located_sources.items() if place}
-    if json_output:
-        _print_json(
-            {
-                source.name: {
-                    "images": source.images,
-                    "download_bytes": source.size_bytes,
-                    "folder": folders.get(source.name),
-                    "here": source.name in folders or not source.archives,
-                }
-                for source in sources
-            }
-        )
-        return
-    print(f"{'dataset':14} {'images':>7}  {'download':>9}  folder")
+    lines, record = [f"{'dataset':14} {'images':>7}  {'download':>9}  folder"], {}
     for source in sources:
+        folder = folders.get(source.name)
         download = size(source.size_bytes) if source.archives else "none"
         absent = f"none yet: {command('data', 'fetch', source.name)}" if source.archives else "comes with lockstep"
-        print(f"{source.name:14} {source.images:7}  {download:>9}  {folders.get(source.name, absent)}")
+        lines.append(f"{source.name:14} {source.images:7}  {download:>9}  {folder or absent}")
+        record[source.name] = {
+            "images": source.images, "download_bytes": source.size_bytes, "folder": folder,
+            "here": folder is not None or not source.archives,
+        }  # fmt: skip
+    present(lines, record if json_output else None)
 
 
 @app.command(cls=Command, short_help="Verify the files of a dataset, or report on a folder of images.")
@@ -172,14 +162,13 @@ def check(
     else:
         load_object(DATASETS[name])(data)  # raises a LockstepError if the files are missing or malformed
         count, checked = len(source.files), "structure"
-    if json_output:
-        _print_json({"dataset": name, "folder": str(folder) if folder else None, "files": count, "checked": checked})
-    elif managed:
-        print(f"ok: {folder}, {count} files, {checked}")
-    elif folder:
-        print(f"ok: {folder}, {count} files placed by hand, so only their structure was checked")
-    else:
-        print(f"ok: {name} comes with lockstep and can be read")
+    text = f"ok: {folder}, {count} files placed by hand, so only their structure was checked"
+    if managed or not folder:
+        text = (
+            f"ok: {folder}, {count} files, {checked}" if folder else f"ok: {name} comes with lockstep and can be read"
+        )
+    record = {"dataset": name, "folder": str(folder) if folder else None, "files": count, "checked": checked}
+    present([text], record if json_output else None)
 
 
 def _check_folder(folder: Path, data: Path | None, json_output: bool, labels: bool, html: Path | None) -> None:
@@ -198,15 +187,15 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool, labels: bo
     record = record_of(found)
     sound = not found.problems
     if not json_output:
-        _print_lines([*lines_of(record), *(f"note: {note}" for note in found.notes)])
+        present([*lines_of(record), *(f"note: {note}" for note in found.notes)])
     if labels and sound:
         record["labels"] = _check_labels(folder, html, json_output)
     if json_output:
-        _print_json(record)
+        present([], record)
     found.require_sound()
     if not json_output:
         recipe = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
-        _print_lines([f"ok: {command('train', f'{folder}/' if recipe else folder)}"])
+        present([f"ok: {command('train', f'{folder}/' if recipe else folder)}"])
 
 
 def _check_labels(folder: Path, html: Path | None, json_output: bool) -> dict[str, Any]:
@@ -227,7 +216,7 @@ def _check_labels(folder: Path, html: Path | None, json_output: bool) -> dict[st
             file.write(page(outcome.record))
     if not json_output:
         seen = f"pictures of them: {html}" if html else "to see them: add --html doubtful.html"
-        _print_lines(["", *lines_of(outcome.record), *([seen] if outcome.record["doubtful"] or html else []), ""])
+        present(["", *lines_of(outcome.record), *([seen] if outcome.record["doubtful"] or html else []), ""])
     return outcome.record
 
 
@@ -237,11 +226,3 @@ def _source(name: str) -> "Source":
     if name not in SOURCES:
         raise LockstepError(unknown("dataset", name, SOURCES))
     return SOURCES[name]
-
-
-def _print_lines(lines: list[str]) -> None:
-    print(*map(printable, lines), sep="\n", flush=True)
-
-
-def _print_json(record: dict[str, object]) -> None:
-    print(json.dumps(record))

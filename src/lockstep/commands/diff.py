@@ -1,13 +1,12 @@
 """lockstep diff."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.commands.options import Json
-from lockstep.errors import printable
+from lockstep.commands.output import present
 
 _VERDICTS = {True: "the same bits, as far as both have recorded", False: "not the same bits", None: "nothing in common"}
 
@@ -30,14 +29,12 @@ def diff(
     from lockstep.runs.listing import difference
 
     record = difference(first, second)
-    if json_output:
-        print(json.dumps(record))
-        return
     step, equal = record["first_different_step"], record["last_equal_step"]
     after = "" if equal is None else f"equal after {equal} steps"
     digests = after or "none of the same step in both" if step is None else f"differ after {step} steps; {after}"
-    print(printable(f"{' -> '.join(record['runs'])}: {_VERDICTS[record['same']]}"))
-    print(f"  digests      {digests.removesuffix('; ')}")
-    for name in ("recipe", "environment"):
-        for text in record[name] or ["the same"]:
-            print(printable(f"  {name:<11}  {text}"))
+    lines = [
+        f"{' -> '.join(record['runs'])}: {_VERDICTS[record['same']]}",
+        f"  digests      {digests.removesuffix('; ')}",
+    ]
+    lines += [f"  {name:<11}  {text}" for name in ("recipe", "environment") for text in record[name] or ["the same"]]
+    present(lines, record if json_output else None)

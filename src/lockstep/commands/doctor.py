@@ -1,15 +1,22 @@
 """`lockstep doctor`."""
 
-import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from lockstep import hardware, numerics
 from lockstep.commands.options import Json
-from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.commands.output import present
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.data import catalog
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.jobs.context import Output
+from lockstep.jobs.specs import TrainSpec
+from lockstep.launch.submit import require_alone, submit
+from lockstep.recipes import get_recipe
 from lockstep.words import plural
 
 _STEPS = 20
@@ -37,24 +44,20 @@ def doctor(
       lockstep doctor
       lockstep doctor --json
     """
-    from lockstep import numerics
-    from lockstep.launch.world import World
-
-    if World.from_environment().joined:
-        raise LockstepError("lockstep doctor starts its own processes: start it without torchrun, srun or mpirun")
+    require_alone("doctor")
     numerics.prepare(1)  # The next line imports torch.
     record = _machine(data.absolute() if data else None)
     if not json_output:
-        print(*map(printable, _lines(record)), sep="\n", flush=True)
+        present(_lines(record))
     record["runs"] = []
     for arithmetic, processes in [("portable", 1), ("portable", 2), *([("native", 1)] if record["gpus"] else [])]:
         run = _train(arithmetic, processes)
         record["runs"].append(run)
         if not json_output:
-            print(_line(run), flush=True)
+            present([_line(run)])
     wrong = [run for run in record["runs"] if not run["right"]]
     if json_output:
-        print(json.dumps(record | {"right": not wrong}))
+        present([], record | {"right": not wrong})
     if wrong:
         raise LockstepError(
             f"{len(wrong)} of {len(record['runs'])} runs ended with other bits than on other machines. If only two "
@@ -68,9 +71,7 @@ def _machine(data: Path | None) -> dict[str, Any]:
     """Return what decides the bits of this machine, its GPUs, and the folders of its datasets."""
     import torch
 
-    from lockstep import hardware, numerics
-    from lockstep.data.catalog import SOURCES, present
-    from lockstep.runs.provenance import fingerprint
+    from lockstep.runs.provenance import fingerprint  # imports torch
 
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     machine = fingerprint(torch.device("cuda", 0) if gpus else torch.device("cpu"))
@@ -82,7 +83,9 @@ def _machine(data: Path | None) -> dict[str, Any]:
         "cores": hardware.cores(),
         "gpus": gpus,
         "gpu_problem": hardware.gpu_problem(),
-        "data": {name: str(files[0].parent) for name, one in SOURCES.items() if (files := present(one, data))},
+        "data": {
+            name: str(files[0].parent) for name, one in catalog.SOURCES.items() if (files := catalog.present(one, data))
+        },
     }
 
 
@@ -91,18 +94,11 @@ def _train(arithmetic: str, processes: int) -> dict[str, Any]:
 
     Raises: LockstepError if it fails, typer.Exit if it is stopped.
     """
-    from lockstep.config.overrides import make
-    from lockstep.config.placement import Placement
-    from lockstep.jobs.context import Output
-    from lockstep.jobs.specs import TrainSpec
-    from lockstep.launch.submit import submit
-    from lockstep.recipes import get_recipe
-
     recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": _STEPS, "arithmetic": arithmetic})
     device = "cpu" if arithmetic == "portable" else "cuda"
     placement = Placement(processes=processes, device=device, max_restarts=0)
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
-        spec = TrainSpec(recipe=recipe, placement=placement, path=Path(folder) / "digits", started=time.time())
+        spec = TrainSpec(recipe=recipe, placement=placement, path=Path(folder) / "digits")
         outcome = submit(spec, Output(quiet=True))
     if outcome.code or outcome.record is None:
         raise typer.Exit(outcome.code)

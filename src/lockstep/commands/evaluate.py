@@ -1,8 +1,6 @@
 """lockstep.evaluate, and `lockstep eval`."""
 
-import json
 import math
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +21,9 @@ from lockstep.commands.options import (
     options_from,
     placement_of,
 )
-from lockstep.commands.output import streams
+from lockstep.commands.output import present, streams
 from lockstep.commands.specs import chosen_checkpoint, of_run
 from lockstep.errors import LockstepError, printable
-from lockstep.files import discard
 from lockstep.jobs.context import Output
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.signals import handled_by, leave
@@ -203,14 +200,9 @@ def evaluate_shell(
     )  # fmt: skip
 
     def show(record: Mapping[str, Any]) -> None:
-        if json_output:
-            print(json.dumps(record), flush=True)
-        elif not quiet:
+        if json_output or not quiet:
             lines = [precision_line(record)] if watch else [summary_line(record), "", *table_lines(record)]
-            try:
-                print(*map(printable, lines), sep="\n", flush=True)
-            except BrokenPipeError:  # the reader has closed the pipe, as in `lockstep eval | head`
-                discard(sys.stdout)
+            present(lines, record if json_output else None)
 
     def compute(one: EvaluateSpec) -> Outcome:
         return submit(one, Output(quiet))

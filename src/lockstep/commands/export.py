@@ -1,21 +1,31 @@
-"""lockstep.export."""
+"""lockstep.export, and `lockstep export`."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep import numerics
 from lockstep.classify.origin import recipe_of, run_of
-from lockstep.commands.options import Checkpoint, Json, Source, TrustCode, options_from, placement_of, require_new_file
+from lockstep.commands.options import (
+    AS_TRAINED,
+    Checkpoint,
+    Json,
+    Source,
+    TrustCode,
+    options_from,
+    placement_of,
+    require_new_file,
+)
+from lockstep.commands.output import present
 from lockstep.commands.specs import chosen_checkpoint, data_of
 from lockstep.data.progress import progress
-from lockstep.errors import CRASH, DATA, LockstepError, printable
+from lockstep.errors import CRASH, DATA, LockstepError
 from lockstep.files import deliver
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
@@ -36,7 +46,7 @@ class ExportRecord:
     """What `lockstep.export` found out about a file that it wrote. `lockstep export --json` prints the same.
 
     Attributes:
-        file, format, bytes: the file, its format, and its size.
+        file, bytes: the file, and its size.
         weights_sha256: of the tensors; the file's metadata has it too.
         split, examples: the images that the file was compared on: all of the split.
         accuracy: of the file, as its runtime computes it.
@@ -48,7 +58,6 @@ class ExportRecord:
     """
 
     file: str
-    format: str
     bytes: int
     weights_sha256: str
     split: str
@@ -65,25 +74,22 @@ class ExportRecord:
 def export(
     source: str | Path | Run,
     file: str | Path,
-    format: Literal["onnx", "pt2"] = "onnx",
     checkpoint: str | int | None = None,
     *,
     data: str | Path | None = None,
     trust_code: bool = False,
 ) -> ExportRecord:
-    """Write a classifier to one file that needs no Lockstep, and compare the file with Lockstep on all test images.
+    """Write a classifier to an ONNX file, which needs no Lockstep, and compare it with Lockstep on all test images.
 
         record = lockstep.export("runs/first", "first.onnx")
         print(record.accuracy, record.otherwise, record.difference)
 
     The file maps images uint8 [N, H, W, C] of any number, height and width to probabilities float32 [N, classes]. It
-    contains the preprocessing, and computes in float32. An ONNX file is for onnxruntime and others, and has the names
-    of the classes in its metadata; a pt2 file is for `torch.export.load`.
+    contains the preprocessing and, as metadata, the names of the classes, and computes in float32.
 
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
-        file: the file to write; an existing one is replaced. Its name ends in .onnx or .pt2, as its format.
-        format: "onnx" (needs the extra "export") or "pt2".
+        file: the file to write, whose name ends in .onnx; an existing one is replaced. Needs the extra "export".
         checkpoint: "best", or a number of steps; None for the newest.
         data: folder of the dataset; None for that of training.
         trust_code: True to execute the run's own model and dataset.
@@ -92,12 +98,8 @@ def export(
         LockstepError: as `lockstep.load`; data that are gone, a network that cannot be exported, a package that is
             missing, a file that differs by more than the tolerance. No file is written then.
     """
-    if format not in get_args(Literal["onnx", "pt2"]):
-        raise LockstepError(f"format: got {format!r}: give 'onnx' or 'pt2'")
-    if Path(file).suffix.lower() != f".{format}":
-        raise LockstepError(
-            f"{file}: programs know a format by the name of its file: give one that ends in .{format}, or a --format"
-        )
+    if Path(file).suffix.lower() != ".onnx":
+        raise LockstepError(f"{file}: programs know a format by the name of its file: give one that ends in .onnx")
     recipe, (run, _) = recipe_of(source), run_of(source)
     recipe.require_trust(run.path if run else Path(str(source)), trust_code)
     if run and not run.complete:
@@ -119,8 +121,8 @@ def export(
         "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),
         "weights_sha256": classifier.weights_sha256, "versions": {n: version(n) for n in ("lockstep", "torch")},
     }  # fmt: skip
-    content = exported(classifier, format, facts)
-    compute = loaded(content, format)
+    content = exported(classifier, facts)
+    compute = loaded(content)
     size = min(len(images), batch_of(images.shape[1:]))  # a batch is padded to this size
     with progress(f"comparing the file with Lockstep on {len(images):,} images", 3 * len(images)) as advance:
         found, rate = _in_batches(compute, images, size, advance)
@@ -129,7 +131,7 @@ def export(
         difference = abs(found - _in_batches(graph, images, size, advance)[0]).max()
     if not difference <= TOLERANCE:
         raise LockstepError(
-            f"the {format} file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "
+            f"the ONNX file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "
             f"{TOLERANCE:g} is allowed: it is not written. Another version of its runtime may compute it correctly",
             CRASH,
         )
@@ -138,7 +140,7 @@ def export(
     own_chosen[own.max(1) != own.max(1)] = -1  # An output that is not finite counts as wrong, as in an evaluation.
     chosen = found.argmax(1)
     return ExportRecord(
-        str(file), format, len(content), classifier.weights_sha256, split, len(images),
+        str(file), len(content), classifier.weights_sha256, split, len(images),
         float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
         float(difference), TOLERANCE, rate, own_rate,
     )  # fmt: skip
@@ -171,21 +173,18 @@ def _in_batches(
     return np.concatenate(parts), len(images) / (time.perf_counter() - begun)
 
 
-@options_from(placement=("data",), defaults={"data": "that of training"})
+@options_from(placement=("data",), defaults=AS_TRAINED)
 def export_shell(
     source: Source,
-    format: Annotated[
-        Literal["onnx", "pt2"], typer.Option(help="onnx, for onnxruntime and others, or pt2, for torch.export.load.")
-    ] = "onnx",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file. Default: NAME.onnx or NAME.pt2.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file. Default: NAME.onnx.")
     ] = None,
     checkpoint: Checkpoint = None,
     trust_code: TrustCode = False,
     json_output: Json = False,
     **options: Any,
 ) -> None:
-    """Write a classifier to one file that needs no Lockstep, and compare it with Lockstep on all test images.
+    """Write a classifier to an ONNX file, which needs no Lockstep, and compare it with Lockstep on all test images.
 
     The file maps images, uint8 [N, H, W, C] of any number and size, to probabilities. It contains the preprocessing,
     and computes in float32. If its probabilities differ by more than 0.001, it is not written.
@@ -195,31 +194,24 @@ def export_shell(
     \b
     Examples:
       lockstep export runs/digits-1                          writes digits-1.onnx
-      lockstep export model.safetensors --format pt2 -o digits.pt2 --data DIR
+      lockstep export model.safetensors -o digits.onnx --data DIR
     """
-    from lockstep import numerics
-
     if output is None:
         name = source.resolve()
-        output = Path(f"{name.stem if name.is_file() else name.name}.{format}")
+        output = Path(f"{name.stem if name.is_file() else name.name}.onnx")
     require_new_file("--output", output)
     recipe = recipe_of(source)
     numerics.prepare(recipe.threads_per_tower)  # before torch is imported
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     if not json_output:
-        print(
-            printable(f"exporting {source}: torch traces the network, and then its file is compared with Lockstep"),
-            flush=True,
-        )
-    record = export(source, output, format, checkpoint, data=options["data"], trust_code=trust_code)
-    if json_output:
-        print(json.dumps(asdict(record)))
-        return
-    print(
-        f"  file        {record.file}, {size(record.bytes)}, weights {record.weights_sha256[:16]}\n"
+        present([f"exporting {source}: torch traces the network, and then its file is compared with Lockstep"])
+    record = export(source, output, checkpoint, data=options["data"], trust_code=trust_code)
+    lines = [
+        f"  file        {record.file}, {size(record.bytes)}, weights {record.weights_sha256[:16]}",
         f"  accuracy    {record.accuracy:.2%} of {record.examples:,} {record.split} images; lockstep eval: "
-        f"{record.accuracy_lockstep:.2%}\n"
+        f"{record.accuracy_lockstep:.2%}",
         f"  difference  {record.otherwise:,} images classified otherwise; probabilities differ by up to "
-        f"{record.difference:.1e} in float32 (allowed: {record.tolerance:g})\n"
-        f"  speed       {record.images_per_s:,.0f} images/s; lockstep predict: {record.images_per_s_lockstep:,.0f}"
-    )
+        f"{record.difference:.1e} in float32 (allowed: {record.tolerance:g})",
+        f"  speed       {record.images_per_s:,.0f} images/s; lockstep predict: {record.images_per_s_lockstep:,.0f}",
+    ]
+    present(lines, asdict(record) if json_output else None)

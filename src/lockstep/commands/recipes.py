@@ -1,13 +1,12 @@
 """`lockstep recipes` and `lockstep show`."""
 
 import inspect
-import json
 from typing import Annotated, Any
 
 import typer
 
 from lockstep.commands.options import Json
-from lockstep.errors import printable
+from lockstep.commands.output import present
 from lockstep.messages import command, with_program
 from lockstep.words import plural
 
@@ -27,12 +26,12 @@ def recipes(json_output: Json = False) -> None:
         name: [with_program(" ".join(part.split())) for part in (inspect.getdoc(make) or "").split("\n\n")]
         for name, make in RECIPES.items()
     }
-    if json_output:
-        print(json.dumps({name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}))
-        return
+    lines = []
     for name, parts in texts.items():
         data = ("--data", "DIR") if RECIPES[name]().dataset == IMAGE_FOLDER else ()
-        print(name, *(f"  {part}" for part in parts), f"  {command('train', name, *data)}", "", sep="\n")
+        lines += [name, *(f"  {part}" for part in parts), f"  {command('train', name, *data)}", ""]
+    record = {name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}
+    present(lines, record if json_output else None)
 
 
 def show(
@@ -57,14 +56,12 @@ def show(
     subject = subject_of(what, {}, trust_code=True)  # none of its code is executed
     run_path, recipe = subject.run, fitted(subject)
     result = Run.existing(run_path).result() if run_path else None
-    if json_output:
-        print(json.dumps({"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}))
-        return
-    print(f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}")
+    lines = [f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}"]
     if run_path:
         done = f"accuracy {_accuracy(result)}, {plural(result.get('steps', 0), 'step')}" if result else "not complete"
-        print(printable(f"# {run_path}: {done}"))
-    print(recipe.toml(), end="")
+        lines.append(f"# {run_path}: {done}")
+    record = {"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}
+    present([*lines, *recipe.toml().splitlines()], record if json_output else None)
 
 
 def _accuracy(result: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lockstep import numerics
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement, device_for
 from lockstep.config.precision import on_gpu, resolve
@@ -280,12 +279,10 @@ def train_spec(
     world: World,
     *,
     trust_code: bool = False,
-    own_program: bool = False,
 ) -> TrainSpec:
     """Return the spec that trains `what` with `changes`, in a new folder or in that of a run to resume.
 
-    `placement.init` is the file or run whose weights the run starts from. `own_program` says that this is the program
-    lockstep, whose environment torch may be prepared in. Raises: LockstepError.
+    `placement.init` is the file or run whose weights the run starts from. Raises: LockstepError.
     """
     weights = find_weights(placement.init) if placement.init else None
     subject = subject_of(what, changes, placement.data, trust_code, weights.run if weights else None)
@@ -293,8 +290,6 @@ def train_spec(
     with muted(world.process != 0):
         recipe = fitted(subject, stated)
     recipe = with_initial_weights(recipe, weights, path, stated, subject.parent is None or "init_sha256" in changes)
-    if own_program:
-        numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe = with_precision(subject, recipe, placement.device, stated)
     if stated and world.process == 0 and (differences := validated(Recipe, stated).differences(recipe)):
         raise LockstepError(
@@ -318,7 +313,7 @@ def folds_spec(
 ) -> FoldsSpec:
     """Return the spec that judges the images of `what` by heads that were not trained on them.
 
-    `folds` are the other fields of the spec. Only the program lockstep calls this. Raises: LockstepError.
+    `folds` are the other fields of the spec. Raises: LockstepError.
     """
     weights = find_weights(placement.init) if placement.init else None
     subject = subject_of(what, changes, placement.data, trust_code)
@@ -332,7 +327,6 @@ def folds_spec(
             f"--folds needs a folder of images and a recipe that trains only a head, such as photos, and {what_for}. "
             f"Use: {example}"
         )
-    numerics.prepare(recipe.threads_per_tower)  # The next line may import torch.
     recipe = with_precision(subject, recipe.replace(held_out=0, patience=None), placement.device)
     for note in subject.notes:
         logger.warning(note)

@@ -1,6 +1,5 @@
 """lockstep.train, and `lockstep train`."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from lockstep.commands.options import (
     options_from,
     placement_of,
 )
-from lockstep.commands.output import streams
+from lockstep.commands.output import present, streams
 from lockstep.commands.specs import FolderWords, folds_spec, subject_of, train_spec
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
@@ -251,21 +250,20 @@ def train_shell(
         judge = folds_spec(what, changes, placement, trust_code, folds=folds, started=STARTED)
         outcome = submit(judge, Output(quiet), inline=inline)
         if outcome.record is not None and (json_output or not quiet):
-            lines = [json.dumps(outcome.record)] if json_output else folds_lines(outcome.record)
-            print(*lines, sep="\n")
+            present(folds_lines(outcome.record), outcome.record if json_output else None)
         raise typer.Exit(outcome.code)
     words = FolderWords(name, runs, resume)
-    spec = train_spec(what, changes, placement, words, world, trust_code=trust_code, own_program=True)
+    spec = train_spec(what, changes, placement, words, world, trust_code=trust_code)
     if spec.resume and (result := Run(spec.path).result()) is not None:
         if world.process == 0 and not quiet:
             print(f"{spec.path} is complete: nothing to resume", file=sys.stderr if json_output else sys.stdout)
         if world.process == 0 and json_output:
-            print(json.dumps(result))
+            present([], result)
         return
     spec = spec.replace(started=STARTED)
     outcome = submit(spec, Output(quiet, lines_to_stderr=json_output), inline=inline)
     if json_output and outcome.record is not None:
-        print(json.dumps(outcome.record))
+        present([], outcome.record)
     raise typer.Exit(outcome.code)
 
 

@@ -1,6 +1,5 @@
 """lockstep verify."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.commands.options import AS_TRAINED, EVERYWHERE, Json, TrustCode, options_from, placement_of
+from lockstep.commands.output import present
 from lockstep.commands.specs import of_run
-from lockstep.errors import CRASH, LockstepError, printable
+from lockstep.errors import CRASH, LockstepError
 from lockstep.jobs.context import Output
 from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.weights import find_weights
@@ -81,7 +81,7 @@ def verify(
     record = outcome.record
     if outcome.code or record is None:
         raise typer.Exit(outcome.code)
-    print(json.dumps(record) if json_output else "\n".join(map(printable, lines_of(record))))
+    present(lines_of(record), record if json_output else None)
     if not record["same"]:
         raise typer.Exit(CRASH)
 
