@@ -104,7 +104,7 @@ def test_the_start_up_block_states_global_and_tower_batch():
         local_processes=1,
     )
     lines = startup_lines(session, recipe.bind(50_000), images(50_000), images(10_000), Path("runs/x"))
-    assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 97.7 steps an epoch"
+    assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 100000 steps = 1024.0 epochs"
     assert dict(lines)["rate"] == "learning rate 0.1, x 0.1 every 350 epochs"
 
 
