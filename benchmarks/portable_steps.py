@@ -62,7 +62,7 @@ def trained(name: str, arithmetic: str, threads: int) -> State:
     images = session.split("train")
     course = session.recipe.bind(len(images))
     tower, log = Tower(course, session.network), Log(course, [])
-    for _ in train(course, images, tower, session.reduction, session.state, log):
+    for _ in train(images, tower, session.reduction, session.state, log):
         pass
     return session.state
 

@@ -67,7 +67,7 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     session.state = model.state(session.device)
     course = recipe.bind(len(train_set))
     log = Log(course, [], device=session.device)
-    for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
+    for _ in train(train_set, Tower(course, session.network), session.reduction, session.state, log):
         pass
     result = next(iter(session.evaluate_all(test_set).values()))
     _wait(session.device)

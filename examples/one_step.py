@@ -65,7 +65,7 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
         if process == 0 and step % 100 == 0:
             print(f"step {step}: loss {metrics.cross_entropy / recipe.batch:.3f}", flush=True)
 
-    test = evaluate(recipe, model.network, state.ema or state.parameters, state.buffers, splits["test"], group)
+    test = evaluate(model.network, state.ema or state.parameters, state.buffers, splits["test"], group)
     if process == 0:
         print(f"accuracy {test.accuracy:.2%} on {test.examples} test images")
         print(f"weights {state.weights_sha256()}")

@@ -131,12 +131,12 @@ def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda sta
     last = course.steps if steps is None else steps
     poll = lambda: ControlFlags(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower = Tower(course, network)
-    updates = train(course, dataset, tower, reduction, state, log, poll_flags=poll, digest_every=2)
+    updates = train(dataset, tower, reduction, state, log, poll_flags=poll, digest_every=2)
     for _ in updates if last else ():
         disturb(state, group.process)
     assert state.step == last
     parameters = state.parameters if state.ema is None else state.ema
-    evaluation = evaluate(of, network, parameters, state.buffers, dataset.first(50), group)
+    evaluation = evaluate(network, parameters, state.buffers, dataset.first(50), group)
     return Trained(state, evaluation, digests.found)
 
 

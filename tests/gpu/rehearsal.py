@@ -199,7 +199,7 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
             return ControlFlags(), []
 
         with mock.patch.object(Metrics, "read", read):
-            steps = train(course, dataset, tower, reduction, state, log)
+            steps = train(dataset, tower, reduction, state, log)
             next(steps)  # prepares what all steps use
             waits.found.clear()
             next(steps)
@@ -212,7 +212,7 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
         saved = state.tensors()
         assert {tensor.device.type for tensor in saved.values()} == {"cpu"}
         with contextlib.suppress(EndedError), torch.no_grad():
-            evaluate(recipe, network, state.parameters, state.buffers, dataset, Two())
+            evaluate(network, state.parameters, state.buffers, dataset, Two())
         passed.append("evaluation")
     return found
 

@@ -98,13 +98,13 @@ def session(model=None, **changes):
 
 def probed(*arguments, **changes):
     built = session(*arguments, **changes)
-    return built.probe(built.split("train"))
+    return built.require_agreement()["probe"]
 
 
 def test_the_probe_is_a_function_of_the_recipe_and_leaves_the_state_unchanged():
     built = session()
     before, step = built.state.digest(), built.state.step
-    first = built.probe(built.split("train"))
+    first = built.require_agreement()["probe"]
     assert (built.state.digest(), built.state.step) == (before, step)
     assert len(first) == 64
     assert probed() == first

@@ -39,7 +39,7 @@ def test_accuracy_is_correct_over_examples_and_not_the_mean_of_chunk_means():
     model = "tests.unit.test_counts:brightness"
     recipe = make(MNIST, {"model": model, "eval_batch": 100})
     tower, state, _ = parts(recipe, (1, 1, 1))
-    result = evaluate(recipe, tower._network, state.parameters, {}, test_set, Alone())
+    result = evaluate(tower._network, state.parameters, {}, test_set, Alone())
     assert (result.correct, result.examples) == (253, 1003)
     assert result.accuracy == result.summary()["accuracy"] == 253 / 1003
     by_chunk = [(predicted == labels)[start : start + 100].mean() for start in range(0, 1003, 100)]

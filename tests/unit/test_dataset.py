@@ -101,7 +101,7 @@ def test_the_placement_names_the_bytes_that_a_process_holds(train_set):
     for kind in ("memory", "mapped"):
         dataset = through(kind, train_set)
         made = Session(recipe, Placement(), Context(), {"train": dataset, "test": dataset})
-        text = dict(placement_lines(made, 10))["in each"]
+        text = dict(placement_lines(made))["in each"]
         assert ("data" in text) == (kind == "memory")
 
 

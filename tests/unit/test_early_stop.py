@@ -16,7 +16,6 @@ from lockstep.config.placement import Placement
 from lockstep.core.state import State
 from lockstep.data import DATASETS, readers
 from lockstep.errors import DATA, LockstepError
-from lockstep.jobs import train as jobs_train
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.open_run import OpenRun
@@ -26,7 +25,7 @@ from lockstep.jobs.verify import verify
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
-from lockstep.runs.folder import Run
+from lockstep.runs.folder import Folder, Run
 
 
 def linear(shape, classes):
@@ -107,7 +106,7 @@ class Killed(BaseException):
 EFFECTS = {  # of a step, and of a run's end: what is called, and the last calls that are cut off
     "update": (State, "apply", 2), "save": (OpenRun, "save", 2), "evaluate": (Session, "evaluate_all", 2),
     "rows": (MetricsFile, "evaluation", 2), "record": (Due, "record", 2), "choose": (State, "restore_best", 1),
-    "model": (statefile, "write", 1), "result": (jobs_train, "_complete", 1),
+    "model": (statefile, "write", 1), "result": (Folder, "finish", 1),
 }  # fmt: skip
 
 
@@ -123,7 +122,7 @@ def cut_off(monkeypatch, effect, at=0, before=True):
         value = original(*arguments, **options)
         if len(calls) == at:
             if effect == "save":
-                arguments[0].saver.wait()  # so that the checkpoint is there
+                arguments[0].folder.saver.wait()  # so that the checkpoint is there
             raise Killed
         return value
 

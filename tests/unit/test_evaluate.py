@@ -48,30 +48,30 @@ def agrees(result, logits, dataset):
 def test_every_example_is_counted_exactly_once(eval_batch):
     recipe, network, parameters, model = setting(eval_batch)
     dataset = data(53)
-    result = evaluate(recipe, network, parameters, persistent_buffers(model), dataset, Alone())
+    result = evaluate(network, parameters, persistent_buffers(model), dataset, Alone())
     assert agrees(result, model.eval()(recipe.augmentation.test(dataset.images)), dataset)
 
 
 @pytest.mark.parametrize("processes", [2, 3, 7])
 def test_any_number_of_processes_has_the_same_counts(processes):
-    recipe, network, parameters, model = setting(10)
+    _, network, parameters, model = setting(10)
     dataset, buffers = data(53), persistent_buffers(model)
-    expected = evaluate(recipe, network, parameters, buffers, dataset, Alone())
+    expected = evaluate(network, parameters, buffers, dataset, Alone())
     tables = {}
     for process in range(processes - 1):
         with pytest.raises(AssertionError):  # the other processes' tables are still missing
-            evaluate(recipe, network, parameters, buffers, dataset, OneOf(process, processes, tables))
-    assert evaluate(recipe, network, parameters, buffers, dataset, OneOf(process + 1, processes, tables)) == expected
+            evaluate(network, parameters, buffers, dataset, OneOf(process, processes, tables))
+    assert evaluate(network, parameters, buffers, dataset, OneOf(process + 1, processes, tables)) == expected
 
 
 def test_ties_and_infinities_do_not_count_as_correct():
-    recipe, network, parameters, model = setting(10)
+    _, network, parameters, model = setting(10)
     zero = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    constant = evaluate(recipe, network, zero, persistent_buffers(model), data(50), Alone())
+    constant = evaluate(network, zero, persistent_buffers(model), data(50), Alone())
     assert constant.accuracy == 0.1
     assert constant.confusion == ((5, *[0] * 9),) * 10
     zero["logits.bias"] = torch.full((10,), torch.inf)
-    assert evaluate(recipe, network, zero, persistent_buffers(model), data(50), Alone()).correct == 0
+    assert evaluate(network, zero, persistent_buffers(model), data(50), Alone()).correct == 0
 
 
 def prepared(logits, labels, eval_batch=4):
@@ -82,7 +82,8 @@ def prepared(logits, labels, eval_batch=4):
     recipe = SimpleNamespace(arithmetic="native", test_views="one", eval_batch=eval_batch, input=augmentation)
 
     class Prepared:
-        module = torch.nn.Identity()
+        def __init__(self):
+            self.module, self.recipe = torch.nn.Identity(), recipe
 
         def __call__(self, images):
             return logits[images.flatten().long()]
@@ -92,7 +93,7 @@ def prepared(logits, labels, eval_batch=4):
 
         load_buffers = load_parameters
 
-    return evaluate(recipe, Prepared(), {}, {}, Dataset.of(images, np.array(labels), classes), Alone())
+    return evaluate(Prepared(), {}, {}, Dataset.of(images, np.array(labels), classes), Alone())
 
 
 def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
@@ -134,9 +135,9 @@ def test_the_confusion_matrix_counts_each_label_and_prediction():
 @pytest.mark.parametrize("views", ["flip", "flip-translate", "flip-translate-unsure"])
 def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(views):
     recipe, network, parameters, model = setting(10)
-    recipe = recipe.replace(test_views=views)
+    network.recipe = recipe = recipe.replace(test_views=views)
     dataset = data(53)
-    result = evaluate(recipe, network, parameters, persistent_buffers(model), dataset, Alone())
+    result = evaluate(network, parameters, persistent_buffers(model), dataset, Alone())
     images, model = recipe.augmentation.test(dataset.images), model.eval()
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1), mode="reflect")
 

@@ -28,7 +28,7 @@ def loop(recipe=RECIPE, **options):
     tower, state, _ = parts(recipe, (1, 8, 8))
     course = recipe.bind(200)
     log = Log(course, [])
-    return state, train(course, dataset(), tower, Reduction(Alone(), recipe.towers), state, log, **options)
+    return state, train(dataset(), tower, Reduction(Alone(), recipe.towers), state, log, **options)
 
 
 def test_it_yields_once_after_each_update():
@@ -72,7 +72,7 @@ def test_a_stopped_state_continues_to_the_bits_of_an_uninterrupted_one():
     tower, fresh, _ = parts(RECIPE, (1, 8, 8))
     fresh.load(state.tensors())
     course = RECIPE.bind(200)
-    list(train(course, dataset(), tower, Reduction(Alone(), 4), fresh, Log(course, [])))
+    list(train(dataset(), tower, Reduction(Alone(), 4), fresh, Log(course, [])))
     assert fresh.digest() == whole.digest()
 
 

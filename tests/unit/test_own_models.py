@@ -102,7 +102,7 @@ def recipe(model, base="digits", note=lambda text: None, **changes):
 
 def probed(model, **changes):
     session = Session(recipe(model, weight_decay={}, **changes), Placement(), Context())
-    session.probe(session.split("train"))
+    session.require_agreement()
     return session
 
 

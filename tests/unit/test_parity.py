@@ -43,10 +43,10 @@ MNIST = get_recipe("mnist").model_dump(mode="json")
 
 def trained(recipe, dataset, tower, state, listeners=()):
     """Train `state` to the recipe's last step, in this process."""
-    course = recipe.bind(len(dataset))
-    log = Log(course, listeners)
+    tower.course = recipe.bind(len(dataset))
+    log = Log(tower.course, listeners)
     log.start([])
-    for _ in train(course, dataset, tower, Reduction(Alone(), recipe.towers), state, log):
+    for _ in train(dataset, tower, Reduction(Alone(), recipe.towers), state, log):
         pass
 
 
@@ -309,7 +309,7 @@ def test_a_constant_network_is_correct_on_a_tenth_of_exactly_10000():
     """In 79 chunks of 128, the last one padded. The original counts 10 112 images, and a tie as correct."""
     recipe = small(TUTORIAL, "constant", eval_batch=128)
     tower, state, _ = parts(recipe, (1, 2, 2))
-    result = evaluate(recipe, tower._network, state.ema, {}, images(10_000), Alone())
+    result = evaluate(tower._network, state.ema, {}, images(10_000), Alone())
     assert (result.examples, result.correct) == (10_000, 1_000)
     assert result.loss == pytest.approx(math.log(10), rel=1e-6)
 

@@ -60,7 +60,6 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    recipe: Recipe,
     network: Network,
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
@@ -69,13 +68,13 @@ def evaluate(
     progress: Progress | None = None,
     each: Chunk | None = None,
 ) -> Evaluation:
-    """Classify `dataset`, in the views that `recipe.test_views` names. The result is equal in every process.
+    """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in every process.
 
-    The processes share chunks of `recipe.eval_batch` examples. The last chunk is padded with repeats that do not
+    The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that do not
     count, because the bits of a kernel's result may depend on the batch size. Every process calls `progress` before
     each of its chunks, and when all processes are done; and `each` with the examples and logits of each chunk.
     """
-    tell = progress or (lambda share: None)
+    recipe, tell = network.recipe, progress or (lambda share: None)
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()

@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator, Iterator
 
 from torch import Tensor
 
-from lockstep.config.recipe import Course
 from lockstep.core import digest
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction, first_towers
@@ -50,7 +49,6 @@ class Observer:
 
 
 def train(
-    course: Course,
     dataset: Dataset,
     tower: Tower,
     reduction: Reduction,
@@ -60,14 +58,25 @@ def train(
     poll_flags: Callable[[], ControlFlags] = ControlFlags,
     digest_every: int = 0,
 ) -> Generator[ControlFlags]:
-    """Train `state`, in place, to the last step of `course`. Yield after every update.
+    """Train `state`, in place, to the last step of the tower's course. Yield after every update.
 
     Each item is the combined flags of all processes, equal in each. The iterator ends after a request to stop.
     `poll_flags` returns what this process requests now. Every `digest_every` steps (0: never), the processes compare
     digests of their states. `log.monitor` learns what is done, and adds up the seconds of each part of a step.
     Raises: NonFiniteError or StatesDifferError, in every process at the same step; `state` is then as before the step.
     """
-    recipe, monitor = course.recipe, log.monitor
+    course, recipe, monitor = tower.course, tower.course.recipe, log.monitor
+
+    def vectors(step: int, plan: Plan, state_digest: list[float]) -> Iterator[Tensor]:
+        """Yield the vector of each of this process's towers; `reduction` adds it before the next one is computed."""
+        for index in reduction.owned:
+            with monitor.doing("data", step):
+                shard = dataset.shard(plan, index)
+            with monitor.doing("compute", step):
+                complete = reduction.complete if reduction.in_parts and index == reduction.owned[-1] else None
+                vector = tower(state, shard, step, poll_flags(), state_digest, complete)
+            yield vector
+
     monitor.warming_up = True  # The first step of a session takes longer than the others.
     with monitor.training():
         for step in range(state.step, course.steps):
@@ -76,9 +85,7 @@ def train(
                 plan = course.plan(step)
             state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
             with monitor.doing("communication"):
-                total = reduction(
-                    _vectors(tower, state, dataset, plan, step, reduction, poll_flags, state_digest, monitor)
-                )
+                total = reduction(vectors(step, plan, digest.values(state_digest)))
                 gradients, buffer_deltas, metrics = tower.layout.unpack(total)
                 # The only wait for the device in a step; the device may wait for other processes.
                 requested, non_finite = metrics.read()
@@ -101,27 +108,6 @@ def train(
             yield requested
             if requested.stop is not None:
                 return
-
-
-def _vectors(
-    tower: Tower,
-    state: State,
-    dataset: Dataset,
-    plan: Plan,
-    step: int,
-    reduction: Reduction,
-    poll_flags: Callable[[], ControlFlags],
-    state_digest: str,
-    monitor: Monitor,
-) -> Iterator[Tensor]:
-    """Yield the vector of each of this process's towers; `reduction` adds it before the next one is computed."""
-    for index in reduction.owned:
-        with monitor.doing("data", step):
-            shard = dataset.shard(plan, index)
-        with monitor.doing("compute", step):
-            complete = reduction.complete if reduction.in_parts and index == reduction.owned[-1] else None
-            vector = tower(state, shard, step, poll_flags(), digest.values(state_digest), complete)
-        yield vector
 
 
 def _compare_digests(metrics: Metrics, processes: int, step: int) -> None:

@@ -27,6 +27,7 @@ class Network:
     times slower there.
 
     Attributes:
+        recipe: whose precision it has.
         module: the model itself.
         shape: [C, H, W] of the images it takes.
         dtype: what it computes in.
@@ -35,6 +36,7 @@ class Network:
 
     def __init__(self, recipe: Recipe, module: nn.Module, shape: Shape, device: torch.device) -> None:
         """Take over `module`: it is moved to `device` and cast, in place."""
+        self.recipe = recipe
         self.dtype = getattr(torch, recipe.precision)
         self.shape = shape
         self.module = module.to(device)

@@ -19,14 +19,14 @@ _CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad i
 
 
 class Tower:
-    """A function from (state, shard, step) to one flat float32 vector; `layout` gives the position of each part.
+    """A function from (state, shard, step) to one flat float32 vector, in the order of `layout`, for a run's `course`.
 
     All towers of a process share this object and its copy of the network. They run one after the other, and each
     starts from the same weights and buffers.
     """
 
     def __init__(self, course: Course, network: Network) -> None:
-        self._course, self._network = course, network
+        self.course, self._network = course, network
         self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
         self.layout = Layout(network.parameters, self._float_buffers, course.recipe.towers)
@@ -47,14 +47,14 @@ class Tower:
         is called during the backward pass, with the vector and one part after the other of `layout.parts`: it may
         change the values of a part.
         """
-        with arithmetic(self._course.recipe.arithmetic):
+        with arithmetic(self.course.recipe.arithmetic):
             return self._vector(state, shard, step, requests, digest, complete)
 
     def _vector(
         self, state: State, shard: Shard, step: int, requests: ControlFlags, digest: Sequence[float],
         complete: Callable[[Tensor, slice], None] | None,
     ) -> Tensor:  # fmt: skip
-        network, recipe = self._network, self._course.recipe
+        network, recipe = self._network, self.course.recipe
         first = self._loaded_step != step
         if first:  # Later towers of the step use the same weights.
             network.load_parameters(state.parameters)

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from lockstep.core.group import Group
-from lockstep.core.loop import train
 from lockstep.core.monitor import PARTS
-from lockstep.core.tower import Tower
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import BenchSpec
@@ -61,12 +59,10 @@ def bench(spec: BenchSpec, ctx: Context) -> dict[str, Any]:
         steps=spec.warmup + spec.steps, epochs=None, progressive=None, held_out=0, patience=None
     )
     session = Session(recipe, spec.placement, ctx)
-    train_set = session.split("train")
-    course = recipe.bind(len(train_set))
     times = StepTimes(session.device, spec.warmup)
-    log = Log(course, [times], ctx.monitor, session.device)
+    log = Log(session.course, [times], ctx.monitor, session.device)
     log.start([])
-    for _ in train(course, train_set, Tower(course, session.network), session.reduction, session.state, log):
+    for _ in session.train(log):
         pass
     return {
         "processes": ctx.group.processes,

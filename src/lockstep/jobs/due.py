@@ -1,19 +1,12 @@
 """Due: what to do after an update. The one place that decides when a run is saved, evaluated and ended."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course
 from lockstep.core.vector import ControlFlags
 from lockstep.runs.statefile import EVALUATIONS
-
-
-class Actions(NamedTuple):
-    """What is due after an update: save a checkpoint, end the loop."""
-
-    save: bool
-    stop: bool
 
 
 class Due:
@@ -38,10 +31,9 @@ class Due:
         self._waited = 0  # evaluations since the best one
         self._recorded = 0  # the number of updates at the last evaluation
 
-    def after(self, step: int, requested: ControlFlags = ControlFlags()) -> Actions:  # noqa: B008  a frozen constant
-        """Return what is due after `step` updates, if the processes have `requested` this."""
-        save = requested.save or self.evaluates(step) or step % self._placement.save_every == 0
-        return Actions(save, stop=step == self._course.steps or requested.stop is not None)
+    def saves(self, step: int, requested: ControlFlags = ControlFlags()) -> bool:  # noqa: B008  a frozen constant
+        """Return whether a checkpoint after `step` updates is due, if the processes have `requested` this."""
+        return requested.save or self.evaluates(step) or step % self._placement.save_every == 0
 
     def evaluates(self, step: int) -> bool:
         """Return whether the evaluation after `step` updates is due, and is not recorded yet."""

@@ -56,7 +56,7 @@ def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
     fold_of = divide(labels, contents, spec.folds, found.classes)
     features = torch.cat([part.pixels(slice(None)) for part in parts]).cpu().numpy()
     images = Dataset.of(features, labels, found.classes)
-    session.probe(images.to(ctx.device))
+    session.require_agreement(images.to(ctx.device))
     probabilities = _judged(session, images, fold_of, np.ones(len(photos), bool), ctx)
     if spec.labels:
         trusted = (probabilities.argmax(1) == labels) | (probabilities.max(1) < _LEFT_OUT)
@@ -113,7 +113,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
             train_set = images.select(np.flatnonzero(~inside & trusted)).to(device)
             course, state = recipe.bind(len(train_set)), session.state.fresh()
             log = Log(course, (), ctx.monitor, device=device)
-            for _ in train(course, train_set, Tower(course, session.network), reduction, state, log):
+            for _ in train(train_set, Tower(course, session.network), reduction, state, log):
                 if advance and (done := state.step * 100 // course.steps - (state.step - 1) * 100 // course.steps):
                     advance(done)
             rows = torch.from_numpy(np.flatnonzero(inside))
@@ -122,7 +122,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
                 probabilities[rows[examples.cpu()]] = logits.double().softmax(1).cpu()
 
             parameters, judged = state.parameters if state.ema is None else state.ema, images.select(rows.numpy())
-            evaluate(recipe, session.network, parameters, state.buffers, judged.to(device), Alone(), each=keep)
+            evaluate(session.network, parameters, state.buffers, judged.to(device), Alone(), each=keep)
     # Every image is classified by one process. The others have zeros for it.
     every: Probabilities = ctx.group.gather(probabilities.to(device)).sum(0).cpu().numpy()
     return every

@@ -1,17 +1,20 @@
-"""OpenRun: the folder of a run, as process 0 has it open: locked, with a saver and the listeners that write into it."""
+"""OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write into it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from lockstep.config.precision import emulated
+from lockstep.core.vector import ControlFlags
 from lockstep.data import IMAGE_FOLDER
-from lockstep.data.dataset import first_other_class
+from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
+from lockstep.jobs.result import Result
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
-from lockstep.jobs.startup import Line
+from lockstep.jobs.startup import placement_lines, startup_lines
 from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
@@ -19,90 +22,83 @@ from lockstep.listeners.metrics import MetricsFile
 from lockstep.messages import logger
 from lockstep.runs.folder import Folder
 from lockstep.runs.provenance import compare, describe_custom_code, texts
+from lockstep.runs.statefile import StateFile
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
 
 
 class OpenRun:
-    """The folder of a run that process 0 trains. It holds the lock, and writes every file.
+    """The output of a run. All processes call the same methods together; only process 0 has a folder.
 
     Attributes:
-        run: the folder.
-        checkpoint: the checkpoint that a resumed run continues from, or None.
-        listeners: the receivers of the run's events.
-        saver: writes the checkpoints.
-        mixed_arithmetic: True if sessions of the run differ in arithmetic, in the source of the model or in the
-            decoder.
+        folder: the run's folder, which process 0 has locked; None in the others.
+        checkpoint: the checkpoint that a resumed run continues from, in process 0, or None.
+        listeners: the receivers of the run's events, in process 0.
     """
 
-    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, probe: str) -> None:
-        """Make the run's folder, or lock the existing one. `probe` is the session's arithmetic probe.
+    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any]) -> None:
+        """Make the run's folder, or lock the existing one. `facts` are those that all processes agree on.
 
         Raises: LockstepError if the folder may not be used, or was trained on other data.
         """
-        self._session, placement = session, session.placement
+        self._spec, self._ctx, self._session, self._facts = spec, ctx, session, facts
+        self.folder: Folder | None = None
+        self.checkpoint: StateFile | None = None
         self.listeners: list[Listener] = []
-        self._provenance = {
-            "probe": probe,
-            "data_sha256": session.data_sha256,
-            "model_source": session.model_source,
-            "decoder": session.decoder,
-            **session.fingerprint,
-        }
-        self.mixed_arithmetic = False
+        self._mixed_arithmetic = False
+        if not ctx.first:
+            return
         if spec.resume:
-            self.run = Folder.resume(spec.path, placement)
+            self.folder = Folder.resume(spec.path, spec.placement)
         else:
-            self.run = Folder.create(spec.path, session.recipe, placement, spec.numbered)
-        self.checkpoint, self.saver = self.run.checkpoint, self.run.saver
+            self.folder = Folder.create(spec.path, session.recipe, spec.placement, spec.numbered)
         try:
+            self.checkpoint = self.folder.checkpoint
             if self.checkpoint is not None:
-                self._require_same_data(self.checkpoint.facts)
-            self._compare_sessions()
-            ctx.tell("run", str(self.run.path))
-            self.listeners = self._make_listeners(ctx)
+                self._require_same_data(self.folder, self.checkpoint.facts)
+            self._compare_sessions(self.folder)
+            ctx.tell("run", str(self.folder.path))
+            self.listeners = self._make_listeners(self.folder)
         except BaseException:
-            self.run.close()
+            self.folder.close()
             raise
 
-    def _compare_sessions(self) -> None:
-        earlier = self.run.earlier
-        differing = [one for one in earlier if texts(compare(one, self._provenance), *_DECIDING)]
-        self.mixed_arithmetic = bool(differing)
-        differences = self._differences_from(earlier[-1]) if earlier else []
-        for text in differences:
-            logger.warning(text)
-
-    def _require_same_data(self, facts: Mapping[str, Any]) -> None:
+    def _require_same_data(self, folder: Folder, facts: Mapping[str, Any]) -> None:
         """Raise a LockstepError unless splits and classes are those that the checkpoint was trained on."""
-        before = facts["data_sha256"]
-        images = self._session.placement.data if self._session.recipe.dataset == IMAGE_FOLDER else None
+        images = self._spec.placement.data if self._spec.recipe.dataset == IMAGE_FOLDER else None
         where = f" in {images}" if images else ""
         what_to_do = "give the same files as --data to resume"
         if images:
             what_to_do = "images were added, removed or changed since. Restore them, or start a new run"
         for name, digest in self._session.data_sha256.items():
-            if before.get(name, digest) != digest:
+            if facts["data_sha256"].get(name, digest) != digest:
                 raise LockstepError(
-                    f"the {'training' if name == 'train' else name} data{where} is not what {self.run.path} was "
+                    f"the {'training' if name == 'train' else name} data{where} is not what {folder.path} was "
                     f"trained on (its sha256 differs): {what_to_do}",
                     DATA,
                 )
         if other := first_other_class(facts["classes"], self._session.splits["train"].classes):
             raise LockstepError(
-                f"the classes are not those that {self.run.path} was trained on: label {other[0]} was {other[1]} and "
+                f"the classes are not those that {folder.path} was trained on: label {other[0]} was {other[1]} and "
                 f"is {other[2]}. Give the same names in the same order to resume, or start a new run",
                 DATA,
             )
 
+    def _compare_sessions(self, folder: Folder) -> None:
+        """Note how this session computes differently from the last one."""
+        differing = [one for one in folder.earlier if texts(compare(one, self._facts), *_DECIDING)]
+        self._mixed_arithmetic = bool(differing)
+        differences = self._differences_from(folder.earlier[-1]) if folder.earlier else []
+        for text in differences:
+            logger.warning(text)
+
     def _differences_from(self, earlier: Mapping[str, Any]) -> list[str]:
         """Return each way in which this session computes differently from an `earlier` one, in words."""
-        found, lines = compare(earlier, self._provenance), []
+        found, lines = compare(earlier, self._facts), []
         elsewhere = texts(found, "environment")
         if sources := texts(found, "source"):
-            code = describe_custom_code(self._session.recipe)
-            lines.append(f"the source of {code} has changed: {'; '.join(sources)}")
+            lines.append(f"the source of {describe_custom_code(self._spec.recipe)} has changed: {'; '.join(sources)}")
         if texts(found, "probe"):
             where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
             later = "so later weights will differ"
@@ -113,70 +109,126 @@ class OpenRun:
             lines.append(f"the environment has changed ({'; '.join(elsewhere)}): the arithmetic probe is equal")
         return lines
 
-    def _make_listeners(self, ctx: Context) -> list[Listener]:
-        placement, session = self._session.placement, self._session
+    def _make_listeners(self, folder: Folder) -> list[Listener]:
+        placement, network, output = self._spec.placement, self._session.network, self._ctx.output
         try:
-            log_file = console.Plain(self.run.log.open("a", encoding="utf-8"), placement.log_every)
+            log_file = console.Plain(folder.log.open("a", encoding="utf-8"), placement.log_every)
         except OSError as error:
-            raise self._cannot_write(error) from None
-        listeners: list[Listener] = [log_file, MetricsFile(self.run.metrics_path, placement.log_every)]
-        if (stream := ctx.output.lines) is not None:
-            listeners.insert(0, console.for_stream(stream, placement.log_every))
+            raise _cannot_write(folder, error) from None
+        listeners: list[Listener] = [log_file, MetricsFile(folder.metrics_path, placement.log_every)]
+        if output.lines is not None:
+            listeners.insert(0, console.for_stream(output.lines, placement.log_every))
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
             tensorboard = TensorBoard(
-                self.run.summaries,
-                placement.summary_every,
-                session.network.module,
-                session.network.shape,
-                dtype=session.network.dtype,
-                compiled=session.recipe.compile,
-                resumed=self.checkpoint.step if self.checkpoint else None,
-                evaluations=self.run.evaluations,
-            )
+                folder.summaries, placement.summary_every, network.module, network.shape, dtype=network.dtype,
+                compiled=self._spec.recipe.compile, resumed=self.checkpoint.step if self.checkpoint else None,
+                evaluations=folder.evaluations,
+            )  # fmt: skip
             listeners.append(tensorboard)
         return listeners
 
-    def begin(self, log: Log, lines: list[Line], due: Due) -> None:
-        """Record where the run computes, and print the `lines` of the start-up block."""
-        placement = self._session.placement
-        session = {
-            "processes": self._session.group.processes,
+    def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
+        """Record where the run computes, and print the start-up block."""
+        session, placement, step = self._session, self._spec.placement, self._session.state.step
+        placed = placement_lines(session) if placement.log_placement else []
+        if self.folder is None:
+            return
+        recipe, device = self._spec.recipe, session.device
+        if recipe.head is None and emulated(recipe.precision, device):
+            logger.warning(
+                f"{recipe.precision} is emulated on this {'GPU' if device.type == 'cuda' else 'CPU'}, slower than "
+                f"float32. --precision float32 is another recipe, with other bits"
+            )
+        given = {
+            "processes": session.group.processes,
             "data": str(placement.data) if placement.data else None,
             "init": str(placement.init) if placement.init else None,
-            **self._provenance,
         }
-        step = self._session.state.step
-        self.run.begin(step, session, evaluation=due.evaluates(step))
-        log.start(lines)
+        self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
+        lines = startup_lines(session, log.course, session.splits["train"], test_set, self.folder.path)
+        log.start([*lines, *placed, *([("resumes", f"after step {step}")] if step else [])])
+
+    def poll(self) -> ControlFlags:
+        """Return what this process requests now: a signal to stop for, and a checkpoint that is due by time."""
+        return ControlFlags(self._ctx.stop(), self.folder is not None and self.folder.saver.due())
+
+    def stepped(self) -> None:
+        """Learn that an update is done. Report a failed save; training continues."""
+        if self.folder is not None:
+            self.folder.stepped()
 
     def save(self, due: Due) -> None:
-        """Start to save a checkpoint, after the previous one is written. Training continues meanwhile."""
-        state, facts = self._session.state, {**self._session.checkpoint_facts(), **due.facts()}
-        self.run.save(state.named(), facts, state.update_lock, due.best_step)
+        """Start to save a checkpoint, after the previous one is written. Training continues meanwhile.
 
-    def _cannot_write(self, error: OSError) -> LockstepError:
-        problem = f"cannot write in {self.run.path}: {error.strerror or error}"
-        return LockstepError(f"{problem}. Its checkpoints are untouched", ENVIRONMENT)
+        Raises: LockstepError, in every process, if the state is not finite or is not the same in all processes.
+        """
+        with self._ctx.monitor.pausing():
+            self._session.require_sound_state()
+            self._save(due)
+
+    def _save(self, due: Due) -> None:
+        state = self._session.state
+        if self.folder is not None:
+            facts = {**self._session.checkpoint_facts(), **due.facts()}
+            self.folder.save(state.named(), facts, state.update_lock, due.best_step)
+
+    def save_last_good(self, due: Due) -> str:
+        """Save the state after a failed step, if it is finite, in process 0. Return a sentence about what is saved."""
+        assert self.folder is not None
+        if not self._session.state.is_finite():
+            return f"The last good state is the latest checkpoint in {self.folder.path}"
+        self._save(due)
+        self.folder.require_saved()
+        return f"The last good state, after {self._session.state.step} steps, is saved in {self.folder.path}"
+
+    def stop(self, due: Due, log: Log) -> None:
+        """Save the state of a run that was asked to stop, and print how to continue it."""
+        self.save(due)
+        with self._ctx.monitor.pausing():
+            if self.folder is not None:
+                self.folder.require_saved()
+                again = self._spec.recipe.command("train", self.folder.path, "--resume")
+                log.end([("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)])
+
+    def finish(self, result: Result, log: Log) -> dict[str, Any] | None:
+        """Write the model and the result, and print the end block. Return the result in process 0."""
+        with self._ctx.monitor.pausing():
+            if (folder := self.folder) is None:
+                return None
+            folder.require_saved()
+            record = result.record(
+                log, started=self._spec.started, run=folder.path, last_loss=folder.last_loss(),
+                mixed=self._mixed_arithmetic,
+            )  # fmt: skip
+            tensors, facts = self._session.model_contents()
+            folder.finish(record, {**tensors, **self._session.unlike_facts()}, facts)
+            log.end(result.lines(record, folder.model, log.course.steps))
+            return record
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, close the listeners and unlock the folder."""
+        """Close the listeners, wait for the checkpoint that is being written, and unlock the folder."""
         for listener in self.listeners:
             listener.close()
-        self.run.close()
+        if self.folder is not None:
+            self.folder.close()
+
+
+def _cannot_write(folder: Folder, error: OSError) -> LockstepError:
+    problem = f"cannot write in {folder.path}: {error.strerror or error}"
+    return LockstepError(f"{problem}. Its checkpoints are untouched", ENVIRONMENT)
 
 
 @contextmanager
-def opened(spec: TrainSpec, ctx: Context, session: Session, probe: str) -> Iterator[OpenRun | None]:
-    """Open the run in process 0 within the context; None in all other processes. Raises: as `OpenRun`."""
-    if not ctx.first:
-        yield None
-        return
-    run = OpenRun(spec, ctx, session, probe)
+def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any]) -> Iterator[OpenRun]:
+    """Open the run within the context. Raises: as `OpenRun`."""
+    run = OpenRun(spec, ctx, session, facts)
     try:
         yield run
     except OSError as error:
-        raise run._cannot_write(error) from None
+        if run.folder is None:
+            raise
+        raise _cannot_write(run.folder, error) from None
     finally:
         run.close()

@@ -1,8 +1,9 @@
-"""Session: one process's data, network and state. All processes of a run hold the same."""
+"""Session: one process's data, model and state. All processes of a run hold the same."""
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,12 +13,15 @@ from torch import Tensor
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
+from lockstep.core import unlike
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
 from lockstep.core.group import Group
+from lockstep.core.loop import Observer, train
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
-from lockstep.core.tower import OverflowedError
+from lockstep.core.tower import OverflowedError, Tower
+from lockstep.core.vector import ControlFlags
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import decoder_versions
@@ -25,22 +29,24 @@ from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.probe import probe
-from lockstep.jobs.weights import is_state_of, load_initial_weights
+from lockstep.jobs.weights import InitialWeights, is_state_of, load_initial_weights
+from lockstep.kernels.portable import arithmetic
 from lockstep.runs.provenance import compare, fingerprint, releases, sources
 from lockstep.runs.statefile import StateFile
 from lockstep.settings import load_object
 
 
 class Session:
-    """The data, network and state of a run in one process.
+    """The data, model and state of a run in one process.
 
     Attributes:
         recipe, placement, group, device: what the session was made with.
+        course: the steps of the run.
+        reduction: adds the vectors of all towers.
         local_processes: how many of the processes are on this host.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
-        reduction: adds the vectors of all towers.
-        network, state: the network in the recipe's precision, and the master state that trains it.
+        model, network, state: the model, its network in the recipe's precision, and the master state that trains it.
         parameter_count, frozen_count: number of values in all parameters that are trained, and in those before a head.
         model_source: SHA-256 of each source file of the user's model and dataset; {} if both are built in.
         decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
@@ -55,56 +61,77 @@ class Session:
         Raises: LockstepError.
         """
         self.recipe, self.placement, self.group, self.device = recipe, placement, ctx.group, ctx.device
-        device = ctx.device
-        ctx.monitor.use(device)
-        self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction, device)
+        self._ctx = ctx
+        ctx.monitor.use(ctx.device)
+        self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction, ctx.device)
         hosts = ctx.group.hosts()
         self.local_processes = hosts.count(hosts[ctx.group.process])
         self._readers = ctx.group.patient()
-        with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
-            # One process of a host downloads, indexes and decodes; then the others find the result.
-            if ctx.local:
-                self._readers.gather(torch.zeros(1))
-            self.splits = with_held_out(recipe, splits or read_splits(recipe, placement))
-            if not ctx.local:
-                self._readers.gather(torch.zeros(1))
+        self.splits = with_held_out(recipe, splits or self._read())
+        _require_evaluated_split(recipe, self.splits)
         train_set = self.splits["train"]
-        if recipe.evaluated_split == "validation":
-            _require_validation(recipe, self.splits)
-        if recipe.evaluated_split not in self.splits:
-            raise LockstepError(
-                f"dataset {recipe.dataset} has no split {recipe.evaluated_split!r}, on which the run is evaluated: its "
-                f"splits are {', '.join(self.splits)}. Add it, or hold out training images with --set held_out=N"
-            )
+        self.course = recipe.bind(len(train_set))
         self.model = Model(recipe, train_set.images.shape[1:], train_set.classes)
         self.model.fit(train_set)
-        # After everything that initialises the model from the training images: weights from a file replace it.
-        self.initial_weights = None
-        self._seeded_state: State | None = None
-        if placement.init is not None and recipe.init_sha256 is not None:
-            # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
-            self._seeded_state = self.model.state(device)
-            own_state = is_state_of(placement.init, recipe)
-            sha256 = None if own_state else recipe.init_sha256
-            loaded = load_initial_weights(self.model.module, recipe.model, placement.init, sha256, train_set.classes)
-            # A state of this recipe has the layers before the head; its head is not the one that the run starts from.
-            self.initial_weights = None if own_state else loaded
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
         self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
-        self.fingerprint = fingerprint(device, self.decoder)
-        self._ctx = ctx
-        if recipe.head is not None and placement.init is None:
+        self.fingerprint = fingerprint(ctx.device, self.decoder)
+        self._seeded_state: State | None = None
+        self.initial_weights = self._load_initial_weights()
+        # A module of the user, imported by now, may have set torch's flags for itself.
+        numerics.configure(recipe.threads_per_tower, recipe.exact)
+        self.state = self.model.state(ctx.device)
+        self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
+        self.frozen_count = sum(p.numel() for p in self.model.module.parameters()) - self.parameter_count
+        self.model.place(ctx.device)
+        self.network, self._prefix = self.model.network, self.model.prefix
+
+    def _read(self) -> dict[str, Dataset]:
+        """Read the splits. One process of a host downloads, indexes and decodes; then the others find the result."""
+        with self._ctx.loading_guard(), self._ctx.monitor.pausing(endless=True):
+            if self._ctx.local:
+                self._readers.gather(torch.zeros(1))
+            splits = read_splits(self.recipe, self.placement)
+            if not self._ctx.local:
+                self._readers.gather(torch.zeros(1))
+            return splits
+
+    def _load_initial_weights(self) -> InitialWeights | None:
+        """Load the weights that the recipe starts from. They replace what was fitted to the training images."""
+        recipe, path = self.recipe, self.placement.init
+        if path is None and recipe.head is not None:
             raise LockstepError(
                 f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
                 f"weights: give their file or run as --init"
             )
-        # A module of the user, imported by now, may have set torch's flags for itself.
-        numerics.configure(recipe.threads_per_tower, recipe.exact)
-        self.state = self.model.state(device)
-        self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
-        self.frozen_count = sum(p.numel() for p in self.model.module.parameters()) - self.parameter_count
-        self.model.place(device)
-        self.network, self._prefix = self.model.network, self.model.prefix
+        if path is None or recipe.init_sha256 is None:
+            return None
+        # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
+        self._seeded_state = self.model.state(self.device)
+        own_state = is_state_of(path, recipe)
+        sha256, classes = None if own_state else recipe.init_sha256, self.splits["train"].classes
+        loaded = load_initial_weights(self.model.module, recipe.model, path, sha256, classes)
+        # A state of this recipe has the layers before the head; its head is not the one that the run starts from.
+        return None if own_state else loaded
+
+    @cached_property
+    def train_set(self) -> Dataset:
+        """The training images on the device, or their features. All processes ask for them together."""
+        return self.split("train")
+
+    @cached_property
+    def tower(self) -> Tower:
+        """The tower of this process."""
+        return Tower(self.course, self.network)
+
+    def train(
+        self, log: Observer, *, poll_flags: Callable[[], ControlFlags] = ControlFlags, digest_every: int = 0
+    ) -> Generator[ControlFlags]:
+        """Train the state to the last step, as `core.loop.train`."""
+        return train(
+            self.train_set, self.tower, self.reduction, self.state, log,
+            poll_flags=poll_flags, digest_every=digest_every,
+        )  # fmt: skip
 
     @property
     def data_sha256(self) -> dict[str, str]:
@@ -174,8 +201,8 @@ class Session:
                 threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
             ).to(self.device)  # fmt: skip
 
-    def restore(self, checkpoint: StateFile | None) -> None:
-        """Load the checkpoint that process 0 read, in every process. None keeps the initial state.
+    def restore(self, checkpoint: StateFile | None) -> dict[str, Any]:
+        """Load the checkpoint that process 0 read, in every process, and return its facts. None: the initial state.
 
         Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from are not given.
         """
@@ -184,48 +211,86 @@ class Session:
         tensors = self.group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
         if tensors:
             self.state.load(load(tensors))
-            self.require_agreement()
+            self.require_equal_states()
         elif self.recipe.init_sha256 is not None and self.initial_weights is None:
             raise LockstepError(
                 f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
                 f"run as --init, or start from random ones with --set init_sha256=none"
             )
+        facts: dict[str, Any] = json.loads(
+            self.group.broadcast(json.dumps(checkpoint.facts if checkpoint else {}).encode())
+        )
+        return facts
 
-    def probe(self, train_set: Dataset) -> str:
-        """Return the arithmetic probe; see `arithmetic.probe`.
+    def require_agreement(self, train_set: Dataset | None = None) -> dict[str, Any]:
+        """Return what decides the bits of this session besides the recipe, with the arithmetic probe of `train_set`.
 
-        Raises: LockstepError, in every process, unless recipe, data, weights and arithmetic are equal in all.
+        Raises: LockstepError, in every process, unless all have the same versions, recipe, data, names of classes,
+            model source, weights, and, if the recipe is exact, the same arithmetic.
         """
-        self.require_agreement()
-        result = probe(self.recipe, self.network, self._seeded_state or self.state, train_set)
+        placement, custom = self.placement, self.recipe.custom_code
+        data = {"training data" if name == "train" else f"{name} data": sha for name, sha in self.data_sha256.items()}
+        self._require_equal(
+            {
+                "recipe": self.recipe.digest(),
+                "image decoder": self.decoder,
+                "versions": releases(),  # The model's code is imported by now, and with it timm or torchvision.
+                **data,
+                # The sha256 of a split covers labels, not their names.
+                "names of the classes": self.splits["train"].classes,
+                "source of the dataset or model" if "dataset" in custom else "source of the model": self.model_source,
+                "weights": self.state.weights_sha256(),
+                "options --eval-every, --save-every and --digest-every": [
+                    placement.eval_every, placement.save_every, placement.digest_every,
+                ],
+            }
+        )  # fmt: skip
+        found = probe(self.recipe, self.network, self._seeded_state or self.state, train_set or self.train_set)
         self._seeded_state = None  # frees the memory
         if self.recipe.exact:
-            require_equal("arithmetic", result, self.group, self.fingerprint)
-        return result
+            self._require_equal({"arithmetic": found})
+        return {
+            "probe": found,
+            "data_sha256": self.data_sha256,
+            "model_source": self.model_source,
+            "decoder": self.decoder,
+            **self.fingerprint,
+        }
 
-    def require_agreement(self) -> None:
-        """Raise a LockstepError, in every process, unless all processes agree.
+    def _require_equal(self, own: Mapping[str, Any]) -> None:
+        """Raise a LockstepError, in every process, unless `own` is the same in all.
 
-        They must have the same versions, recipe, data, names of classes, model source and weights.
+        The message names two processes that differ, their hosts, and how their fingerprints differ.
         """
         if self.group.processes == 1:
             return
-        texts = {"recipe": self.recipe.digest(), "image decoder": json.dumps(self.decoder)}
-        # The model's code is imported by now, and with it timm or torchvision.
-        texts["versions"] = json.dumps(releases())
-        for name, digest in self.data_sha256.items():
-            texts["training data" if name == "train" else f"{name} data"] = digest
-        # The sha256 of a split covers labels, not their names. Other names would give checkpoints that differ.
-        texts["names of the classes"] = json.dumps(self.splits["train"].classes)
-        texts["source of the dataset or model" if "dataset" in self.recipe.custom_code else "source of the model"] = (
-            json.dumps(self.model_source)
+        this = {"facts": own, "host": socket.gethostname(), "fingerprint": self.fingerprint}
+        every = [json.loads(text) for text in exchange(json.dumps(this), self.group)]
+        first = every[0]["facts"]
+        other = next((process for process, one in enumerate(every) if one["facts"] != first), None)
+        if other is None:
+            return
+        what = next(name for name in first if every[other]["facts"].get(name) != first[name])
+        differences = list(map(str, compare(every[0]["fingerprint"], every[other]["fingerprint"])))
+        cause = (
+            f"Their environments differ: {'; '.join(differences)}. Use hosts with the same CPU or GPU model, libraries "
+            f"and variables"
+            if differences
+            else "Their CPUs, libraries and variables are the same. Give every host the same files and options, and "
+            "let a model draw random numbers only from torch's generator"
         )
-        texts["weights"] = self.state.weights_sha256()
-        placement = self.placement
-        intervals = placement.eval_every, placement.save_every, placement.digest_every
-        texts["options --eval-every, --save-every and --digest-every"] = json.dumps(intervals)
-        for what, own in texts.items():
-            require_equal(what, own, self.group, self.fingerprint)
+        raise LockstepError(
+            f"process 0 (host {every[0]['host']}) and process {other} (host {every[other]['host']}) do not have the "
+            f"same {what}, so they would not train one network. {cause}",
+            ENVIRONMENT,
+        )
+
+    def unlike_facts(self) -> dict[str, Tensor]:
+        """Return the tensors that a model file of a head has to tell unlike images; {} for other models."""
+        if self.recipe.head is None:
+            return {}
+        with arithmetic(self.recipe.arithmetic):
+            return unlike.facts(self.train_set)
 
     def require_sound_state(self) -> None:
         """Raise, in every process, unless the state is finite and has the same bits in all. Call it before a save."""
@@ -250,7 +315,7 @@ class Session:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.ema if weights == "ema" else self.state.parameters
         assert parameters is not None
-        return evaluate(self.recipe, self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
+        return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""
@@ -262,20 +327,29 @@ class Session:
         return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
 
 
-def _require_validation(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
-    """Raise a LockstepError unless the dataset has a validation split, of other images than its test split."""
-    validation, test = splits.get("validation"), splits.get("test")
-    if validation is None:
-        problem = "has no validation split"
-    elif test is not None and test.sha256 == validation.sha256:
-        problem = "has the same images as validation and as test split"
-    else:
-        return
-    tenth = max(1, len(splits["train"]) // 10)
-    raise LockstepError(
-        f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
-        f"{problem}: set held_out to a number of training images, as in --set held_out={tenth}"
-    )
+def _require_evaluated_split(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
+    """Raise a LockstepError unless the dataset has the split on which a run of `recipe` is evaluated.
+
+    With patience that is a validation split, of other images than its test split.
+    """
+    name, test = recipe.evaluated_split, splits.get("test")
+    if name == "validation":
+        if name not in splits:
+            problem = "has no validation split"
+        elif test is not None and test.sha256 == splits[name].sha256:
+            problem = "has the same images as validation and as test split"
+        else:
+            return
+        tenth = max(1, len(splits["train"]) // 10)
+        raise LockstepError(
+            f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
+            f"{problem}: set held_out to a number of training images, as in --set held_out={tenth}"
+        )
+    if name not in splits:
+        raise LockstepError(
+            f"dataset {recipe.dataset} has no split {name!r}, on which the run is evaluated: its splits are "
+            f"{', '.join(splits)}. Add it, or hold out training images with --set held_out=N"
+        )
 
 
 def with_held_out(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
@@ -326,29 +400,3 @@ def exchange(text: str, group: Group) -> list[str]:
     longest = int(group.gather(torch.tensor([len(data)])).max())
     padded = torch.tensor(list(data.ljust(longest)), dtype=torch.uint8)
     return [bytes(row.tolist()).decode().rstrip() for row in group.gather(padded)]
-
-
-def require_equal(what: str, own: str, group: Group, fingerprint: Mapping[str, Any]) -> None:
-    """Raise a LockstepError, in every process, unless all processes have the same text `own` for `what`.
-
-    The message names two processes that differ, their hosts, and how their `fingerprint`s differ.
-    """
-    texts = exchange(own, group)
-    other = next((process for process, text in enumerate(texts) if text != texts[0]), None)
-    if other is None:
-        return
-    fingerprints = [json.loads(text) for text in exchange(json.dumps(fingerprint), group)]
-    hosts = exchange(socket.gethostname(), group)
-    differences = list(map(str, compare(fingerprints[0], fingerprints[other])))
-    cause = (
-        f"Their environments differ: {'; '.join(differences)}. Use hosts with the same CPU or GPU model, libraries "
-        f"and variables"
-        if differences
-        else "Their CPUs, libraries and variables are the same. Give every host the same files and options, and let a "
-        "model draw random numbers only from torch's generator"
-    )
-    raise LockstepError(
-        f"process 0 (host {hosts[0]}) and process {other} (host {hosts[other]}) do not have the same {what}, so "
-        f"they would not train one network. {cause}",
-        ENVIRONMENT,
-    )

@@ -23,7 +23,6 @@ class TrainSpec(Settings):
         numbered: True if a new run may take the next free number in place of the one in `path`.
         notes: messages for the user at the start.
         started: time.time() at the program's start.
-        restarts: how often the processes were started again after a failure, since the program started.
     """
 
     job: Literal["train"] = "train"
@@ -34,7 +33,6 @@ class TrainSpec(Settings):
     numbered: bool = False
     notes: tuple[str, ...] = ()
     started: float = Field(default_factory=time.time)
-    restarts: int = 0
 
 
 class EvaluateSpec(Settings):

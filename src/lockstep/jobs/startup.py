@@ -92,12 +92,13 @@ def idle_note(recipe: Recipe, local_processes: int, device: torch.device) -> str
     return f"{towers} take turns on {plural(local_processes, 'GPU')}" if takes_turns else None
 
 
-def placement_lines(session: Session, vector_length: int) -> list[Line]:
+def placement_lines(session: Session) -> list[Line]:
     """Return each process's host, device and towers, the memory a process holds, and how vectors are added.
 
-    All processes call this together. `vector_length` is the number of values that are reduced in a step.
+    All processes call this together.
     """
     recipe, group, state, device = session.recipe, session.group, session.state, session.device
+    vector_length = session.tower.layout.length
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, total = f"{device} ({properties.name})", properties.total_memory

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.core.loop import train
 from lockstep.core.state import State
-from lockstep.core.tower import NonFiniteError, Tower
+from lockstep.core.tower import NonFiniteError
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
@@ -35,9 +34,9 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     with collected() as notes:
         comparison = Comparison(spec.path, *replayed(Run(spec.path), spec.start)) if ctx.first else None
         session = Session(spec.recipe, spec.placement, ctx)
-        state, train_set, recipe = session.state, session.split("train"), spec.recipe
-        course, probe = recipe.bind(len(train_set)), session.probe(train_set)
-        evaluated = train_set if recipe.patience is None else session.split(recipe.evaluated_split)
+        state, recipe, course = session.state, spec.recipe, session.course
+        probe = session.require_agreement()["probe"]
+        evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
         start = comparison.begin(session, probe) if comparison else None
         session.restore(start)
         facts, end = json.loads(ctx.group.broadcast(json.dumps([start and start.facts, comparison.end]).encode()
@@ -48,9 +47,8 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         listeners = [console.for_stream(stream, 1)] if comparison and stream and stream.isatty() else []
         log = Log(course, listeners, ctx.monitor, session.device)
         log.start([("replays", f"{spec.path}, steps {state.step} to {end}")])
-        every, tower = spec.placement.digest_every, Tower(course, session.network)
         try:
-            for _ in _steps(train(course, train_set, tower, session.reduction, state, log, digest_every=every)):
+            for _ in _steps(session.train(log, digest_every=spec.placement.digest_every)):
                 if comparison:
                     comparison.compare(state)
                 if recipe.patience is not None and due.evaluates(state.step):

@@ -284,7 +284,7 @@ class Supervisor:
             raise LockstepError(_joined(failure.message, why) + self._how_to_continue(), failure.code)
         self._restarts += 1
         note = _joined(failure.message, f"all processes were started again (restart {self._restarts} of {restarts})")
-        spec = spec.replace(restarts=self._restarts, notes=(*spec.notes, note))
+        spec = spec.replace(notes=(*spec.notes, note))
         if self.run_folder is not None:  # The notes of earlier starts are in its log.
             spec = spec.replace(path=self.run_folder, resume=True, numbered=False, notes=(note,))
         self._spec = spec
