@@ -189,10 +189,11 @@ class State:
 
     @torch.no_grad()
     def restore_best(self) -> None:
-        """Return to the weights of `keep_best`, and to their step."""
-        for name, tensor in self._result().items():
-            tensor.copy_(self.best[name])
-        self.step = int(self.best["step"])
+        """Return to the weights of `keep_best`, and to their step. Waits for `update_lock`."""
+        with self.update_lock:
+            for name, tensor in self._result().items():
+                tensor.copy_(self.best[name])
+            self.step = int(self.best["step"])
 
     def _result(self) -> dict[str, Tensor]:
         """Return the tensors that make a state the result of a run, by their names in a checkpoint."""

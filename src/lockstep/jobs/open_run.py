@@ -183,12 +183,18 @@ class OpenRun:
         self.folder.require_saved()
         return f"The last good state, after {self._session.state.step} steps, is saved in {self.folder.path}"
 
+    def require_saved(self) -> None:
+        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
+        if self.folder is not None:
+            with self._ctx.monitor.pausing():
+                self.folder.require_saved()
+
     def stop(self, due: Due, log: Log) -> None:
         """Save the state of a run that was asked to stop, and print how to continue it."""
         self.save(due)
+        self.require_saved()
         with self._ctx.monitor.pausing():
             if self.folder is not None:
-                self.folder.require_saved()
                 again = self._spec.recipe.command("train", self.folder.path, "--resume")
                 log.end([("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)])
 
@@ -197,7 +203,6 @@ class OpenRun:
         with self._ctx.monitor.pausing():
             if (folder := self.folder) is None:
                 return None
-            folder.require_saved()
             record = result.record(
                 log, started=self._spec.started, run=folder.path, last_loss=folder.last_loss(),
                 mixed=self._mixed_arithmetic,

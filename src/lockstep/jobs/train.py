@@ -66,6 +66,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         if requested.stop is not None:
             run.stop(due, log)
             raise StoppedError(requested.stop)
+        run.require_saved()
         return run.finish(_result(session, test_set, due, log, evaluations), log)
 
 
