@@ -7,10 +7,12 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
 import pytest
+from PIL import Image
 from tests.runs import fit_here, state_path
 
 from lockstep.config.overrides import make
@@ -79,147 +81,99 @@ def cut(name, share):
     return damage
 
 
-def test_without_damage_it_ends_with_the_known_bits(resumed):
-    assert resumed(lambda run: None)[0] == 0
+def every_state(damage):
+    return lambda run: [damage(path.relative_to(run))(run) for path in sorted(run.glob("checkpoints/step-*"))]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *[flipped(NEWEST, share) for share in (0, 0.001, 0.01, 0.5, 1)],
-        *[cut(NEWEST, share) for share in (0, 0.5)],
-        lambda run: [(run / NEWEST).unlink(), (run / NEWEST).mkdir()],
-        lambda run: [(run / NEWEST).unlink(), os.mkfifo(run / NEWEST)],
-        lambda run: state_path(run, 3).rename(state_path(run, 9)),
-    ],
-)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(resumed, damage):
-    code, _, err = resumed(damage)
-    assert code == 0
-    assert re.search(r"step-00000000[49].safetensors is damaged.*: trying the one before it", err)
+def replaced(name, make):
+    """Put what `make` makes in the place of the file `name`."""
+    return lambda run: [(run / name).unlink(), make(run / name)]
+
+
+JUNK = ["[" * 100_000, "[]", "{}", "null", '[{"model_source": 3}]', "\0"]
+BEFORE = r"step-00000000[49].safetensors is damaged.*: trying the one before it"
+NAMED = r"recipe.json|setting"  # in a message about a damaged recipe
+# What is damaged -> the exit codes that are allowed, and what the messages then say.
+DAMAGES = {
+    "nothing": (lambda run: None, {0}, ""),
+    **{f"flip {share}": (flipped(NEWEST, share), {0}, BEFORE) for share in (0, 0.001, 0.01, 0.5, 1)},
+    **{f"cut {share}": (cut(NEWEST, share), {0}, BEFORE) for share in (0, 0.5)},
+    "a folder": (replaced(NEWEST, Path.mkdir), {0}, BEFORE),
+    "a pipe": (replaced(NEWEST, os.mkfifo), {0}, BEFORE),
+    "another step": (lambda run: state_path(run, 3).rename(state_path(run, 9)), {0}, BEFORE),
+    "every state": (every_state(lambda path: cut(path, 0.9)), {3}, "every checkpoint in"),
+    "no states": (lambda run: shutil.rmtree(run / "checkpoints"), {0}, "runs/x has no checkpoint: it starts again"),
+    "metrics": (cut("metrics.jsonl", 0.8), {0}, r"metrics.jsonl: line \d+ was damaged and deleted"),
+    **{f"recipe: {junk[:9]}": (replaced("recipe.json", partial(Path.write_text, data=junk)), {2, 3}, NAMED)
+       for junk in JUNK},
+    **{f"environment: {junk[:9]}": (replaced("environment.json", partial(Path.write_text, data=junk)), {0, 2, 3, 4},
+                                    "environment.json|^(?!.*lockstep: )") for junk in JUNK},
+    **{f"bit of recipe {share}": (flipped("recipe.json", share, 4), {0, 2, 3}, "") for share in (0, 0.13, 0.5, 0.93)},
+    **{f"a folder as {name}": (replaced(name, Path.mkdir), {2, 3, 4}, "runs/x")
+       for name in ("log.txt", "environment.json", "recipe.json", ".lock")},
+    "a folder as metrics.jsonl": (replaced("metrics.jsonl", Path.mkdir), {0}, "rows, and lines of log.txt, are lost"),
+    "checkpoints is a file": (lambda run: [shutil.rmtree(run / "checkpoints"), (run / "checkpoints").touch()],
+                              {4}, "runs/x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_resumed_run_ends_with_the_known_bits_or_with_one_message(resumed, damage):
+    change, codes, words = DAMAGES[damage]
+    code, _, err = resumed(change)
+    assert code in codes
+    assert re.search(words, err, re.S), err
 
 
 @pytest.mark.slow
-def test_every_fact_of_a_state_is_covered(resumed, stopped):
+def test_every_fact_of_a_state_is_covered_and_every_bit_of_other_files_may_change(resumed, stopped):
     """Also the evaluations, which choose the best step, and the digests of recipe and data."""
     content = (stopped[0] / NEWEST).read_bytes()
     for word in ("evaluations", "step", "recipe_digest", "data_sha256", "contents_sha256", "classes"):
         code, _, err = resumed(flipped(NEWEST, (content.index(word.encode()) + 3) / len(content)))
         assert (code, "is damaged" in err) == (0, True), word
+    for name in ("environment.json", "metrics.jsonl", "log.txt"):
+        for share in (0, 0.13, 0.5, 0.93):
+            for bit in (0, 4, 7):
+                resumed(flipped(name, share, bit))
 
 
-def test_without_a_valid_checkpoint_it_stops(resumed):
-    def damage(run):
-        for state in run.glob("checkpoints/step-*"):
-            cut(state.relative_to(run), 0.9)(run)
-
-    code, _, err = resumed(damage)
-    assert code == 3
-    assert "every checkpoint in" in err
-
-
-def test_foreign_files_among_the_checkpoints_are_left_alone(resumed, tmp_path):
-    names = ("step-².safetensors", "step-5.safetensors", "step-new.safetensors", "step-", "notes.txt", "step-000000004")
+def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_are_swept(resumed, tmp_path):
+    copies = ("step-².safetensors", "step-5.safetensors", "step-new.safetensors", "step-")
+    empty = ("notes.txt", "step-000000004", ".step-000000009.safetensors-99", "../.metrics.jsonl-12")
 
     def damage(run):
-        for name in names[:4]:
+        for name in copies:
             shutil.copy(run / NEWEST, run / "checkpoints" / name)
-        for name in names[4:]:
+        for name in empty:
             (run / "checkpoints" / name).touch()
 
     assert resumed(damage)[0] == 0
-    assert {*names} <= {path.name for path in (tmp_path / "runs/x/checkpoints").iterdir()}
+    assert {*copies, *empty[:2]} <= {path.name for path in (tmp_path / "runs/x/checkpoints").iterdir()}
+    assert Run(tmp_path / "runs/x").complete
+    assert not list(Path(tmp_path / "runs/x").rglob(".*-*"))
 
 
 def test_a_checkpoint_of_another_run_is_refused(resumed, tmp_path):
     fit_here(RECIPE.replace(seed=1), tmp_path / "other", PLACE)
-
-    def damage(run):
-        shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5))
-
-    code, _, err = resumed(damage)
+    code, _, err = resumed(lambda run: shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5)))
     assert code == 2
     assert "step-000000005.safetensors was trained by another recipe than recipe.json states" in err
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("environment.json", "metrics.jsonl", "log.txt")]
-
-
-@pytest.mark.parametrize("name", ["recipe.json", *SLOW, ".lock"])
-def test_a_changed_bit_in_any_other_file(resumed, name):
-    for share in (0, 0.13, 0.5, 0.93) if name != ".lock" else ():
-        for bit in (0, 4, 7):
-            code, _, err = resumed(flipped(name, share, bit))
-            if name == "log.txt":
-                assert code == 0, err
-    for share in (0, 0.5):
-        code, _, err = resumed(cut(name, share))
-        assert code == 0 or name in err
-
-
-def test_a_damaged_line_of_the_metrics_is_noted(resumed):
-    code, _, err = resumed(cut("metrics.jsonl", 0.8))
-    assert code == 0
-    assert re.search(r"metrics.jsonl: line \d+ was damaged and deleted", err)
-
-
-@pytest.mark.parametrize("junk", ["[" * 100_000, "[]", "{}", "3", '"a"', "null", "[3]", '[{"model_source": 3}]', "\0"])
-@pytest.mark.parametrize("name", ["recipe.json", "environment.json"])
-def test_other_json(resumed, name, junk):
-    code, _, err = resumed(lambda run: (run / name).write_text(junk))
-    assert code == 0 or name in err or "setting" in err
-    assert name == "environment.json" or code
-
-
-@pytest.mark.parametrize(
-    "name", ["checkpoints", "metrics.jsonl", "log.txt", "environment.json", "recipe.json", ".lock"]
-)
-def test_a_file_where_a_folder_is_expected_and_the_reverse(resumed, name):
-    def damage(run):
-        path = run / name
-        if path.is_dir():
-            shutil.rmtree(path)
-            path.touch()
-        else:
-            path.unlink()
-            path.mkdir()
-
-    code, _, err = resumed(damage)
-    assert code or "rows, and lines of log.txt, are lost" in err
-    assert name in err or "runs/x" in err
-
-
-def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(resumed):
-    code, _, err = resumed(lambda run: shutil.rmtree(run / "checkpoints"))
-    assert code == 0
-    assert "runs/x has no checkpoint: it starts again before its first step" in err
-
-
 @pytest.mark.parametrize("name", ["result.json", "model.safetensors", "recipe.json"])
 def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, here, tmp_path, name):
-    images = tmp_path / "image.png"
-    from PIL import Image
-
-    Image.new("L", (8, 8), 200).save(images)
-    run = tmp_path / "runs/x"
-    answers = set()
-    for share in (None, 0, 0.003, 0.2, 0.5, 0.8, 0.99):
+    run, answers = tmp_path / "runs/x", set()
+    Image.new("L", (8, 8), 200).save(tmp_path / "image.png")
+    for share in (None, 0, 0.003, 0.2, 0.5, 0.99):
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(stopped[0].parent / "whole", run)
         if share is not None:
             flipped(name, share)(run)
-        for command in (("runs",), ("predict", "runs/x", str(images), "--json"), ("train", "runs/x", "--resume")):
-            done = here(*command)
+        for words in (("runs",), ("predict", "runs/x", tmp_path / "image.png", "--json"), RESUMED):
+            done = here(*words)
             assert "Traceback" not in done.stderr
             assert done.returncode in (0, 2, 3, 4)
-            if command[0] == "predict" and done.returncode == 0:
+            if words[0] == "predict" and done.returncode == 0:
                 answers.add(done.stdout)
     assert len(answers) == 1  # a damaged model gives an error, and no other probabilities
-
-
-def test_a_copy_of_the_temporary_files_of_a_killed_run_is_swept(resumed, tmp_path):
-    names = [".metrics.jsonl-12", ".model.safetensors-7", "checkpoints/.step-000000009.safetensors-99"]
-    assert resumed(lambda run: [(run / name).touch() for name in names])[0] == 0
-    assert not any((tmp_path / "runs/x" / name).exists() for name in names)
-    assert Run(tmp_path / "runs/x").complete
-    assert not list(Path(tmp_path / "runs/x").glob(".*-*"))
