@@ -18,7 +18,6 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.recipes import get_recipe
-from lockstep.runs import statefile
 
 DIGITS = get_recipe("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)
@@ -78,19 +77,6 @@ def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
     before, after = model(seed=1).state_dict(), into.state_dict()
     assert all(torch.equal(after[key], before[key]) for key in kept)
     assert torch.equal(after["conv1.weight"], state["conv1.weight"])
-
-
-def test_other_classes_of_the_file_are_named(tmp_path):
-    def line(path, classes):
-        taken = load_initial_weights(model(seed=1), "digits", path, find_weights(path).sha256, classes)
-        return dict(taken.lines()).get("classes", "")
-
-    path, digits = tmp_path / "state.safetensors", "0123456789"
-    statefile.write(path, model().state_dict(), {"classes": list(digits)})
-    assert "label 2 is '2' in it, and 'x' in the dataset" in line(path, "01x3456789")
-    assert line(path, digits) == line(path, "01") == ""
-    save_file(model().state_dict(), path)
-    assert line(path, "01x3456789") == ""
 
 
 def test_a_line_of_many_tensors_stays_short(tmp_path):

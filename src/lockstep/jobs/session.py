@@ -109,8 +109,8 @@ class Session:
         # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
         self._seeded_state = self.model.state(self.device)
         own_state = is_state_of(path, recipe)
-        sha256, classes = None if own_state else recipe.init_sha256, self.splits["train"].classes
-        loaded = load_initial_weights(self.model.module, recipe.model, path, sha256, classes)
+        sha256 = None if own_state else recipe.init_sha256
+        loaded = load_initial_weights(self.model.module, recipe.model, path, sha256)
         # A state of this recipe has the layers before the head; its head is not the one that the run starts from.
         return None if own_state else loaded
 

@@ -110,7 +110,6 @@ class InitialWeights:
         loaded: names of the model's tensors that are loaded.
         new: names of the model's other tensors. The file lacks them, or has them in another shape or type.
         left: names of the file's tensors that are not loaded.
-        other_class: the first label whose name is another one in the file than in the dataset, and both names; or None.
     """
 
     path: Path
@@ -118,35 +117,25 @@ class InitialWeights:
     loaded: list[str]
     new: list[str]
     left: list[str]
-    other_class: tuple[int, str, str] | None = None
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the lines of the start-up block."""
         text = f"{len(self.loaded)} of {len(self.loaded) + len(self.new)} tensors"
         for names, why in ((self.new, "new"), (self.left, "left in the file")):
             text += f"; {why}: {len(names)} ({_some(names)})" if names else ""
-        lines = [("init", f"{self.path} (sha256 {self.sha256[:12]})"), ("loaded", text)]
-        if self.other_class:
-            label, name, own = self.other_class
-            text = f"the file has other classes: label {label} is {name} in it, and {own} in the dataset"
-            lines.append(("classes", f"{text}. The last layer starts from the outputs of the others"))
-        return lines
+        return [("init", f"{self.path} (sha256 {self.sha256[:12]})"), ("loaded", text)]
 
 
-def load_initial_weights(
-    model: "nn.Module", model_name: str, path: Path, sha256: str | None, classes: Sequence[str] = ()
-) -> InitialWeights:
+def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256: str | None) -> InitialWeights:
     """Load into `model`, in place, all tensors of the file that match by name and shape.
 
-    `model_name` is its name in messages, `sha256` what the recipe states of the file (None: nothing), and `classes` the
-    names of the dataset's classes. Weights are converted to the model's types.
+    `model_name` is its name in messages, and `sha256` what the recipe states of the file (None: nothing). Weights are
+    converted to the model's types.
     Raises: LockstepError if the file cannot be used, or no parameter matches.
     """
     import torch
 
-    from lockstep.data.dataset import first_other_class
-
-    found, digest, in_file = _read(path, sha256)
+    found, digest = _read(path, sha256)
     targets = {
         name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, torch.Tensor)
     }
@@ -174,12 +163,11 @@ def load_initial_weights(
             f"--model the network of these weights"
         )
     left = [name for name in found if name not in taken and not name.endswith(_COUNTER)]
-    other = first_other_class(in_file, classes) if len(in_file) == len(classes) else None
-    return InitialWeights(path, digest, loaded, new, left, other)
+    return InitialWeights(path, digest, loaded, new, left)
 
 
-def _read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], str, list[str]]":
-    """Return the tensors of the file by the model's names, the file's SHA-256, and the names of its classes, if any.
+def _read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], str]":
+    """Return the tensors of the file by the model's names, and the file's SHA-256.
 
     Raises: LockstepError, also unless the file has the `sha256`, if one is given.
     """
@@ -196,10 +184,10 @@ def _read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], str, list
         raise LockstepError(f"--init {path}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
     if path.suffix == SUFFIX:
         try:
-            state = statefile.read(path, content, foreign=True)
+            tensors = statefile.read(path, content, foreign=True).tensors
         except LockstepError as error:
             raise LockstepError(f"--init {path}: {error}", DATA) from None
-        return _plain(_classifier(divided(state.tensors)[0])), digest, state.facts.get("classes") or []
+        return _plain(_classifier(divided(tensors)[0])), digest
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
             value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -209,7 +197,7 @@ def _read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], str, list
             f"alone: torch.save(model.state_dict(), 'weights.pt')",
             DATA,
         ) from None
-    return _plain(_weights_in(value, path)), digest, []
+    return _plain(_weights_in(value, path)), digest
 
 
 def _classifier(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
