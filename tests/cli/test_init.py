@@ -61,7 +61,9 @@ def test_what_does_not_fit_a_run_is_one_message(refused_here, parent, tmp_path):
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\ninit_sha256 = "{"0" * 64}"\n')
     refused(refused_here("train", "mine.toml"), USAGE, "give their file or run as --init")
     (tmp_path / "netfile.py").write_text(MODEL)
-    done = refused_here("train", "--model", "netfile:Net", "--set", "weight_decay={}", "--init", "runs/parent")
+    done = refused_here(
+        "train", "--model", "netfile:Net", "--set", "weight_decay={}", "--init", "runs/parent", "--trust-code"
+    )
     refused(done, USAGE, "none of its tensors has the name and shape of a parameter of model netfile:Net")
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"parent"}
 
