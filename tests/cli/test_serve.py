@@ -217,16 +217,6 @@ def test_several_files_are_chosen_by_keyboard_and_a_bad_one_is_a_sentence(page, 
     assert page.locator(".card").count() == 0
 
 
-def test_a_file_that_is_too_large_is_not_sent(page, tmp_path):
-    sent = []
-    page.on("request", lambda request: sent.append(request.url))
-    with (tmp_path / "large.png").open("wb") as file:
-        file.truncate(32_000_001)
-    page.set_input_files("#files", tmp_path / "large.png")
-    assert "too large: at most 32 MB" in classified(page, 1)[0]
-    assert not any("predict" in url for url in sent)
-
-
 def test_the_camera_takes_a_picture_and_is_switched_off(page):
     page.get_by_role("button", name="Use the camera").click()
     page.locator("#video").evaluate("video => video.videoWidth || new Promise(go => { video.onloadeddata = go; })")

@@ -1,9 +1,7 @@
 """The application in a server of this process: answers, batches, refusals and limits, which the tests make small."""
 
-import asyncio
 import base64
 import contextlib
-import dataclasses
 import http.client
 import io
 import json
@@ -21,7 +19,6 @@ from PIL import Image
 import lockstep
 from lockstep.classify import serve as application
 from lockstep.classify import server
-from lockstep.classify.answers import Answers
 from lockstep.errors import ENVIRONMENT, LockstepError
 
 RUN = ("digits", "--steps", 30, "--processes", 2)  # as in tests/cli/test_predict.py
@@ -44,7 +41,7 @@ def like(classifier, **changed):
 def serving(classifier, name="digits"):
     """Serve in a thread. Yield the port."""
     listening = server.listen("127.0.0.1", 0)
-    running = server.server_of(application.application(classifier, name, "127.0.0.1"))
+    running = server.server_of(application.application(classifier, name, "Photos.Example"))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
@@ -86,10 +83,12 @@ def form(*files, field="image"):
     return b"".join(parts) + b"--x--\r\n"
 
 
-def half_sent(port, head=b"Content-Length: 1000\r\n"):
+def half_sent(port):
     """Return a connection that has sent the headers and a part of the body."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-    connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n" + head + b"\r\nabc")
+    connection.sendall(
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nabc"
+    )
     return connection
 
 
@@ -165,30 +164,6 @@ def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_do_not_wait(cla
     assert [answer["error"] for part in answers for answer in part] == [None] * 16
 
 
-def test_a_request_that_has_ended_leaves_nothing_to_decode(classifier):
-    async def cancelled():
-        answers = Answers(classifier)
-        requests = [asyncio.create_task(answers.answers([picture])) for picture in PICTURES[:3]]
-        await asyncio.sleep(0)
-        requests[1].cancel()
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        answers.close()
-        assert answers.unanswered == 0
-        return results
-
-    first, second, _ = asyncio.run(cancelled())
-    assert first[0][0] == next(classifier.predict(PICTURES[0], 5))
-    assert isinstance(second, asyncio.CancelledError)
-
-
-def test_a_mark_for_pictures_unlike_the_training_images_is_passed_on(classifier):
-    def predict(*args):
-        return dataclasses.replace(classifier.predict_pixels(*args), unlike=True)
-
-    with serving(like(classifier, predict_pixels=predict)) as port:
-        assert ask(port, body=PICTURES[0])[2]["predictions"][0]["unlike"] is True
-
-
 BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
     len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)
     for kind, data in (
@@ -215,20 +190,6 @@ BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
         (413, "at most 32.0 MB", bytes(33_000_000), {}),
         (413, "at most 32.0 MB", (bytes(1 << 20) for _ in range(32)), {}),
     ],
-    ids=[
-        "empty",
-        "text",
-        "truncated",
-        "bomb",
-        "other-field",
-        "text-in-form",
-        "many-files",
-        "no-form",
-        "no-boundary",
-        "other-type",
-        "large",
-        "large-in-chunks",
-    ],
 )
 def test_a_bad_upload_is_a_status_and_a_sentence(port, status, sentence, body, headers, capfd):
     refused(port, status, sentence, body=body, **headers)
@@ -252,14 +213,15 @@ def test_another_origin_is_refused(port, origin):
 
 
 def test_own_names_and_origins_are_served(port):
-    for host in (f"localhost:{port}", f"127.0.0.1:{port}", "192.168.1.7", "[::1]:8000", "LOCALHOST"):
+    for host in (
+        f"localhost:{port}",
+        f"127.0.0.1:{port}",
+        "192.168.1.7",
+        "[::1]:8000",
+        "LOCALHOST",
+        "photos.example:8000",
+    ):
         assert ask(port, body=PICTURES[0], Host=host, Origin=f"http://{host}")[0] == 200
-
-
-def test_a_name_that_was_given_is_served(classifier):
-    guard = application._OwnPagesOnly(lambda scope, receive, send: None, "Photos.Example")
-    assert guard._is_own("photos.example:8000")
-    assert not guard._is_own("example")
 
 
 def test_the_page_may_load_nothing_from_elsewhere(port):
@@ -288,7 +250,7 @@ def test_health_says_what_is_served(classifier, port):
 
 
 def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, monkeypatch):
-    monkeypatch.setattr(application, "BODY_LIMIT_S", 0.3)
+    monkeypatch.setattr(application, "REQUEST_LIMIT_S", 0.5)
     monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
     with serving(classifier) as port:
         slow = [half_sent(port) for _ in range(20)]
@@ -296,58 +258,24 @@ def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, mo
         for connection in slow:
             answer = b"".join(iter(lambda one=connection: one.recv(4096), b""))
             connection.close()
-            assert b" 408 " in answer
-            assert b"did not arrive within 0.3 s" in answer
+            assert b" 504 " in answer
+            assert b"no answer within 0.5 s" in answer
         half_sent(port).close()  # a client that goes away
         assert ask(port, body=PICTURES[0])[0] == 200
-        refused(port, 503, "other requests hold", body=bytes(2000))
+        headers = refused(port, 503, "other requests hold", body=bytes(2000))
+        assert int(headers["Retry-After"]) > 0
         assert {ask(port, body=PICTURES[0])[0] for _ in range(20)} == {200}  # together more than the limit
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /predict HTTP/1.1\r\nHost: local"])
-def test_a_connection_without_a_whole_head_is_closed(classifier, monkeypatch, sent):
-    monkeypatch.setattr(server, "HEAD_LIMIT_S", 0.2)
-    with serving(classifier) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        connection.sendall(sent)
-        with contextlib.suppress(ConnectionResetError):
-            assert connection.recv(100) == b""
-
-
-def test_a_request_that_never_ends_is_closed(classifier, monkeypatch):
-    monkeypatch.setattr(server, "HEAD_LIMIT_S", 0.1)
-    monkeypatch.setattr(server, "REQUEST_LIMIT_S", 0.2)
-    with serving(classifier) as port, half_sent(port) as connection, contextlib.suppress(ConnectionResetError):
-        assert connection.recv(100) == b""
-
-
-def test_too_many_connections_are_closed_and_others_go_on(classifier, monkeypatch):
+def test_beyond_the_limit_of_connections_the_answer_is_503_and_others_go_on(classifier, monkeypatch):
     monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
     with serving(classifier) as port:
         held = [half_sent(port) for _ in range(3)]
-        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
-            ask(port, body=PICTURES[0])
+        assert ask(port, body=PICTURES[0])[0] == 503
         for connection in held:
             connection.close()
-        while _status(port) != 200:
+        while ask(port, body=PICTURES[0])[0] != 200:
             pass
-
-
-def _status(port):
-    try:
-        return ask(port, body=PICTURES[0])[0]
-    except (ConnectionError, http.client.HTTPException):
-        return 0
-
-
-def test_a_full_queue_and_a_slow_answer_are_sentences(classifier, monkeypatch):
-    monkeypatch.setattr(application, "QUEUE_LIMIT", 1)
-    with serving(classifier) as port:
-        headers = refused(port, 503, "wait for an answer", body=form(("a", b""), ("b", b"")), **FORM)
-        assert int(headers["Retry-After"]) > 0
-        monkeypatch.setattr(application, "ANSWER_LIMIT_S", 0.0)
-        refused(port, 504, "no answer within 0 s", body=PICTURES[0])
-        monkeypatch.setattr(application, "ANSWER_LIMIT_S", 30.0)
-        assert ask(port, body=PICTURES[0])[0] == 200
 
 
 def failing(classifier, *errors):
@@ -381,15 +309,9 @@ def test_a_classifier_that_takes_no_pictures_is_an_error_at_the_start(classifier
 def test_a_port_in_use_and_a_host_elsewhere_are_errors():
     with server.listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
+        assert server.url("::1", listening) == f"http://[::1]:{port}"
         with pytest.raises(LockstepError, match=f"--port {port}: another program uses it: give another one, or 0"):
             server.listen("127.0.0.1", port)
     with pytest.raises(LockstepError, match=r"cannot listen at --host 192\.0\.2\.1") as caught:
         server.listen("192.0.2.1", 0)
     assert caught.value.code == ENVIRONMENT
-
-
-def test_addresses():
-    with server.listen("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        assert server.url("127.0.0.1", listening) == f"http://127.0.0.1:{port}"
-        assert server.url("::1", listening) == f"http://[::1]:{port}"

@@ -6,11 +6,14 @@ import contextlib
 import io
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from numpy.typing import NDArray
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, UploadFile
@@ -22,17 +25,23 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lockstep.classify.answers import Answers, Pixels
-from lockstep.classify.predict import Classifier
+from lockstep import numerics
+from lockstep.classify.predict import Classifier, Prediction
+from lockstep.data.decode import stored_pixels
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
 FILE_LIMIT = 16  # files of a request
-QUEUE_LIMIT = 1024  # pictures that wait for an answer
-BODY_LIMIT_S = 30.0  # to receive the body of a request
-ANSWER_LIMIT_S = 60.0  # from then on
+REQUEST_LIMIT_S = 60.0  # from the head of a request to its answer
+TOP = 5  # classes in an answer
+PIXEL_LIMIT = 55_000_000  # of a picture, as stored. A phone's photo has up to 50 million.
+_SMALL = 2_000_000  # pixels of a picture that is decoded beside others
+_WORKERS = 4  # threads that decode small pictures and classify, at most
+
+Pixels: TypeAlias = NDArray[np.uint8]
+Answer: TypeAlias = tuple[Prediction, Pixels | None]  # None if the picture cannot be read
 
 _TYPE = "send a picture as the body (Content-Type image/jpeg, for example), or files in the field image of a form"
 _PATHS = "this server answers GET /, GET /health and POST /predict"
@@ -64,10 +73,18 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
 
 
 class _Service:
-    """The answers to requests, and the bytes that these hold."""
+    """The answers to requests: the pictures of all, from the bytes of a file to a prediction, in a bounded memory.
+
+    A decoded picture takes 1 to 16 bytes a pixel, however small its file is. So large ones are decoded one at a time,
+    in a thread of their own, and small ones do not wait for them. At most `PIXEL_LIMIT` + `_WORKERS` * `_SMALL` pixels
+    are decoded at a time.
+    """
 
     def __init__(self, classifier: Classifier, name: str) -> None:
-        self._classifier, self._answers, self._held = classifier, Answers(classifier), 0
+        self._classifier = classifier
+        self._held = self._unanswered = 0  # bytes and pictures of requests that are being answered
+        self._workers = numerics.pool(min(_WORKERS, numerics.workers()), "classify")
+        self._large = ThreadPoolExecutor(1, "decode")
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
         environment = Environment(loader=PackageLoader("lockstep.classify"), autoescape=True, undefined=StrictUndefined)
         environment.filters["printable"] = printable
@@ -83,7 +100,8 @@ class _Service:
         try:
             yield
         finally:
-            self._answers.close()
+            for pool in (self._workers, self._large):
+                pool.shutdown(wait=False, cancel_futures=True)
 
     async def page(self, request: Request) -> Response:
         """Answer GET /."""
@@ -93,20 +111,22 @@ class _Service:
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health: what is served, and how many pictures wait for an answer."""
-        return JSONResponse({"status": "ok", **self._facts, "unanswered": self._answers.unanswered})
+        return JSONResponse({"status": "ok", **self._facts, "unanswered": self._unanswered})
 
     async def predict(self, request: Request) -> Response:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it."""
-        request.state.held = 0
+        request.state.held = count = 0
         try:
-            async with _time_limit(BODY_LIMIT_S, 408, "the request did not arrive within {} s: send it again"):
+            async with asyncio.timeout(REQUEST_LIMIT_S):
                 pictures = await self._pictures(request)
-            if self._answers.unanswered + len(pictures) > QUEUE_LIMIT:
-                raise _busy(f"{self._answers.unanswered:,} pictures wait for an answer")
-            async with _time_limit(ANSWER_LIMIT_S, 504, "no answer within {} s: send fewer pictures at a time"):
-                answers = await self._answers.answers([picture for _, picture in pictures])
+                self._unanswered += (count := len(pictures))
+                answers = await asyncio.gather(*(self._answer(picture) for _, picture in pictures))
+        except TimeoutError:
+            problem = f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time"
+            raise HTTPException(504, problem, {"Connection": "close"}) from None
         finally:
             self._held -= request.state.held
+            self._unanswered -= count
         records = []
         for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
             records.append({**prediction.record(), "source": name})
@@ -116,6 +136,27 @@ class _Service:
         if len(errors) == len(records):
             return JSONResponse({"error": "; ".join(errors), "predictions": records}, 422)
         return JSONResponse({"predictions": records})
+
+    async def _answer(self, picture: bytes) -> Answer:
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            answer = await run(self._workers, self._small_answer, picture)
+            if answer is None:
+                pixels = await run(self._large, self._classifier.pixels, picture)
+                answer = await run(self._workers, self._classified, pixels)
+            return answer
+        except LockstepError as error:
+            if error.code != DATA:
+                raise
+            return Prediction(0, error=str(error)), None
+
+    def _small_answer(self, picture: bytes) -> Answer | None:
+        """Return the answer for a picture, or None if it is a large one."""
+        large = stored_pixels(picture, PIXEL_LIMIT) > _SMALL
+        return None if large else self._classified(self._classifier.pixels(picture))
+
+    def _classified(self, pixels: Pixels) -> Answer:
+        return self._classifier.predict_pixels(pixels, TOP), pixels
 
     async def _pictures(self, request: Request) -> list[tuple[str, bytes]]:
         """Return the name and the content of each file in a request. Raises: HTTPException."""
@@ -197,15 +238,6 @@ class _OwnPagesOnly:
             return name in self._names or bool(ip_address(name))
         except ValueError:
             return False
-
-
-@contextlib.asynccontextmanager
-async def _time_limit(seconds: float, status: int, problem: str) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise HTTPException(status, problem.format(f"{seconds:g}"), {"Connection": "close"}) from None
 
 
 def _busy(cause: str) -> HTTPException:
