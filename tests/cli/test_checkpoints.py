@@ -29,19 +29,6 @@ def test_best_and_a_step_on_any_number_of_processes(program, run):
         assert which in ("best", record["step"])
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["last"], "--checkpoint 'last': give best, or the number of steps"),
-        (["-4"], "--checkpoint '-4': give best, or the number of steps"),
-        (["best", "--watch"], "--checkpoint is for one checkpoint, and --watch evaluates each"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_one_that_is_not(refused_here, run, args, words):
-    refused(refused_here("eval", "runs/a", "--checkpoint", *args), USAGE, words)
-
-
 @pytest.mark.slow
 def test_a_quiet_evaluation(program, refused_here, run):
     flip(run / "checkpoints/step-000000010.safetensors")  # of which a note would be

@@ -55,9 +55,6 @@ def test_what_does_not_fit_a_run_is_one_message(refused_here, parent, tmp_path):
     (tmp_path / "w.pt").write_bytes(b"x")
     refused(refused_here("train", "--init", "w.pt"), DATA, "is damaged")
     refused(refused_here("train", "mnist", "--init", "runs/parent", "--data", "x"), DATA)
-    refused(
-        refused_here("train", "runs/parent", "--resume", "--init", "runs/parent"), USAGE, "leave out --init to resu"
-    )
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\ninit_sha256 = "{"0" * 64}"\n')
     refused(refused_here("train", "mine.toml"), USAGE, "give their file or run as --init")
     (tmp_path / "netfile.py").write_text(MODEL)

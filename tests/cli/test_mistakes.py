@@ -5,12 +5,14 @@ import resource
 import shutil
 
 import pytest
+from tests.images import bright_and_dark
 from tests.runs import change_state
 from tests.unit.test_saver import flip
 
 from lockstep.runs import statefile
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
+CLEAR = "\x1b[2J"  # what clears the screen
 
 
 def refused(done, code, *words):
@@ -61,12 +63,45 @@ def refused(done, code, *words):
         (["train", "digits", "--data", "."], DATA, ["comes with lockstep"]),
         (["train", "--no-portable", "--device", "cuda"], ENVIRONMENT, ["sees no CUDA GPU", "--device cpu"]),
         (["train", "--runs", "/proc/none"], ENVIRONMENT, ["cannot write the run folder /proc/none/digits-1"]),
+        (["train", "--inline", "--processes", "2"], USAGE, ["--inline computes one process"]),
+        (["train", f"{CLEAR}.toml"], USAGE, ["\\x1b[2J"]),
+        *((["train", "--name", name], USAGE, [f"--name {name!r} is not", "letters"]) for name in ("a b", ".a", CLEAR)),
+        (["train", "digits", "--dataset", "nowhere:load"], USAGE, ["no module 'nowhere'"]),
+        (["train", "digits", "--dataset", "mine.arrays"], USAGE, ["unknown dataset 'mine.arrays'"]),
+        (["train", "--set", "dataset=memory"], USAGE, ["data= of lockstep.train sets both"]),
+        (["train", "--init", "w.pt"], DATA, ["no such file"]),
+        (["eval", "RUN", "--checkpoint", "last"], USAGE, ["--checkpoint 'last': give best, or the number of steps"]),
+        (["eval", "RUN", "--checkpoint", "-4"], USAGE, ["--checkpoint '-4': give best"]),
+        (["eval", "RUN", "--checkpoint", "best", "--watch"], USAGE, ["--checkpoint is for one checkpoint"]),
+        (["eval", "RUN", "--once"], USAGE, ["--once needs --watch"]),
+        (["eval", "RUN", "--split", "validation"], USAGE, ["no split 'validation': its splits are train, test"]),
+        (["train", "RUN", "--resume", "--init", "RUN"], USAGE, ["leave out --init to resume"]),
+        (["verify", "RUN", "--processes", "5"], USAGE, ["5 processes for 4 towers"]),
+        (["predict", "RUN"], USAGE, ["Missing argument"]),
+        (["predict", "RUN", ""], USAGE, ["as the name of an image"]),
+        (["predict", "RUN", "x.png", "--top", "0"], USAGE, ["--top"]),
+        (["predict", "RUN", "x.png", "--checkpoint", "7"], USAGE, ["has no such checkpoint"]),
+        (["predict", "RUN", "x.png", "--device", "cuda"], USAGE, ["portable arithmetic, which computes on a CPU"]),
+        (["predict", "nothing", "x.png"], USAGE, ["nothing does not exist: give the folder of a run"]),
+        (["predict", "RUN/log.txt", "x.png"], DATA, ["is damaged, or not a file that Lockstep wrote"]),
+        (["predict", "RUN/model.safetensors", "x.png", "--checkpoint", "best"], USAGE, ["--checkpoint is for runs"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_one_clear_message(here, tmp_path, args, code, words):
-    refused(here(*args), code, *words)
+def test_one_clear_message(here, trained_once, tmp_path, args, code, words):
+    if any("RUN" in word for word in args):
+        path, _ = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+        args = [word.replace("RUN", str(path)) for word in args]
+    done = here(*args)
+    refused(done, code, *words)
+    assert CLEAR not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_recipe_with_a_folder_of_images_as_its_data_is_one_message(here, tmp_path):
+    bright_and_dark(tmp_path / "photos", 2)
+    refused(here("train", "digits", "--data", "photos"), DATA, "comes with lockstep")
+    refused(here("train", "cifar10", "--data", "photos"), DATA, "data_batch_1.bin")
 
 
 def test_a_broken_recipe_file(here, tmp_path):
@@ -127,16 +162,16 @@ def test_all_checkpoints_damaged(here, run, processes):
     assert contents(path / "checkpoints") == before
 
 
-def test_other_data_is_refused(here, run):
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_other_data_is_refused(here, run, split):
     path, _ = run
     for state in path.glob("checkpoints/step-*"):
-        change_state(state, lambda facts, _: facts["data_sha256"].update(train="0" * 64))
-    refused(here("train", path, "--resume"), DATA, "not what", "was trained on")
+        change_state(state, lambda facts, _: facts["data_sha256"].update({split: "0" * 64}))
+    refused(here("train", path, "--resume"), DATA, "data is not what", "was trained on")
 
 
-def test_a_run_without_checkpoints_and_a_split_that_is_not(here, run):
+def test_a_run_without_checkpoints(here, run):
     path, _ = run
-    refused(here("eval", path, "--split", "validation"), USAGE, "no split 'validation': its splits are train, test")
     (path / "checkpoints").rename(path / "elsewhere")
     (path / "checkpoints").mkdir()
     refused(here("eval", path), DATA, "no checkpoint yet")

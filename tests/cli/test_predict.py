@@ -175,27 +175,6 @@ def test_a_name_that_is_not_utf8_is_classified(trained_once, predict, pictures, 
     assert rows(predict(run, ".", "--json"))[0]["source"] == name
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("RUN",), "Missing argument"),
-        (("RUN", "x.png", "--top", "0"), "greater than or equal to 1"),
-        (("RUN", "x.png", "--checkpoint", "last"), "give best, or the number of steps"),
-        (("RUN", "x.png", "--checkpoint", "7"), "has no such checkpoint: its checkpoints are those after 0, 30 steps"),
-        (("RUN", "x.png", "--device", "cuda"), "portable arithmetic, which computes on a CPU"),
-        (("nothing", "x.png"), "nothing does not exist: give the folder of a run"),
-        (("RUN/log.txt", "x.png"), "is damaged, or not a file that Lockstep wrote"),
-        (("RUN/model.safetensors", "x.png", "--checkpoint", "best"), "--checkpoint is for runs"),
-    ],
-)
-def test_a_mistake_is_one_error(predict, trained_once, arguments, message):
-    run, _ = trained_once(*RUNS[0])
-    done = predict(*(str(argument).replace("RUN", str(run)) for argument in arguments))
-    assert done.returncode in (2, 3, 4)
-    assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-
-
 def test_a_model_of_ones_own_runs_only_if_it_is_trusted(predict, pictures, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     module = "net_of_test_predict"

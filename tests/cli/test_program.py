@@ -121,18 +121,6 @@ def test_images_held_out_are_not_called_test_images(here):
     assert "test images" not in done.stdout
 
 
-def test_a_model_of_ones_own(here, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n"
-        "def build(shape, classes):\n"
-        "    c, h, w = shape\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(c * h * w, 32), nn.ReLU(), nn.Linear(32, classes))\n"
-    )
-    done = here("train", "--model", "mine:build", "--set", "weight_decay={}", "--steps", 40, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["accuracy"]["raw"] > 0.5
-
-
 def test_version(here):
     assert re.fullmatch(r"lockstep \d+\.\d+\.\d+\n", here("--version").stdout)
 
@@ -155,3 +143,21 @@ def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(trained_once, tmp_
     command = f"{sys.executable} -m lockstep eval {run} --processes {processes} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.stderr, done.stdout) == ("", "0\n")
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch, refused_here):
+    for words, completions in (
+        ("lockstep tra", ["train"]), ("lockstep train --summ", ["--summary-every"]), ("lockstep data f", ["fetch"])
+    ):  # fmt: skip
+        monkeypatch.setenv("_LOCKSTEP_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert refused_here("").stdout.splitlines() == completions
+
+
+def test_help_offers_completion(monkeypatch, refused_here):
+    shown = refused_here("--help").stdout
+    assert "--install-completion" in shown
+    assert "Usage: lockstep " in shown
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert "_LOCKSTEP_COMPLETE=complete_bash" in refused_here("--show-completion", "bash").stdout

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -16,7 +15,7 @@ from tests import synthetic
 from tests.conftest import start
 from tests.contract.test_reductions import free_port as port
 from tests.disturbed import until_step
-from tests.runs import change_state, state_path
+from tests.runs import state_path
 
 import lockstep
 from lockstep import hardware
@@ -159,16 +158,6 @@ def stopped(trained_once, tmp_path):
     return copied
 
 
-def test_an_environment_of_an_older_release_is_no_error(here, stopped):
-    run = stopped()
-    old = [{"step": 0, "processes": 1, "device": "another", "cpu_capability": "AVX9", "environment": {}}]
-    (run / "environment.json").write_text(json.dumps(old))
-    done = here("train", run, "--resume")
-    assert done.returncode == 0, done.stderr
-    assert "device: another -> " in done.stdout
-    assert json.loads((run / "result.json").read_text())["mixed_arithmetic"] is False
-
-
 OWN = ("--model", "mine:build", "--set", "weight_decay={}")
 
 CORRUPTS = """
@@ -284,16 +273,6 @@ def test_the_printed_commands_work_as_they_are_printed(here, own, tmp_path):
     assert here("eval", runs / "a-run", "--trust-code").returncode == 0
 
 
-def test_every_split_that_training_uses_is_checked_at_resume(here, stopped):
-    run = stopped()
-    path = state_path(run, 4)
-    assert set(facts_of(path)["data_sha256"]) == {"train", "test"}
-    change_state(path, lambda facts, _: facts["data_sha256"].update(test="0" * 64))
-    refused = here("train", run, "--resume")
-    assert refused.returncode == DATA
-    assert "the test data is not what" in refused.stderr
-
-
 @pytest.mark.slow
 def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
     run = stopped("--eval-every", 4)
@@ -328,28 +307,6 @@ def test_links_in_a_run_folder_are_not_written_through(here, stopped, tmp_path):
         (run / name).unlink()
         (tmp_path / "aside").rename(run / name)
         (run / "result.json").unlink(missing_ok=True)
-
-
-@pytest.mark.slow
-def test_a_full_disk_at_the_very_end_is_one_error(here, program, own):
-    """The classifier is the first file over the limit: a checkpoint of the run is written before it is set."""
-    done = here("train", *OWN, "--steps", 3, "--name", "x", "--set", "ema=none")
-    assert done.returncode == 0, done.stderr
-    run, named = own / "runs/x", ("--trust-code", "--summary-every", 0)
-    for name in ("result.json", "model.safetensors"):
-        (run / name).unlink()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
-    try:
-        done = program("train", run, "--resume", "--processes", 1, *named)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert done.returncode == ENVIRONMENT, (done.stdout, done.stderr)
-    assert done.stderr.startswith("lockstep: ")
-    assert "Traceback" not in done.stderr
-    assert not (run / "result.json").exists()
-    again = here("train", run, "--resume", *named)
-    assert again.returncode == 0, again.stderr
 
 
 def test_an_outer_launch_says_how_many_processes_there_are(here):

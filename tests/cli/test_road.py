@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from PIL import Image, ImageFile
-from tests.cli.test_mistakes import ENVIRONMENT, USAGE, refused
+from tests.cli.test_mistakes import ENVIRONMENT, refused
 from tests.conftest import _outside
 from tests.disturbed import RUN, STEPS, begin, crashing_model, end, sha256, workers, write_model
 from tests.images import bright_and_dark
@@ -135,12 +135,7 @@ def test_a_log_that_cannot_be_written_refuses_a_resume_and_leaves_no_lock(here, 
     assert here("train", RUN, "--resume").returncode == 0
 
 
-def test_an_empty_name_of_an_image_is_refused(here, trained_once):
-    refused(here("predict", trained_once(*ALONE)[0], ""), USAGE, "as the name of an image")
-
-
-def test_inline_computes_in_the_caller_and_only_one_process(here, tmp_path):
+def test_inline_computes_in_the_caller(here, tmp_path):
     write_model(tmp_path, "mine", at_build="pathlib.Path('pid').write_text(str(os.getpid()))")
     assert here("train", "--model", "mine:build", "--steps", 1, "--inline").returncode == 0
     assert Path(tmp_path / "pid").read_text() == str(os.getpid())
-    refused(here("train", "--inline", "--processes", 2), USAGE, "--inline computes one process in this program")

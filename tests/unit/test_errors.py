@@ -36,10 +36,6 @@ def test_characters_that_do_not_print_are_escaped(text, escaped):
     assert printable(escaped) == escaped
 
 
-def test_lines_of_an_error_may_be_kept():
-    assert printable(f"one\ntwo{CLEAR}", keep="\n") == "one\ntwo\\x1b[2J"
-
-
 def test_console_and_log_escape_control_codes():
     plain, live = io.StringIO(), io.StringIO()
     for listener in (Plain(plain, 10), Live(Console(file=live, force_terminal=True, width=80))):
@@ -60,8 +56,8 @@ def test_the_table_of_an_evaluation_escapes_class_names():
     assert len(lines) == 3
 
 
-NAMES = ["../../x", "a/b", "", ".", "..", ".hidden", "a b", f"x{CLEAR}", "größe", "a\n", 5]
-MODELS = ["a:", ":b", "a b:c", "a..b:c", ".a:b", "a:b.c", "a:b:c", "../a:b", f"a:b{CLEAR}", "1a:b"]
+NAMES = ["../x", "", ".", "a b", f"x{CLEAR}", "größe", "a\n", 5]
+MODELS = ["a:", ":b", "a..b:c", "a:b.c", "../a:b", f"a:b{CLEAR}"]
 
 
 @pytest.mark.parametrize(("field", "value"), [*(("name", name) for name in NAMES), *(("model", m) for m in MODELS)])

@@ -92,11 +92,3 @@ def test_many_classes_have_their_most_frequent_mistakes():
     assert lines[0] == "  class  examples  accuracy  most often taken for"
     assert lines[1] == "  c0           10    100.0%"
     assert lines[5] == "  c4           18     55.6%  c1 3, c7 2, c9 2"
-
-
-def test_the_record_is_json_with_exact_counts():
-    record = SMALL
-    assert record["classes"][0] == {"name": "cat", "examples": 5, "correct": 3, "accuracy": 0.6}
-    assert record["classes"][1]["accuracy"] is None
-    assert record["confusion"] == [[3, 1, 0], [0, 0, 0], [0, 10, 90]]
-    assert (record["run"], record["examples"], record["correct"]) == ("runs/x", 105, 93)

@@ -176,3 +176,10 @@ def test_reading_a_recipe_does_not_import_torch():
         "import sys; from lockstep.recipes import get_recipe; get_recipe('digits'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("short", "full"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
+def test_a_short_name_of_a_precision_is_the_full_one(short, full):
+    recipe = subject_of("digits", {"precision": short, "arithmetic": "native"}).recipe
+    assert recipe.precision == full
+    assert recipe == subject_of("digits", {"precision": full, "arithmetic": "native"}).recipe
