@@ -296,19 +296,6 @@ def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path):
     assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: 0o640 for path in files}
 
 
-def test_links_in_a_run_folder_are_not_written_through(here, stopped, tmp_path):
-    run, victim = stopped(), tmp_path / "victim"
-    for name in (".lock", "log.txt", "metrics.jsonl"):
-        victim.write_text("mine")
-        (run / name).rename(tmp_path / "aside")
-        (run / name).symlink_to(victim)
-        assert "Traceback" not in here("train", run, "--resume").stderr
-        assert victim.read_text() == "mine", name
-        (run / name).unlink()
-        (tmp_path / "aside").rename(run / name)
-        (run / "result.json").unlink(missing_ok=True)
-
-
 def test_an_outer_launch_says_how_many_processes_there_are(here):
     outer = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     refused = here("train", "--processes", 3, **outer)

@@ -126,7 +126,11 @@ def test_a_recipe_file_alone_executes_nothing(command, refused_here, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_the_options_of_a_file_are_not_those_of_another_model(theirs):
+def test_code_that_the_command_names_needs_no_trust_unless_the_file_has_its_options(theirs, tmp_path):
     changes = {"model": "timm:create_model", "model_options.model_name": "x"}
-    recipe = subject_of(theirs({"model_options": {"a": "b"}}), changes, trust_code=True).recipe
+    recipe = subject_of(theirs({"model_options": {"a": "b"}}), changes).recipe
     assert (recipe.model, recipe.model_options) == ("timm:create_model", {"model_name": "x"})
+    (tmp_path / "r.toml").write_text('model_options = {model_name = "hf-hub:their/network"}\n')
+    fields = {name: value for name, value in get_recipe("digits").model_dump(mode="json").items() if value}
+    with pytest.raises(LockstepError, match="--trust-code"):
+        subject_of(str(tmp_path / "r.toml"), {**fields, "model": "timm:create_model"})

@@ -265,7 +265,7 @@ def load(
     Raises: LockstepError.
     """
     weights = _weights(source, checkpoint)
-    weights.recipe.require_trust(weights.origin, trust_code, "model")
+    weights.recipe.require_trust(weights.origin, trust_code, ["model"])
     with _memory_named():
         classifier = Classifier(weights, _device(device_for(weights.recipe.arithmetic, device)))
     own = sources(weights.recipe.model)

@@ -79,8 +79,9 @@ def subject_of(
         return make(fields, *files, changes, note=notes.append)
 
     if what is None and parent is not None:
-        recipe = changed(Run.existing(parent).recipe().model_dump(mode="json"))
-        recipe.require_trust(parent, trust_code)
+        fields = Run.existing(parent).recipe().model_dump(mode="json")
+        recipe = changed(fields)
+        recipe.require_trust(parent, trust_code, _stated_code(fields, recipe))
         return Subject(recipe, data=data_of(parent, data), parent=parent, notes=notes)
     if what is None and data is not None and "dataset" not in changes and is_image_folder(data):
         return _images(data, changes, data, trust_code, parent)
@@ -97,14 +98,22 @@ def subject_of(
     if path.suffix == ".toml":
         settings = dotted(read_file(path))
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        subject = Subject(changed(_fields(str(start)) if start else {}, settings), data=data, notes=notes)
+        fields = _fields(str(start)) if start else {}
+        subject = Subject(changed(fields, settings), data=data, notes=notes)
+        # A file without a model may still have options for that of the command.
+        fields = {"model": subject.recipe.model, **fields, **settings}
     elif (path / "recipe.json").is_file():
-        recipe = changed(Run.existing(path).recipe().model_dump(mode="json"))
-        subject = Subject(recipe, path, data, notes=notes)
+        fields = Run.existing(path).recipe().model_dump(mode="json")
+        subject = Subject(changed(fields), path, data, notes=notes)
     else:
         return _images(path, changes, data, trust_code, parent)
-    subject.recipe.require_trust(path, trust_code)
+    subject.recipe.require_trust(path, trust_code, _stated_code(fields, subject.recipe))
     return subject
+
+
+def _stated_code(fields: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """Return the settings that may name code, and that `recipe` has from the `fields` of a file or a run."""
+    return [name for name in ("model", "dataset") if fields.get(name) == getattr(recipe, name)]
 
 
 def _fields(name: str) -> dict[str, Any]:

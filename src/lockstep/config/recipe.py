@@ -6,7 +6,7 @@ All other settings are in `placement.py`.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -256,17 +256,15 @@ class Recipe(Settings):
         """Return the settings that name the user's code, as package.module:function."""
         return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
 
-    def require_trust(self, source: Path, trusted: bool, *settings: str) -> None:
+    def require_trust(self, source: Path, trusted: bool, settings: Sequence[str] = ("model", "dataset")) -> None:
         """Raise a LockstepError if the file or run `source` names code, and the user has not `trusted` it.
 
-        It may come from somebody else, and to import its code executes it. `settings` are those that are used, by
-        default model and dataset.
+        It may come from somebody else, and to import its code executes it. `settings` are those that it states.
         """
-        code = {name: path for name, path in self.custom_code.items() if name in (settings or ("model", "dataset"))}
+        code = [f"a {name} that is not built in, {path}" for name, path in self.custom_code.items() if name in settings]
         if code and not trusted:
-            named = listed([f"a {name} that is not built in, {path}" for name, path in code.items()])
             raise LockstepError(
-                f"{source} uses {named}, and loading it executes its code. If it is yours, or you trust it, add "
+                f"{source} uses {listed(code)}, and loading it executes its code. If it is yours, or you trust it, add "
                 f"--trust-code; in Python give trust_code=True"
             )
 
