@@ -29,8 +29,7 @@ from lockstep.core.tower import Tower
 from lockstep.core.vector import ControlFlags
 from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.dataset import Dataset
-from lockstep.data.mixing import Mixing, mix
-from lockstep.data.transforms import Keys
+from lockstep.data.transforms import Keys, Mixing, mix
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS

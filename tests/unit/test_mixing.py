@@ -10,8 +10,7 @@ from lockstep import rng
 from lockstep.config.overrides import make
 from lockstep.core.tower import summed_loss
 from lockstep.data.dataset import Dataset, Shard
-from lockstep.data.mixing import Mixing, mix, partners, symmetric_beta
-from lockstep.data.transforms import Keys
+from lockstep.data.transforms import Keys, Mixing, mix, partners, symmetric_beta
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 

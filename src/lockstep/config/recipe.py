@@ -370,8 +370,8 @@ class Course:
     @cached_property
     def _pipeline(self) -> "Pipeline":
         # These import torch, which must not happen before numerics.prepare.
-        from lockstep.data.mixing import Mixing
         from lockstep.data.plan import Pipeline
+        from lockstep.data.transforms import Mixing
 
         recipe = self.recipe
         return Pipeline(recipe.input, recipe.policy, Mixing(recipe.mixup, recipe.cutmix), recipe.arithmetic)

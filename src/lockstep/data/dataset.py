@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.data.device import to_device
-from lockstep.data.mixing import mix, partners
 from lockstep.data.plan import Plan
-from lockstep.data.transforms import resize
+from lockstep.data.transforms import mix, partners, resize, to_device
 from lockstep.kernels.portable import arithmetic
 
 _MAX_COPIED_BYTES = 1 << 30  # of a file that is mapped: a larger one is not copied to a GPU

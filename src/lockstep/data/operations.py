@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.data.device import to_device
-from lockstep.data.transforms import Keys
+from lockstep.data.transforms import Keys, to_device
 from lockstep.kernels import rounding
 
 Values = NDArray[np.float64]

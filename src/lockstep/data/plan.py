@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import rng
-from lockstep.data.mixing import Mixing
-from lockstep.data.transforms import Keys
+from lockstep.data.transforms import Keys, Mixing
 
 if TYPE_CHECKING:
     from lockstep.data import Augmentation, Features, Policy
