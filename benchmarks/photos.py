@@ -57,7 +57,7 @@ class Runs:
     def seeds(self, count: int) -> dict[str, Any]:
         """Return the record of `photos` over `count` seeds."""
         runs = [self.train(self._folder, "--seed", seed, "--name", f"seed-{seed}") for seed in range(count)]
-        images = load_folder(self._folder, image_px=PX, test_share=0.2, skip_unreadable=True)
+        images = load_folder(self._folder, image_px=PX, test_share=0.2)
         record: dict[str, Any] = {
             "set": self._folder.name,
             "images": {name: len(dataset) for name, dataset in images.items()},

@@ -137,7 +137,7 @@ def shortened(words: list[str]) -> list[str]:
     """The arguments of `lockstep` for something that takes seconds and needs no download."""
     command, *rest = words or [""]
     if command == "data":
-        downloaded = any(word in ("cifar10", "mnist", "fashion-mnist") for word in rest)
+        downloaded = any(word in ("cifar10", "mnist") for word in rest)
         return [command, rest[0], "digits"] if downloaded else words
     if command == "show":
         return [command, *("digits" if word in _DOWNLOADED else word for word in rest)]

@@ -131,7 +131,7 @@ def test_fetch_list_and_check(done, server, tmp_path, bodies):
     assert listed["digits"]["here"]
     table = done("data", "list", LOCKSTEP_DATA=str(tmp_path / "here")).stdout
     assert str(place) in table
-    assert "lockstep data fetch fashion-mnist" in table
+    assert "lockstep data fetch cifar10" in table
     assert done("data", "check", "mnist", "--data", "here").stdout == f"ok: {place}, 4 files, sha256\n"
     with (place / "t10k-labels-idx1-ubyte.gz").open("ab") as file:
         file.write(b"?")

@@ -413,7 +413,7 @@ def test_the_names_in_a_folder_of_images(tmp_path, names, depth):
             file.write(PICTURES["PNG"] + bytes([number]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        only_lockstep_errors(lambda: survey(tmp_path / "photos", 0.2, skip_unreadable=True).require_sound())
+        only_lockstep_errors(lambda: survey(tmp_path / "photos", 0.2).require_sound())
 
 
 @bounded

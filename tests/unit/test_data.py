@@ -3,7 +3,6 @@ import struct
 
 import numpy as np
 import pytest
-from tests.serving import blank_mnist
 
 from lockstep.data import readers
 from lockstep.errors import DATA, LockstepError
@@ -110,17 +109,6 @@ def test_damaged_idx_files_are_reported(tmp_path):
     broken.write_bytes(gzip.compress(b"x" * 5000)[:-20])
     with pytest.raises(LockstepError, match=r"images\.gz: not a complete gzip file"):
         readers.read_mnist(broken, labels, count=2)
-
-
-def test_fashion_mnist_is_read_from_its_own_subfolder(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
-    (tmp_path / "FashionMNIST/raw").mkdir(parents=True)
-    for name, body in blank_mnist().items():
-        (tmp_path / "FashionMNIST/raw" / name).write_bytes(body)
-    splits = readers.load_fashion_mnist(None)
-    assert [(name, len(data)) for name, data in splits.items()] == [("train", 60_000), ("test", 10_000)]
-    assert splits["test"].classes[9] == "Ankle boot"
-    assert splits["test"].labels[:3].tolist() == [0, 1, 2]
 
 
 def test_digits_are_split_by_class_and_always_alike():

@@ -175,14 +175,14 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
     assert data("runs/one", data=moved) == moved
     (run / "recipe.json").write_text(get_recipe("mnist").model_dump_json())
     (run / "environment.json").write_text(json.dumps([{"step": 0, "data": str(moved)}]))
-    assert data("runs/one", {"dataset": "fashion-mnist"}) is None
+    assert data("runs/one", {"dataset": "mnist"}) is None
     assert data("runs/one") == moved
 
 
 def test_a_grey_folder_has_one_channel_and_the_pixels_of_prediction(tmp_path):
     folder = grey_folder(tmp_path / "letters")
     Image.new("RGB", (28, 28), (200, 0, 100)).save(folder / "a/colour.png")
-    given = {"image_px": 32, "test_share": 0.2, "skip_unreadable": False}
+    given = {"image_px": 32, "test_share": 0.2}
     grey, colour = load(folder, grey=True, **given)["train"], load(folder, **given)["train"]
     assert grey.images.shape[1:] == (32, 32, 1)
     assert grey.sha256 != colour.sha256

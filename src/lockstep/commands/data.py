@@ -183,7 +183,7 @@ def _check_folder(folder: Path, data: Path | None, json_output: bool, labels: bo
     if html:
         require_new_file("--html", html)
     with handled_by(leave):
-        found = survey(folder, test_share=0.2, skip_unreadable=False)
+        found = survey(folder, test_share=0.2)
     record = record_of(found)
     sound = not found.problems
     if not json_output:

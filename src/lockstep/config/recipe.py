@@ -98,7 +98,6 @@ class Recipe(Settings):
     test_share: float = Field(
         0.2, gt=0, lt=1, description="Share of a folder without a test part that becomes it, by a hash of each file."
     )
-    skip_unreadable: bool = Field(False, description="Leave out files of a folder that are no readable images.")
     held_out: int = Field(
         0,
         ge=0,
@@ -200,7 +199,7 @@ class Recipe(Settings):
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in --set image_px=64")
-        for name in ("image_px", "grey", "test_share", "skip_unreadable"):
+        for name in ("image_px", "grey", "test_share"):
             given_elsewhere = self.dataset in DATASETS or (name == "grey" and self.dataset != IMAGE_FOLDER)
             if given_elsewhere and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(

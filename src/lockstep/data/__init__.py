@@ -15,7 +15,6 @@ DATASETS = {
     "digits": "lockstep.data.readers:load_digits",
     "cifar10": "lockstep.data.readers:load_cifar10",
     "mnist": "lockstep.data.readers:load_mnist",
-    "fashion-mnist": "lockstep.data.readers:load_fashion_mnist",
 }
 
 # The dataset of a folder of images, which the placement names. `folder/` reads it.

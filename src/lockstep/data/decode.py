@@ -49,15 +49,10 @@ _PILLOWS_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # as war
 
 
 class UnreadableImageError(LockstepError):
-    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated".
+    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated"."""
 
-    Attributes:
-        momentary: whether the host may be the cause, and not the file's bytes, so that a later attempt may succeed.
-    """
-
-    def __init__(self, cause: str, momentary: bool = False) -> None:
+    def __init__(self, cause: str) -> None:
         super().__init__(cause, DATA)
-        self.momentary = momentary
 
 
 class ImageFacts(NamedTuple):
@@ -151,7 +146,7 @@ def read_image(path: Path) -> bytes:
     except ValueError:
         raise UnreadableImageError(f"more than {FILE_LIMIT / 1e9:.1f} GB") from None
     except OSError as error:
-        raise UnreadableImageError((error.strerror or str(error)).lower(), momentary=True) from None
+        raise UnreadableImageError((error.strerror or str(error)).lower()) from None
     except MemoryError:
         raise _no_memory() from None
 
@@ -241,9 +236,7 @@ def _one_error_type() -> Iterator[None]:
     except MemoryError:
         raise _no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
-        # Pillow's decoders report a failed allocation as a plain OSError. An error number comes from the system.
-        momentary = isinstance(error, OSError) and (error.errno is not None or "out of memory" in str(error))
-        raise UnreadableImageError(_damage(error), momentary) from None
+        raise UnreadableImageError(_damage(error)) from None
 
 
 def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.uint8]:

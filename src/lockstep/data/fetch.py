@@ -96,7 +96,7 @@ def fetch(source: Source, folder: Path) -> bool:
                 return False  # another program downloaded it while this one waited for the lock
             with _partial(folder) as partial:
                 for archive in source.archives:
-                    _transfer(source, archive, partial)
+                    _transfer(archive, partial)
                 if (file := catalog.missing_file(source, partial)) is not None:
                     raise LockstepError(f"the download has no file {file}", DATA)
                 paths = sorted(path for path in partial.rglob("*") if path.is_file())
@@ -118,13 +118,10 @@ def fetch(source: Source, folder: Path) -> bool:
     return True
 
 
-def addresses(source: Source, archive: Archive) -> list[str]:
-    """Return the folders in which `archive` is tried: LOCKSTEP_MIRROR, if it is set, before the known ones.
-
-    A mirror has one folder for each dataset whose files have the same names as another dataset's.
-    """
+def _addresses(archive: Archive) -> list[str]:
+    """Return the folders in which `archive` is tried: LOCKSTEP_MIRROR, if it is set, before the known ones."""
     mirror = os.environ.get("LOCKSTEP_MIRROR", "").rstrip("/")
-    on_mirror = [f"{mirror}/{source.name}/" if source.shares_file_names else f"{mirror}/"] if mirror else []
+    on_mirror = [f"{mirror}/"] if mirror else []
     return [*on_mirror, *archive.bases]
 
 
@@ -155,7 +152,7 @@ def _partial(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _transfer(source: Source, archive: Archive, folder: Path) -> None:
+def _transfer(archive: Archive, folder: Path) -> None:
     """Download `archive` into `folder`, verify it, and unpack it if it is a tar archive.
 
     Raises: LockstepError that says for each address why it failed; OSError if a file cannot be written.
@@ -165,7 +162,7 @@ def _transfer(source: Source, archive: Archive, folder: Path) -> None:
 
     pooch.get_logger().setLevel(logging.ERROR)
     failures = []
-    for base in addresses(source, archive):
+    for base in _addresses(archive):
         logger.warning(f"fetching {archive.name} ({size(archive.size_bytes)}) from {base}{archive.name}")
         known = {archive.name: f"sha256:{archive.sha256}"}
         place = pooch.create(folder, base, registry=known, retry_if_failed=_RETRIES)

@@ -46,8 +46,6 @@ class Facts(NamedTuple):
     format: one of FORMATS; "" for a file that cannot be decoded, and so on.
     grey: whether the image has no colour; see `ImageFacts`.
     cause: why the file cannot be decoded; "" if it can.
-    momentary: whether the cause is this host's, and may be gone at the next start, such as a missing permission or a
-        link to nowhere. The index does not keep it.
     """
 
     sha256: str
@@ -56,7 +54,6 @@ class Facts(NamedTuple):
     height: int = 0
     grey: bool = False
     cause: str = ""
-    momentary: bool = False
 
 
 class Photo(NamedTuple):
@@ -122,9 +119,7 @@ class Survey:
         return self.duplicates(lambda file: file.split)
 
 
-def load(
-    folder: Path | None, *, image_px: int, test_share: float, skip_unreadable: bool, grey: bool = False
-) -> "dict[str, Dataset]":
+def load(folder: Path | None, *, image_px: int, test_share: float, grey: bool = False) -> "dict[str, Dataset]":
     """Return the splits of a folder of images, [N, image_px, image_px, 3 or 1]; see `survey` for the splits.
 
     The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, and the
@@ -137,7 +132,7 @@ def load(
     from lockstep.data.dataset import Dataset
     from lockstep.data.pixels import opened_or_made
 
-    found = survey(folder, test_share, skip_unreadable).require_sound()
+    found = survey(folder, test_share).require_sound()
     for note in found.notes:
         logger.warning(note)
     # Without test images, the validation images are those too; see `survey`.
@@ -184,7 +179,7 @@ def _pixels(root: Path, photo: Photo, image_px: int, grey: bool) -> NDArray[np.u
         raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
 
 
-def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Survey:
+def survey(root: Path | None, test_share: float) -> Survey:
     """Return the examples under `root`. Problems are collected, not raised.
 
     A folder without splits, or with "train" alone, is divided: a file is a test image if the first 8 bytes of its
@@ -217,7 +212,7 @@ def survey(root: Path | None, test_share: float, skip_unreadable: bool) -> Surve
         for split, members in splits.items()
         if not problems and not members
     ]
-    problems += _unreadable(photos, skip_unreadable, notes)
+    problems += _unreadable(photos)
     found = Survey(scanned, photos, classes, splits, problems, notes)
     notes += _notes(found)
     return found
@@ -251,26 +246,14 @@ def _class_problems(scanned: Scan, training: str, classes: Sequence[str], readab
     return problems
 
 
-def _unreadable(photos: list[Photo], skip: bool, notes: list[str]) -> list[str]:
-    """Return the problem that files cannot be read, or add a note of it to `notes` if they may be skipped.
-
-    Files that only this host cannot read now are never skipped: on another host, or at a later start, they would be
-    in the dataset.
-    """
-    skipped = [photo.line for photo in photos if photo.facts.cause and skip and not photo.facts.momentary]
-    lines = [photo.line for photo in photos if photo.facts.cause and not (skip and not photo.facts.momentary)]
-    notes += _noted(skipped, "image", f"cannot be read and {'is' if len(skipped) == 1 else 'are'} skipped")
+def _unreadable(photos: list[Photo]) -> list[str]:
+    """Return the problem that files cannot be read, if there are any."""
+    lines = [photo.line for photo in photos if photo.facts.cause]
     if not lines:
         return []
     rest = [f"and {len(lines) - _LISTED} others: `lockstep data check` lists them"] if len(lines) > _LISTED else []
-    it = "it" if len(lines) == 1 else "them"
-    advice = (
-        f" now. skip_unreadable does not skip {it}, as another start may read {it}. Make {it} readable, or remove {it}:"
-        if skip
-        else f". Repair or remove {it}, or skip with --set skip_unreadable=true:"
-    )
     text = "".join(f"\n  {line}" for line in [*lines[:_LISTED], *rest])
-    return [f"{plural(len(lines), 'image')} cannot be read{advice}{text}"]
+    return [f"{plural(len(lines), 'image')} cannot be read. Repair or remove what is named here:{text}"]
 
 
 def _divide(splits: dict[str, list[Photo]], test_share: float) -> list[str]:
@@ -385,7 +368,7 @@ def _examined(path: Path) -> Facts:
         sha256 = hashlib.sha256(data).hexdigest()
         return Facts(sha256, *decode.inspect_image(data))
     except UnreadableImageError as error:
-        return Facts(sha256, cause=str(error), momentary=error.momentary)
+        return Facts(sha256, cause=str(error))
 
 
 def _load(path: Path) -> Known:
@@ -398,11 +381,13 @@ def _load(path: Path) -> Known:
 
 
 def _save(path: Path, known: Known, started_ns: int) -> None:
-    """Write the index, without the files that are too young and those with a momentary cause."""
+    """Write the index, without the files that are too young, and without those that cannot be read: the cause may be
+    this host's, as a missing permission, and be gone at the next start.
+    """
     kept = {
         name: (stamps, facts)
         for name, (stamps, facts) in known.items()
-        if not facts.momentary and max(stamps[1:3], default=started_ns) <= started_ns - _GRAIN_NS
+        if not facts.cause and max(stamps[1:3], default=started_ns) <= started_ns - _GRAIN_NS
     }
     text = json.dumps(kept).encode()
     try:

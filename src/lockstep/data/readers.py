@@ -1,4 +1,4 @@
-"""The readers of the built-in datasets: digits, CIFAR-10, MNIST and Fashion-MNIST, in their original formats.
+"""The readers of the built-in datasets: digits, CIFAR-10 and MNIST, in their original formats.
 
 digits: 1 797 handwritten digits, 8x8 grey, which come with this package. Source: E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI repository (test part), 1998, from scikit-learn 1.9.1; digits.LICENSE.txt has
@@ -7,10 +7,9 @@ the licence.
 CIFAR-10: a file is a sequence of records without a header. A record has 1 label byte, then 3072 bytes of image: 1024
 red, 1024 green, 1024 blue, each row by row. Source: https://www.cs.toronto.edu/~kriz/cifar.html
 
-MNIST and Fashion-MNIST: idx files, plain or gzip-compressed: a big-endian header and one byte for each value. The
+MNIST: idx files, plain or gzip-compressed: a big-endian header and one byte for each value. The
 header of images is magic number 2051, images, rows, columns; the header of labels is magic number 2049, labels.
-Sources: http://yann.lecun.com/exdb/mnist/, split as in TensorFlow's input_data.read_data_sets, and
-https://github.com/zalandoresearch/fashion-mnist, with its standard split.
+Source: http://yann.lecun.com/exdb/mnist/, split as in TensorFlow's input_data.read_data_sets.
 """
 
 import gzip
@@ -32,9 +31,6 @@ _DIGITS_SHA256 = "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a0
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
 _NUMERALS = tuple("0123456789")
-_FASHION_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
 _MNIST_VALIDATION = 5_000  # the validation split is this many images from the start of the training files
 
 
@@ -118,15 +114,6 @@ def load_mnist(folder: Path | None) -> dict[str, Dataset]:
         "train": Dataset.of(images[_MNIST_VALIDATION:], labels[_MNIST_VALIDATION:], _NUMERALS),
         "validation": Dataset.of(images[:_MNIST_VALIDATION], labels[:_MNIST_VALIDATION], _NUMERALS),
         "test": Dataset.of(test_images, test_labels, _NUMERALS),
-    }
-
-
-def load_fashion_mnist(folder: Path | None) -> dict[str, Dataset]:
-    """Return Fashion-MNIST: 60 000 training and 10 000 test images of clothes, 28x28 grey."""
-    paths = find(SOURCES["fashion-mnist"], folder)
-    return {
-        "train": Dataset.of(*read_mnist(paths[0], paths[1], count=60_000), _FASHION_CLASSES),
-        "test": Dataset.of(*read_mnist(paths[2], paths[3], count=10_000), _FASHION_CLASSES),
     }
 
 

@@ -45,7 +45,7 @@ def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
     one contradicts, so that wrong labels do not confirm each other. Raises: LockstepError.
     """
     session = Session(spec.recipe, spec.placement, ctx)
-    found = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.skip_unreadable)
+    found = survey(spec.placement.data, spec.recipe.test_share)
     names = _splits(found, spec.labels)
     photos = [photo for name in names for photo in found.splits[name]]
     parts = [session.split(name) for name in names]

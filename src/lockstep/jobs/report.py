@@ -70,7 +70,7 @@ def _names(spec: ReportSpec) -> list[str]:
     """Return the paths of the split's images in their folder; [] if they are in no folder."""
     if spec.recipe.dataset != IMAGE_FOLDER:
         return []
-    found = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.skip_unreadable)
+    found = survey(spec.placement.data, spec.recipe.test_share)
     return [photo.file.path for photo in found.splits.get(spec.split, ())]
 
 

@@ -378,7 +378,6 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
             assert recipe.image_px is not None
             return load_folder(
                 placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
-                skip_unreadable=recipe.skip_unreadable,
             )  # fmt: skip
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None

@@ -6,12 +6,12 @@ from tests.unit.test_parity import rows
 from lockstep.data.catalog import SOURCES
 
 ARCHIVES = [(source, archive) for source in SOURCES.values() for archive in source.archives]
-# MNIST's official URL and Fashion-MNIST's bucket offer no https.
-PLAIN = {"http://yann.lecun.com/exdb/mnist/", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"}
+# MNIST's official URL offers no https.
+PLAIN = {"http://yann.lecun.com/exdb/mnist/"}
 
 
 def test_every_dataset_and_each_exception_is_needed():
-    assert {source.name for source, _ in ARCHIVES} == {"cifar10", "mnist", "fashion-mnist"}
+    assert {source.name for source, _ in ARCHIVES} == {"cifar10", "mnist"}
     assert {base for _, archive in ARCHIVES for base in archive.bases} >= PLAIN
 
 

@@ -136,12 +136,6 @@ def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destina
     assert server.requests == [f"{folder}toy.tar.gz" for folder in ("own/", "first/", "second/", "")]
 
 
-def test_a_mirror_has_a_folder_for_datasets_with_equal_file_names(monkeypatch):
-    monkeypatch.setenv("LOCKSTEP_MIRROR", "http://m/x/")
-    mnist, fashion = (fetch.addresses(s, s.archives[0])[0] for s in (SOURCES["mnist"], SOURCES["fashion-mnist"]))
-    assert (mnist, fashion) == ("http://m/x/", "http://m/x/fashion-mnist/")
-
-
 def test_an_archive_without_the_dataset_is_refused(server, destination):
     server.files["toy.tar.gz"] = body = packed(("toy-files/a.bin", b"a"))
     refused(toy(body, server.url), destination, DATA, "has no file b.bin")
@@ -265,23 +259,3 @@ def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path
     fetch.ensure("digits", None)
     fetch.ensure("my own", None)
     assert server.requests == []
-
-
-def test_files_of_another_dataset_with_the_same_names_are_not_used(tmp_path, monkeypatch):
-    fashion, mnist = SOURCES["fashion-mnist"], SOURCES["mnist"]
-    for names in mnist.files:
-        (tmp_path / names[0]).write_bytes(b"")
-    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
-    assert catalog.present(mnist, None)
-    assert catalog.present(fashion, None) is None
-    assert catalog.present(fashion, tmp_path)  # the user says that they belong to Fashion-MNIST
-    for sub in ("fashion-mnist", "FashionMNIST/raw"):
-        (tmp_path / sub).mkdir(parents=True)
-        for names in fashion.files:
-            (tmp_path / sub / names[1]).write_bytes(b"")
-        for folder in (None, tmp_path):
-            found = catalog.present(fashion, folder)
-            assert found is not None
-            assert {path.parent for path in found} == {tmp_path / sub}
-        for names in fashion.files:
-            (tmp_path / sub / names[1]).unlink()
