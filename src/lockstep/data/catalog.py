@@ -142,14 +142,6 @@ def incomplete(source: Source, folder: Path | None) -> Incomplete | None:
     return _search(source, candidates(source, folder))[1]
 
 
-def missing_file(source: Source, folder: Path) -> str | None:
-    """Return the name of a file that `folder`, the folder of this dataset alone, lacks; None if all are there."""
-    paths, part = _search(source, _with_subfolders(source, folder))
-    if paths:
-        return None
-    return part.missing if part else source.files[0][0]
-
-
 def _search(source: Source, folders: Iterable[Path]) -> tuple[list[Path] | None, Incomplete | None]:
     """Return the paths in the first folder that has all files, and the first folder before it with only some files."""
     part = None

@@ -97,8 +97,9 @@ def fetch(source: Source, folder: Path) -> bool:
             with _partial(folder) as partial:
                 for archive in source.archives:
                     _transfer(archive, partial)
-                if (file := catalog.missing_file(source, partial)) is not None:
-                    raise LockstepError(f"the download has no file {file}", DATA)
+                if catalog.present(source, partial) is None:
+                    part = catalog.incomplete(source, partial)
+                    raise LockstepError(f"the download has no file {part.missing if part else source.name}", DATA)
                 paths = sorted(path for path in partial.rglob("*") if path.is_file())
                 lines = [f"{sha256(path)}  {path.relative_to(partial).as_posix()}\n" for path in paths]
                 (partial / SUMS).write_text("".join(lines), encoding="ascii")

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lockstep import files
 from lockstep.data import decode
 from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
-from lockstep.data.progress import progress, work_off
+from lockstep.data.progress import in_threads
 from lockstep.data.scan import UNSUPPORTED, File, Scan, scan
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import command, logger
@@ -317,48 +317,33 @@ def read(scanned: Scan) -> list[Photo]:
     Of several programs at once, one reads the files and the others wait for it. An index that is damaged or was written
     with another decoder is ignored.
     """
-    path = index_file(scanned.root)
-    known = _load(path)
-    if any(_unknown(scanned.files, known)):
+    path, every = index_file(scanned.root), scanned.files
+    known = _load(path, every)
+    if len(known) < len(every):
         with ExitStack() as held:
             with suppress(OSError):  # Without a cache there is no lock; `_save` warns.
                 path.parent.mkdir(parents=True, exist_ok=True)
                 waiting = f"another program is reading the images in {scanned.root}: waiting for it"
                 held.enter_context(files.locked(path.with_suffix(".lock"), lambda: logger.warning(waiting)))
-            known = _load(path)
-            _read(scanned, known)
-    return [Photo(file, known[file.path][1]) for file in scanned.files]
+            started_ns, known = time.time_ns(), _load(path, every)
+            unknown = [file for file in every if file.path not in known]
+
+            def examine(rows: range) -> None:
+                for file in unknown[rows.start : rows.stop]:
+                    known[file.path] = _examined(scanned.root / file.path)
+
+            try:
+                in_threads(f"reading the images in {scanned.root}", examine, len(unknown), _AT_A_TIME)
+            finally:  # A program that is stopped keeps what it has read.
+                if unknown:
+                    _save(path, [Photo(file, known[file.path]) for file in every if file.path in known], started_ns)
+    return [Photo(file, known[file.path]) for file in every]
 
 
 def index_file(root: Path) -> Path:
     """Return the index of the folder `root`. Two paths to one folder share it."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
     return Path(platformdirs.user_cache_dir("lockstep")) / "folders" / f"{name}.json"
-
-
-Known = dict[str, tuple[tuple[int, ...], Facts]]  # path -> the stamps with which the file was read, and its facts
-
-
-def _unknown(scanned: Iterable[File], known: Known) -> Iterable[File]:
-    return (file for file in scanned if file.path not in known or known[file.path][0] != file.stamps)
-
-
-def _read(scanned: Scan, known: Known) -> None:
-    """Read the files that are not `known` by one thread for each core, and write the index."""
-    started_ns, unknown = time.time_ns(), list(_unknown(scanned.files, known))
-
-    def examine(rows: range) -> None:
-        for file in unknown[rows.start : rows.stop]:
-            known[file.path] = (file.stamps, _examined(scanned.root / file.path))
-
-    parts = (range(first, min(first + _AT_A_TIME, len(unknown))) for first in range(0, len(unknown), _AT_A_TIME))
-    try:
-        with progress(f"reading the images in {scanned.root}", len(unknown)) as advance:
-            work_off(examine, parts, advance)
-    finally:  # A program that is stopped keeps what it has read.
-        if unknown:
-            present = {file.path for file in scanned.files}
-            _save(index_file(scanned.root), {name: of for name, of in known.items() if name in present}, started_ns)
 
 
 def _examined(path: Path) -> Facts:
@@ -371,23 +356,26 @@ def _examined(path: Path) -> Facts:
         return Facts(sha256, cause=str(error))
 
 
-def _load(path: Path) -> Known:
-    """Return what the index knows: nothing if it is missing, damaged, or of another decoder."""
+def _load(path: Path, every: list[File]) -> dict[str, Facts]:
+    """Return what the index knows of unchanged files: nothing if it is damaged, or of another decoder."""
     with suppress(OSError):
         digest, _, text = path.read_bytes().partition(b"\n")
         if digest == _checksum(text):
-            return {name: (tuple(stamps), Facts(*facts)) for name, (stamps, facts) in json.loads(text).items()}
+            known = json.loads(text)
+            same = (file.path for file in every if known.get(file.path, [None])[0] == [*file.stamps])
+            return {name: Facts(*known[name][1]) for name in same}
     return {}
 
 
-def _save(path: Path, known: Known, started_ns: int) -> None:
-    """Write the index, without the files that are too young, and without those that cannot be read: the cause may be
-    this host's, as a missing permission, and be gone at the next start.
+def _save(path: Path, photos: list[Photo], started_ns: int) -> None:
+    """Write the index, without files that are too young, and without those that cannot be read.
+
+    The cause may be this host's, as a missing permission, and be gone at the next start.
     """
     kept = {
-        name: (stamps, facts)
-        for name, (stamps, facts) in known.items()
-        if not facts.cause and max(stamps[1:3], default=started_ns) <= started_ns - _GRAIN_NS
+        file.path: (file.stamps, facts)
+        for file, facts in photos
+        if not facts.cause and max(file.stamps[1:3], default=started_ns) <= started_ns - _GRAIN_NS
     }
     text = json.dumps(kept).encode()
     try:

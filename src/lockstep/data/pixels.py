@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import platformdirs
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import hardware
-from lockstep.data.progress import progress, work_off
+from lockstep.data.progress import in_threads
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import flush, locked, no_room
 from lockstep.messages import logger
@@ -72,24 +73,17 @@ def opened_or_made(key: str, count: int, shape: Shape, make: Callable[[range], B
                 def write(rows: range) -> None:
                     file.write(rows.start, make(rows))
 
-                parts = (range(first, min(first + _CHUNK_IMAGES, count)) for first in range(0, count, _CHUNK_IMAGES))
-                with progress(f"writing {what} to {path.parent}", count) as advance:
-                    work_off(write, parts, advance)
+                in_threads(f"writing {what} to {path.parent}", write, count, _CHUNK_IMAGES)
                 file.publish(path, count, shape)
                 return _mapped(path)
     return opened(path)
 
 
 class Writer:
-    """Writes a file of images. Nothing is left of it, unless it is published."""
+    """Writes a file of images."""
 
-    def __init__(self, partial: Path) -> None:
-        self._partial, self._file = partial, partial.open("xb+")
-
-    def reserve(self, count: int, shape: Shape) -> None:
-        """Reserve the room of `count` images of `shape`, so that a full disk is noticed now. Raises: OSError."""
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._file.fileno(), 0, _HEADER_BYTES + count * int(np.prod(shape)) + _CHECKSUM_BYTES)
+    def __init__(self, partial: Path, file: IO[bytes]) -> None:
+        self._partial, self._file = partial, file
 
     def write(self, first: int, images: Bytes) -> None:
         """Write `images` [n, H, W, C] as rows `first`, `first` + 1 and so on. Raises: OSError.
@@ -117,15 +111,11 @@ class Writer:
         self._partial.rename(path)
         flush(path.parent)
 
-    def close(self) -> None:
-        """Remove the file, unless it was published."""
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
-
 
 @contextmanager
 def writer(what: str, count: int = 0, shape: Shape = (0, 0, 0)) -> Iterator[Writer]:
-    """Yield a writer. Only one program of a host has one at a time; another one waits for it.
+    """Yield a writer. Only one program of a host has one at a time; another one waits for it. Nothing is left of its
+    file, unless it is published.
 
     `count` and `shape` are of the images, if they are known; `what` names them. Raises: LockstepError if they cannot be
     written, which says how much room they need, if that is known.
@@ -136,13 +126,13 @@ def writer(what: str, count: int = 0, shape: Shape = (0, 0, 0)) -> Iterator[Writ
         with locked(folder() / ".lock", lambda: logger.warning(waiting)):
             partial = folder() / ".partial"
             partial.unlink(missing_ok=True)  # of a program that was killed
-            file = Writer(partial)
             try:
-                if count:
-                    file.reserve(count, shape)
-                yield file
+                with partial.open("xb+") as file:
+                    if count and hasattr(os, "posix_fallocate"):  # so that a full disk is noticed now
+                        os.posix_fallocate(file.fileno(), 0, _HEADER_BYTES + count * int(np.prod(shape)))
+                    yield Writer(partial, file)
             finally:
-                file.close()
+                partial.unlink(missing_ok=True)
     except OSError as error:
         needed = f", which take {size(count * int(np.prod(shape)))}" if count else ""
         problem = "the disk has no room for them" if no_room(error) else error.strerror or str(error)

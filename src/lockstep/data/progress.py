@@ -3,10 +3,9 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
 from lockstep import hardware
 from lockstep.messages import logger
@@ -14,8 +13,6 @@ from lockstep.words import duration
 
 _SILENT_S = 1.0  # Shorter work shows nothing.
 _LINE_S = 10.0  # between two lines, where there is no terminal
-
-Part = TypeVar("Part", bound=Sequence[int])
 
 
 @contextmanager
@@ -32,12 +29,8 @@ def progress(description: str, total: int, unit: str = "") -> Iterator[Callable[
     from rich.console import Console
 
     count = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
-    columns = (
-        rich.TextColumn("{task.description}", markup=False),
-        rich.BarColumn(),
-        *count,
-        rich.TimeRemainingColumn(),
-    )
+    title = rich.TextColumn("{task.description}", markup=False)
+    columns = (title, rich.BarColumn(), *count, rich.TimeRemainingColumn())
     bars = rich.Progress(*columns, console=Console(stderr=True), transient=True)
     task = bars.add_task(description, total=total)
 
@@ -52,16 +45,18 @@ def progress(description: str, total: int, unit: str = "") -> Iterator[Callable[
         bars.stop()
 
 
-def work_off(work: Callable[[Part], None], parts: Iterable[Part], advance: Callable[[int], None]) -> None:
-    """Do `work` on each of `parts`, by one thread for each core. `advance` counts what is done.
+def in_threads(description: str, work: Callable[[range], None], count: int, at_a_time: int) -> None:
+    """Do `work` on the rows up to `count`, `at_a_time` of them, by one thread for each core. Show the progress.
 
     An error of `work`, or of a signal, is raised when the parts that have begun are done.
     """
+    parts = [range(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]
     pool = ThreadPoolExecutor(hardware.cores())
     try:
-        for part, future in [(part, pool.submit(work, part)) for part in parts]:
-            future.result()
-            advance(len(part))
+        with progress(description, count) as advance:
+            for part, future in [(part, pool.submit(work, part)) for part in parts]:
+                future.result()
+                advance(len(part))
     finally:
         pool.shutdown(cancel_futures=True)
 
