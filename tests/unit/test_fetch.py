@@ -10,7 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.serving import TOY, archive, listing, packed, refused, toy
+from tests.conftest import OFFLINE
+from tests.serving import TOY, Server, archive, listing, packed, refused, toy
 
 from lockstep.data import catalog, fetch
 from lockstep.data.catalog import SOURCES, Source
@@ -19,9 +20,41 @@ from lockstep.words import size
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch):
+def _outside(monkeypatch, tmp_path):
+    """Give each test its own cache, short waits, and no network, no mirror and no data folder."""
+    for name, value in {**OFFLINE, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(fetch, "_RETRIES", 0)
     monkeypatch.setattr(fetch, "_TIMEOUT_S", 0.5)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    server.files["toy.tar.gz"] = TOY
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def destination(tmp_path):
+    """The folder of the dataset, which does not exist yet, in an empty folder."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data/toy"
+
+
+def test_https_comes_first_and_every_file_has_its_sha256():
+    archives = [archive for source in SOURCES.values() for archive in source.archives]
+    assert len(archives) == 5
+    for one in archives:
+        encrypted = [base for base in one.bases if base.startswith("https://")]
+        assert encrypted
+        assert list(one.bases[: len(encrypted)]) == encrypted
+        assert set(one.bases[len(encrypted) :]) <= {"http://yann.lecun.com/exdb/mnist/"}  # which offers no https
+        assert len(bytes.fromhex(one.sha256)) == 32
+        assert one.size_bytes > 4000
 
 
 def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, destination, caplog):
