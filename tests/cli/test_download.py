@@ -45,7 +45,7 @@ def source(bodies):
     """The test's MNIST in place of the real one, at an address where no server listens."""
     real = SOURCES["mnist"]
     archives = tuple(archive(name, body, "http://127.0.0.1:9/nowhere/") for name, body in bodies.items())
-    return Source("mnist", 70_000, 28, real.files, real.subfolders, archives)
+    return Source("mnist", 70_000, real.files, real.subfolders, archives)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The files of each dataset: where they can be downloaded, and where they are on this machine. Needs no torch."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +39,6 @@ class Source:
     Attributes:
         name: the dataset's name in DATASETS.
         images: the number of images in all splits.
-        side_px: the side of the images in pixels.
         files: for each file that the reader needs, the names that it may have.
         subfolders: subfolders of a data folder that may hold the files.
         archives: the files to download; empty for a dataset that comes with a package.
@@ -48,7 +46,6 @@ class Source:
 
     name: str
     images: int
-    side_px: int
     files: tuple[tuple[str, ...], ...] = ()
     subfolders: tuple[str, ...] = ()
     archives: tuple[Archive, ...] = ()
@@ -92,9 +89,9 @@ _IDX_ARCHIVES = tuple(
     )
 )
 _ALL = (
-    Source("digits", 1_797, 8),
-    Source("cifar10", 60_000, 32, _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
-    Source("mnist", 70_000, 28, _IDX_FILES, ("mnist", "MNIST/raw"), _IDX_ARCHIVES),
+    Source("digits", 1_797),
+    Source("cifar10", 60_000, _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
+    Source("mnist", 70_000, _IDX_FILES, ("mnist", "MNIST/raw"), _IDX_ARCHIVES),
 )
 SOURCES = {source.name: source for source in _ALL}
 
@@ -134,37 +131,26 @@ def find(source: Source, folder: Path | None) -> list[Path]:
 
 def present(source: Source, folder: Path | None) -> list[Path] | None:
     """Return the same paths as `find`, or None where `find` raises."""
-    return _search(source, candidates(source, folder))[0]
+    return _search(source, folder)[0]
 
 
 def incomplete(source: Source, folder: Path | None) -> Incomplete | None:
     """Return the first searched folder that has some of the files but not all, or None."""
-    return _search(source, candidates(source, folder))[1]
+    return _search(source, folder)[1]
 
 
-def _search(source: Source, folders: Iterable[Path]) -> tuple[list[Path] | None, Incomplete | None]:
+def _search(source: Source, folder: Path | None) -> tuple[list[Path] | None, Incomplete | None]:
     """Return the paths in the first folder that has all files, and the first folder before it with only some files."""
-    part = None
-    for folder in folders:
-        paths = [next((folder / name for name in names if (folder / name).is_file()), None) for names in source.files]
+    data, part = folder or _from_environment(), None
+    roots = [data, data / source.name] if data else []
+    roots += [] if folder else [_cache(source)]
+    for place in (place for root in roots for place in (root, *(root / sub for sub in source.subfolders))):
+        paths = [next((place / name for name in names if (place / name).is_file()), None) for names in source.files]
         if all(paths):
             return [path for path in paths if path], part
         if any(paths) and part is None:
-            part = Incomplete(folder, source.files[paths.index(None)][0])
+            part = Incomplete(place, source.files[paths.index(None)][0])
     return None, part
-
-
-def candidates(source: Source, folder: Path | None) -> list[Path]:
-    """Return all folders in which `find` searches, in order."""
-    found = []
-    if data := folder or _from_environment():
-        found = _with_subfolders(source, data)
-        found += _with_subfolders(source, data / source.name)
-    return list(dict.fromkeys(found + ([] if folder else _with_subfolders(source, _cache(source)))))
-
-
-def _with_subfolders(source: Source, folder: Path) -> list[Path]:
-    return [folder, *(folder / sub for sub in source.subfolders)]
 
 
 def _from_environment() -> Path | None:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
@@ -181,40 +181,22 @@ def _transfer(archive: Archive, folder: Path) -> None:
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)})", DATA)
 
 
-class _Bar:
-    """What pooch tells of a transfer: `update` counts the received bytes."""
-
-    def __init__(self, advance: Any, limit: int) -> None:
-        self.total, self._advance, self._left = 0, advance, limit
-
-    def update(self, count: int) -> None:
-        """Count `count` bytes. Raises: ValueError if there are more than the file has."""
-        if self._left <= 0:
-            raise ValueError("more bytes than the file has")
-        self._advance(min(count, self._left))
-        self._left -= count
-
-    def reset(self) -> None:
-        """Pooch fills its own bar at the end: this one is full."""
-        self.update = lambda count: None  # type: ignore[method-assign]
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def _downloader(archive: Archive) -> Any:
-    import pooch
+    import requests
 
-    def download(url: str, file: IO[bytes], place: object) -> None:
-        def answered(response: Any, **_: object) -> None:
-            ends.callback(response.close)
+    def download(url: str, path: str, pooch: object) -> None:
+        with ExitStack() as ends:
+            response = ends.enter_context(requests.get(url, stream=True, timeout=_TIMEOUT_S))
+            response.raise_for_status()
             # Some servers call the compression of a .gz file an encoding, which requests would undo.
             response.raw.headers.pop("Content-Encoding", None)
-
-        with progress(archive.name, archive.size_bytes, "bytes") as advance, ExitStack() as ends:
-            bar = _Bar(advance, archive.size_bytes)
-            options = {"timeout": _TIMEOUT_S, "headers": {"Connection": "close"}, "hooks": {"response": answered}}
-            pooch.HTTPDownloader(bar, _CHUNK_BYTES, **options)(url, file, place)
+            advance = ends.enter_context(progress(archive.name, archive.size_bytes, "bytes"))
+            file, left = ends.enter_context(open(path, "wb")), archive.size_bytes
+            for chunk in response.iter_content(_CHUNK_BYTES):
+                if (left := left - len(chunk)) < 0:
+                    raise ValueError("more bytes than the file has")
+                file.write(chunk)
+                advance(len(chunk))
 
     return download
 
