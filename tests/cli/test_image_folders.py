@@ -120,16 +120,12 @@ def test_notes_are_printed_at_the_start(here, tmp_path):
         (["train", "empty"], USAGE, ["empty is not a run", "no folder in it holds an image"]),
         (["train", "one"], DATA, ["only one class, cats"]),
         (["train", "good/a/1.png"], USAGE, ["1.png is a file"]),
-        (["train", "good/a"], USAGE, ["good/a is not a run", "no folder in it holds an image"]),
         (["train", "bad"], DATA, ["bad cannot be trained on", "2 images cannot be read", "b/5.png: empty"]),
         (["train", "folder"], DATA, ["give the folder of images as --data DIR, or lockstep train DIR"]),
         (["train", "folder", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
         (["train", "good", "--set", "image_px=16"], USAGE, ["image_px: got 16", "32"]),
-        (["train", "good", "--set", "image_px=none"], USAGE, ["--set image_px=64"]),
         (["train", "good", "--set", "test_share=1"], USAGE, ["test_share: got 1"]),
         (["train", "digits", "--set", "test_share=0.5"], USAGE, ["test_share is for folders of images"]),
-        (["train", "digits", "--data", "empty"], DATA, ["comes with lockstep"]),
-        (["train", "cifar10", "--data", "empty"], DATA, ["data_batch_1.bin"]),
         (["bench", "one", "--processes", "1"], DATA, ["only one class, cats"]),
         (["data", "check", "nowhere/"], DATA, ["nowhere does not exist"]),
         (["data", "check", "good", "--data", "one"], USAGE, ["good is a folder: leave it out"]),
@@ -163,22 +159,6 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     assert record["unreadable"] == {"a/bad.png": "empty"}
     assert len(record["problems"]) == 1
     assert done.stderr.startswith("lockstep: digits cannot be trained on: 1 image cannot be read")
-
-
-def test_folders_that_are_named_like_splits(here, tmp_path):
-    for split in ("seg_train", "seg_test"):
-        bright_and_dark(tmp_path / "intel" / split / split, 6)
-    note = "seg_test/seg_test is read as test and seg_train/seg_train is read as train"
-    checked, trained = here("data", "check", "intel"), here("train", "intel", *SHORT, "--steps", 1)
-    assert note in checked.stdout
-    assert note in trained.stdout
-    assert "12 training and 12 test images" in trained.stdout
-    assert "  length     1 steps = 1.3 epochs\n" in trained.stdout  # no time, as none was measured
-    (tmp_path / "intel/seg_pred").mkdir()
-    checked, trained = here("data", "check", "intel"), here("train", "intel", *SHORT, "--steps", 1)
-    refused(trained, DATA, "the folder seg_test is beside seg_pred", "move all away but the splits")
-    assert checked.returncode == DATA
-    assert trained.stderr.partition("cannot be trained on")[2] in checked.stderr
 
 
 def test_bench_measures_a_folder(here, tmp_path):

@@ -15,7 +15,6 @@ from lockstep.errors import LockstepError
 from lockstep.jobs import session
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.jobs.startup import placement_lines
 from lockstep.recipes import get_recipe
 
 KINDS = ["mapped", "mapped in another order"]

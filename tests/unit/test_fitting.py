@@ -175,7 +175,7 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
     assert data("runs/one", data=moved) == moved
     (run / "recipe.json").write_text(get_recipe("mnist").model_dump_json())
     (run / "environment.json").write_text(json.dumps([{"step": 0, "data": str(moved)}]))
-    assert data("runs/one", {"dataset": "mnist"}) is None
+    assert data("runs/one", {"dataset": "cifar10"}) is None
     assert data("runs/one") == moved
 
 
