@@ -95,15 +95,6 @@ def test_a_run_has_the_same_bits(monkeypatch, tmp_path, train_set):
         assert results[0][name] == results[1][name] == results[2][name]
 
 
-def test_the_placement_names_the_bytes_that_a_process_holds(train_set):
-    recipe = get_recipe("digits")
-    for kind in ("memory", "mapped"):
-        dataset = through(kind, train_set)
-        made = Session(recipe, Placement(), Context(), {"train": dataset, "test": dataset})
-        text = dict(placement_lines(made))["in each"]
-        assert ("data" in text) == (kind == "memory")
-
-
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
     with pytest.raises(LockstepError, match=r"has no split 'test'.*its splits are train\. .*held_out=N"):
         Session(get_recipe("digits"), Placement(), Context(), {"train": train_set})
