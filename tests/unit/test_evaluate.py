@@ -168,10 +168,10 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
 @pytest.mark.parametrize("process", [0, 1])
 def test_every_process_reports_the_progress_of_an_evaluation(process):
     """The heartbeat of each process shows it. Only process 0 has listeners, which print it."""
-    recipe, network, parameters, model = setting(10)
+    _, network, parameters, model = setting(10)
     shares = []
 
     # Stand-in for two processes, of which the other one counts the same.
     both = SimpleNamespace(process=process, processes=2, gather=lambda table: torch.stack([table, table]))
-    evaluate(recipe, network, parameters, dict(model.named_buffers()), data(40), both, shares.append)
+    evaluate(network, parameters, dict(model.named_buffers()), data(40), both, shares.append)
     assert shares == [0.0, 0.5, 1.0]

@@ -159,7 +159,7 @@ def test_a_model_without_least_px_is_tried_on_each_size():
     assert session.recipe.progressive.sizes_px == (4, 8)
     with pytest.raises(LockstepError, match="got 9: 1 to 8 is allowed"):
         probed("Small", **{**PROGRESSIVE, "progressive.sizes_px": [8, 9]})
-    with pytest.raises(LockstepError, match=r"does not take images of 4x4 pixels.*set progressive=none"):
+    with pytest.raises(LockstepError, match=r"fails on images .* \[1, 4, 4\].*images of the size that it takes"):
         probed("OfOneSize", **PROGRESSIVE)
 
 

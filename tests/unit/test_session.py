@@ -42,11 +42,6 @@ def test_a_whitening_layer_is_fitted_to_the_training_images():
 @pytest.mark.parametrize(
     ("fields", "side", "message"),
     [
-        (
-            {"progressive.sizes_px": [20], "progressive.shares": [1.0]},
-            32,
-            "model tutorial does not take images of 20x20 pixels",
-        ),
         ({**WHITENED, **SIZES, "progressive.sizes_px": [12, 32]}, 32, "got 12: 16 to 32 is allowed"),
         ({**WHITENED, **SIZES}, 28, "got 32: 16 to 28 is allowed"),
     ],

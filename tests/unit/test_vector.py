@@ -7,7 +7,7 @@ import torch
 
 from lockstep.core import vector
 from lockstep.core.network import Network
-from lockstep.core.vector import ControlFlags, Filling, Layout
+from lockstep.core.vector import ControlFlags, Layout, VectorBuilder
 from lockstep.errors import STOP_SIGNALS, LockstepError
 from lockstep.recipes import get_recipe
 
@@ -58,8 +58,8 @@ def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece(
 @pytest.fixture
 def in_parts(monkeypatch):
     """A layout of 5 parameters, whose vector has a part of parameters 3 and 4, one of 2, and one of the rest."""
-    monkeypatch.setattr(vector, "LEAST_PART", 5)
-    monkeypatch.setattr(vector, "MOST_PARTS", 100)
+    monkeypatch.setattr(vector, "MIN_PART", 5)
+    monkeypatch.setattr(vector, "MAX_PARTS", 100)
     return Layout({str(n): torch.zeros(n) for n in (1, 2, 6, 4, 3)}, {"mean": torch.zeros(4)}, towers=2)
 
 
@@ -71,11 +71,11 @@ def test_parts_cover_a_vector_from_its_end_and_are_not_small_or_many(in_parts, m
         (slice(0, first - 6), range(2)),
     ]
     assert in_parts.whole == (slice(0, in_parts.length), range(5))
-    monkeypatch.setattr(vector, "LEAST_PART", 1 << 18)
+    monkeypatch.setattr(vector, "MIN_PART", 1 << 18)
     small = Layout({"v": torch.zeros(9), "w": torch.zeros(9)}, {}, towers=1)
     assert small.parts == [small.whole]
-    monkeypatch.setattr(vector, "LEAST_PART", 1)
-    monkeypatch.setattr(vector, "MOST_PARTS", 4)
+    monkeypatch.setattr(vector, "MIN_PART", 1)
+    monkeypatch.setattr(vector, "MAX_PARTS", 4)
     assert len(Layout({str(n): torch.zeros(100) for n in range(50)}, {}, towers=1).parts) == 4
 
 
@@ -88,7 +88,7 @@ def test_a_part_is_complete_when_all_its_gradients_are_there_and_may_change_at_o
         told.append((len(found), part))
         values[part] *= 2  # as a reduction does, beside the backward pass
 
-    filling, found = Filling(in_parts, torch.device("cpu"), complete), []
+    filling, found = VectorBuilder(in_parts, torch.device("cpu"), complete), []
     for number in order:
         found.append(number)
         filling.found(number, gradients[number])
@@ -107,7 +107,7 @@ def test_a_gradient_that_is_not_finite_is_noted_whichever_part_it_is_in(in_parts
     gradients = [torch.ones(n) for n in (1, 2, 6, 4, 3)]
     gradients[bad][-1] = torch.inf
     for complete in (None, lambda values, part: values[part].zero_() if part.start else None):
-        filling = Filling(in_parts, torch.device("cpu"), complete)
+        filling = VectorBuilder(in_parts, torch.device("cpu"), complete)
         for number in reversed(range(5)):
             filling.found(number, gradients[number])
         filling.finish(gradients, [torch.ones(4)], torch.zeros(in_parts.metric_length), tower=1)
@@ -135,11 +135,11 @@ def test_a_gradient_that_is_computed_in_pieces_is_refused_and_one_that_is_none_i
     network = Network(recipe, Nested(), (1, 8, 8), torch.device("cpu"))
     layout = Layout(network.parameters, {}, 1)
     assert len(layout.parts) == 2
-    filling = Filling(layout, torch.device("cpu"), lambda values, part: None)
+    filling = VectorBuilder(layout, torch.device("cpu"), lambda values, part: None)
     gradients = network.gradients(network(torch.ones(2, 1, 8, 8)).sum(), filling.found)
     with pytest.raises(LockstepError, match=r"parameter 1 \(from 0\) in several pieces.*--reduction central"):
         filling.finish(gradients, [], torch.zeros(layout.metric_length), 0)
-    filling = Filling(in_parts, torch.device("cpu"), lambda values, part: None)
+    filling = VectorBuilder(in_parts, torch.device("cpu"), lambda values, part: None)
     filling.found(4, None)
     filling.finish([torch.ones(n) for n in (1, 2, 6, 4, 3)], [], torch.zeros(in_parts.metric_length), 0)
 

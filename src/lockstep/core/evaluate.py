@@ -129,22 +129,18 @@ def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor) 
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
     """
     with arithmetic(recipe.arithmetic):
-        return _classified(recipe, network, images, counted)
-
-
-def _classified(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    images, views = recipe.input.test(images), recipe.test_views
-    one_view = network(images)
-    if views == "one":
-        return one_view, one_view
-    unmoved = (one_view + network(images.flip(-1))) / 2
-    if views == "flip":
-        return unmoved, one_view
-    chosen = _unsure(unmoved, counted) if "unsure" in views else None
-    moved_images, by_unmoved = (images, unmoved) if chosen is None else (images[chosen], unmoved[chosen])
-    moved = sum(network(image) + network(image.flip(-1)) for image in _shifted(moved_images)) / 4
-    logits = (by_unmoved + moved) / 2
-    return logits if chosen is None else unmoved.index_copy(0, chosen, logits), one_view
+        images, views = recipe.input.test(images), recipe.test_views
+        one_view = network(images)
+        if views == "one":
+            return one_view, one_view
+        unmoved = (one_view + network(images.flip(-1))) / 2
+        if views == "flip":
+            return unmoved, one_view
+        chosen = _unsure(unmoved, counted) if "unsure" in views else None
+        moved_images, by_unmoved = (images, unmoved) if chosen is None else (images[chosen], unmoved[chosen])
+        moved = sum(network(image) + network(image.flip(-1)) for image in _shifted(moved_images)) / 4
+        logits = (by_unmoved + moved) / 2
+        return logits if chosen is None else unmoved.index_copy(0, chosen, logits), one_view
 
 
 def classify_alone(recipe: Recipe, network: Forward, image: Tensor) -> Tensor:

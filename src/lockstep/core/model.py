@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from lockstep import rng
 from lockstep.config.recipe import Recipe
 from lockstep.core.features import Prefix, head_of
-from lockstep.core.network import Network, Shape, failure, lr_factors, persistent_buffers
+from lockstep.core.network import Network, Shape, lr_factors, persistent_buffers
 from lockstep.core.state import State
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
@@ -93,9 +93,12 @@ class Model:
     def fit(self, train_set: Dataset) -> None:
         """Fit what the model derives from the training images, before its first step.
 
-        Raises: LockstepError if it does not take every image size in the recipe, or nothing of it is trained.
+        Raises: LockstepError if an image size in the recipe is below the model's `min_px`, or nothing of it is trained.
         """
-        _check_sizes(self.recipe, self.module, self.shape)
+        smallest, largest = getattr(self.module, "min_px", 1), min(self.shape[1:])
+        for size in self.recipe.progressive.sizes_px if self.recipe.progressive else ():
+            if not smallest <= size <= largest:
+                raise LockstepError(f"progressive.sizes_px: got {size}: {smallest} to {largest} is allowed here")
         parameters = dict(self.module.named_parameters())
         factors = lr_factors(self.recipe, parameters)
         if not any(p.requires_grad and factors.get(name) != 0 for name, p in parameters.items()):
@@ -217,34 +220,3 @@ def _takes_shape(signature: inspect.Signature, options: Mapping[str, Any], takes
         return [p.name for p in first_two][1:] == ["num_classes"] and "shape" in first_two[0].name
     # create_model(model_name, pretrained=False, **kwargs) of timm takes two arguments too.
     return not takes_any or not any(p.name in options or p.default is not p.empty for p in first_two)
-
-
-def _check_sizes(recipe: Recipe, module: nn.Module, shape: Shape) -> None:
-    """Raise a LockstepError unless the model takes every image size of progressive training.
-
-    A model states its smallest size as `min_px`. Another one computes an image of each size, as a test.
-    """
-    if recipe.progressive is None:
-        return
-    least, largest = getattr(module, "min_px", None), min(shape[1:])
-    for size in recipe.progressive.sizes_px:
-        if size > largest or (least is not None and size < least):
-            raise LockstepError(f"progressive.sizes_px: got {size}: {least or 1} to {largest} is allowed here")
-        if least is None and (problem := _refusal(module, (shape[0], size, size))) is not None:
-            raise LockstepError(
-                f"model {recipe.model} does not take images of {size}x{size} pixels ({problem}): choose other "
-                f"progressive.sizes_px, or set progressive=none"
-            )
-
-
-@torch.no_grad()
-def _refusal(module: nn.Module, shape: Shape) -> str | None:
-    """Return why `module` fails on an image [C, h, w] in evaluation, or None if it does not."""
-    training = module.training
-    try:
-        module.eval()(torch.zeros(1, *shape))
-    except Exception as error:
-        return failure(error)
-    finally:
-        module.train(training)
-    return None

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -63,11 +64,17 @@ class State:
         self.ema = named_views(self._average, self._shapes) if self._average is not None else None
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
         self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
-        groups = by_weight_decay(self._trained, self.decay)
-        factors = {self.parameters[name]: factor for name, factor in lr_factors(recipe, self.parameters).items()}
         still = untrained_layers(recipe, {name.rpartition(".")[0] for name in self.buffers}, self.parameters)
         self._unmoved = {name for name in self.buffers if name.rpartition(".")[0] in still}
-        self.optimizer = recipe.optimizer.build(by_lr_factor(groups, factors))
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer. It is made when it is first needed, because an evaluation needs none."""
+        groups = by_weight_decay(self._trained, self.decay)
+        factors = lr_factors(self._recipe, self.parameters)
+        return self._recipe.optimizer.build(
+            by_lr_factor(groups, {self.parameters[name]: factor for name, factor in factors.items()})
+        )
 
     def fresh(self) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this one."""
@@ -141,18 +148,16 @@ class State:
         The parameters that `weight_decay.default` is for share one term, "default". Decay that the optimizer decouples
         from the loss has no terms.
         """
-        if not self._recipe.optimizer.decays_in_loss:
+        recipe = self._recipe
+        if not recipe.optimizer.decays_in_loss:
             return {}
-        with arithmetic(self._recipe.arithmetic):
-            return self._decay_losses()
-
-    def _decay_losses(self) -> dict[str, Tensor]:
-        named = {name: c for name, c in self._recipe.weight_decay.items() if c and name != DEFAULT}
-        flat = {name: self.parameters[name].view(-1) for name in named}
-        terms = {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in named.items()}
-        others = [self.parameters[name] for name in self.decay if name not in self._recipe.weight_decay]
-        if others and (c := self._recipe.weight_decay[DEFAULT]):
-            terms[DEFAULT] = torch.stack(torch._foreach_norm(others)).square().sum() * (c / 2)
+        with arithmetic(recipe.arithmetic):
+            named = {name: c for name, c in recipe.weight_decay.items() if c and name != DEFAULT}
+            flat = {name: self.parameters[name].view(-1) for name in named}
+            terms = {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in named.items()}
+            others = [self.parameters[name] for name in self.decay if name not in recipe.weight_decay]
+            if others and (c := recipe.weight_decay[DEFAULT]):
+                terms[DEFAULT] = torch.stack(torch._foreach_norm(others)).square().sum() * (c / 2)
         return terms
 
     def digest(self) -> str:
@@ -173,7 +178,7 @@ class State:
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
         named |= self._weights_and_average() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.parameters.items() if "optimizer" in vars(self) else ():
             slots = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
         return {name: t.detach() for name, t in named.items()}
@@ -233,15 +238,13 @@ class State:
             # Adam's number of updates is a slot of one value.
             expected[name] = parameter if tensors[name].ndim else parameter.new_empty(())
         for name, tensor in expected.items():
-            for what, stored, needed in (
-                ("shape", [*tensors[name].shape], [*tensor.shape]), ("type", tensors[name].dtype, tensor.dtype),
-            ):  # fmt: skip
-                if stored != needed:
-                    raise LockstepError(
-                        f"the checkpoint is of another model: {name} has {what} {stored} in the checkpoint and "
-                        f"{needed} in model {self._recipe.model}",
-                        DATA,
-                    )
+            stored, needed = ([*one.shape, one.dtype] for one in (tensors[name], tensor))
+            if stored != needed:
+                raise LockstepError(
+                    f"the checkpoint is of another model: {name} is {stored} in the checkpoint and {needed} in model "
+                    f"{self._recipe.model}",
+                    DATA,
+                )
         if self._scale is not None and not bool(tensors["loss_scale"].isfinite().all()):
             raise LockstepError("the loss scale in the checkpoint is not finite", DATA)
 

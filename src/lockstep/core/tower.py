@@ -10,7 +10,7 @@ from lockstep import rng
 from lockstep.config.recipe import Course
 from lockstep.core.network import Network
 from lockstep.core.state import State
-from lockstep.core.vector import ControlFlags, Filling, Layout
+from lockstep.core.vector import ControlFlags, Layout, VectorBuilder
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.kernels.portable import arithmetic
@@ -47,40 +47,34 @@ class Tower:
         is called during the backward pass, with the vector and one part after the other of `layout.parts`: it may
         change the values of a part.
         """
-        with arithmetic(self.course.recipe.arithmetic):
-            return self._vector(state, shard, step, requests, digest, complete)
-
-    def _vector(
-        self, state: State, shard: Shard, step: int, requests: ControlFlags, digest: Sequence[float],
-        complete: Callable[[Tensor, slice], None] | None,
-    ) -> Tensor:  # fmt: skip
         network, recipe = self._network, self.course.recipe
-        first = self._loaded_step != step
-        if first:  # Later towers of the step use the same weights.
-            network.load_parameters(state.parameters)
-            self._loaded_step = step
-        network.load_buffers(state.buffers)  # The tower before this one changed them.
-        network.train()
-        torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
-        logits = network(shard.images)
-        loss = summed_loss(logits, shard, recipe.label_smoothing)
-        vector = Filling(self.layout, loss.device, complete)
-        scaled = loss * state.loss_scale if recipe.precision == "float16" else loss
-        gradients = network.gradients(scaled, vector.found if complete else None)
-        with torch.no_grad():
-            buffer_deltas = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
-            sums = torch.zeros(self.layout.metric_length, device=loss.device)
-            metrics = self.layout.metrics(sums)
-            metrics.cross_entropy.copy_(loss)
-            if shard.tower == recipe.towers - 1:
-                metrics.last_cross_entropy.copy_(loss)
-            metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
-            for i, flag in enumerate(requests.flags()):
-                if flag:
-                    metrics.requests[i].fill_(flag)
-            if first and digest:
-                metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
-            vector.finish(gradients, buffer_deltas, sums, shard.tower)
+        with arithmetic(recipe.arithmetic):
+            first = self._loaded_step != step
+            if first:  # Later towers of the step use the same weights.
+                network.load_parameters(state.parameters)
+                self._loaded_step = step
+            network.load_buffers(state.buffers)  # The tower before this one changed them.
+            network.train()
+            torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
+            logits = network(shard.images)
+            loss = summed_loss(logits, shard, recipe.label_smoothing)
+            vector = VectorBuilder(self.layout, loss.device, complete)
+            scaled = loss * state.loss_scale if recipe.precision == "float16" else loss
+            gradients = network.gradients(scaled, vector.found if complete else None)
+            with torch.no_grad():
+                buffer_deltas = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
+                sums = torch.zeros(self.layout.metric_length, device=loss.device)
+                metrics = self.layout.metrics(sums)
+                metrics.cross_entropy.copy_(loss)
+                if shard.tower == recipe.towers - 1:
+                    metrics.last_cross_entropy.copy_(loss)
+                metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
+                for i, flag in enumerate(requests.flags()):
+                    if flag:
+                        metrics.requests[i].fill_(flag)
+                if first and digest:
+                    metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
+                vector.finish(gradients, buffer_deltas, sums, shard.tower)
         return vector.values
 
 

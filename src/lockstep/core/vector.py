@@ -18,7 +18,7 @@ from lockstep.core import digest
 from lockstep.errors import STOP_SIGNALS, LockstepError
 
 # Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are about 8 at most.
-LEAST_PART, MOST_PARTS = 1 << 18, 8
+MIN_PART, MAX_PARTS = 1 << 18, 8
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Layout:
         stop = len(self._shapes)
         for number in reversed(range(1, stop)):
             start -= self._shapes[number].numel()
-            if end - start >= max(LEAST_PART, self.length // MOST_PARTS):
+            if end - start >= max(MIN_PART, self.length // MAX_PARTS):
                 yield Part(slice(start, end), range(number, stop))
                 end, stop = start, number
         yield Part(slice(0, end), range(stop))
@@ -140,7 +140,7 @@ class Layout:
         return Metrics.views(sums, self._towers)
 
 
-class Filling:
+class VectorBuilder:
     """A vector that is filled part by part, while the backward pass has the gradients one after the other.
 
     Attributes:

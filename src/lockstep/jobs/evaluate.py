@@ -1,5 +1,6 @@
 """The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training meanwhile."""
 
+from dataclasses import replace
 from typing import Any
 
 from lockstep.core.evaluate import Chunk, Evaluation
@@ -40,6 +41,9 @@ def judge(
     if ctx.first:
         found = run.load(spec.checkpoint)
         _check(spec, session, dataset, found)
+        # An evaluation makes no update, so it needs no optimizer.
+        weights_only = {name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")}
+        found = replace(found, tensors=weights_only)
     session.restore(found)
     own = "raw" if session.state.ema is None else "ema"
     if spec.weights == "ema" and own == "raw":

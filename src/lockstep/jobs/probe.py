@@ -1,10 +1,9 @@
 """The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first step of a session."""
 
-import inspect
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep import rng
 from lockstep.config.recipe import Recipe
@@ -77,7 +76,6 @@ def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
 
 def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int) -> None:
     """Raise a LockstepError unless the model returns logits [b, classes] for `images` [b, C, H, W], twice the same."""
-    require_one_input(recipe.model, network.module)
     buffers = {name: buffer.clone() for name, buffer in network.buffers.items()}
 
     def compute(training: bool) -> Tensor:
@@ -129,20 +127,13 @@ def _check_integer_buffers(recipe: Recipe, network: Network, before: Mapping[str
 
 def _require_logits(model: str, output: object, expected: list[int], training: bool) -> Tensor:
     """Return `output` if it is a floating-point tensor of the shape `expected`. Raises: LockstepError."""
-    hint = ""
-    if not isinstance(output, Tensor):
-        got = f"a {type(output).__name__}"
-        if training:
-            hint = (
-                ". If the model has auxiliary outputs in training, turn them off, as torchvision's GoogLeNet does with "
-                "--set model_options.aux_logits=false"
-            )
-    elif list(output.shape) != expected:
-        got = str(list(output.shape))
-    elif not output.is_floating_point():
-        got = f"{output.dtype}".removeprefix("torch.")
-    else:
+    if isinstance(output, Tensor) and list(output.shape) == expected and output.is_floating_point():
         return output
+    got, hint = f"a {type(output).__name__}", ""
+    if isinstance(output, Tensor):
+        got = f"{list(output.shape)}, {output.dtype}".replace("torch.", "")
+    elif training:
+        hint = ". Turn auxiliary outputs in training off, as in --set model_options.aux_logits=false"
     mode = "training" if training else "evaluation"
     raise LockstepError(
         f"model {model} returned {got}, expected {expected}: float logits, [images, classes], in {mode} mode{hint}"
@@ -159,11 +150,3 @@ def _not_repeatable(recipe: Recipe) -> LockstepError:
         f"on its weights, its buffers, its input and torch's generator. Remove other random numbers and stored state, "
         f"or give up exactness with --set exact=false"
     )
-
-
-def require_one_input(name: str, module: nn.Module) -> None:
-    """Raise a LockstepError unless `module`, the model called `name`, can be called with one tensor of images."""
-    try:
-        inspect.signature(module.forward).bind(None)
-    except TypeError as error:
-        raise LockstepError(f"model {name}: forward takes one tensor of images [b, C, H, W], but {error}") from None
