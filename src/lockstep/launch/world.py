@@ -230,6 +230,9 @@ def require_alike(store: Store, world: World, device: "torch.device") -> None:
     own = {"host": socket.gethostname(), "device": device.type, "versions": releases()}
     store.set(f"facts/{world.process}", json.dumps(own))
     first, *others = [json.loads(store.get(f"facts/{other}")) for other in range(world.processes)]
+    store.set(f"read/{world.process}", "")
+    if world.process == 0:  # It may serve the store, so it must not end before the others have read.
+        store.wait([f"read/{other}" for other in range(world.processes)])
     for number, other in enumerate(others, start=1):
         hosts = f"process 0 (host {first['host']}) and process {number} (host {other['host']})"
         if differing := compare({"versions": first["versions"]}, {"versions": other["versions"]}):

@@ -18,6 +18,7 @@ from lockstep.errors import printable
 from lockstep.files import discard
 from lockstep.listeners.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
 
+_BAR = 12  # columns of the bar
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
@@ -79,16 +80,16 @@ class Plain(Listener):
 class Live(Plain):
     """A listener that redraws one line on a terminal, and prints the rest above it.
 
-    The line is never wider than the terminal: its least important parts, at the end, are cut off.
+    The line is never wider than the terminal: its least important parts, at the end, are left out.
     """
 
     def __init__(self, console: Console, *, redirect: bool = True) -> None:
         super().__init__(console.file, every=None)
         self._console = console
-        text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+        text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True))
         # No refresh thread: it would take time from the core of the thread that trains.
         self._progress = Progress(
-            BarColumn(bar_width=12), text, console=console, auto_refresh=False, transient=True,
+            BarColumn(bar_width=_BAR), text, console=console, auto_refresh=False, transient=True,
             redirect_stdout=redirect, redirect_stderr=redirect,
         )  # fmt: skip
         self._task = self._progress.add_task("", total=1.0, text="")
@@ -97,7 +98,7 @@ class Live(Plain):
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
-        self._draw((event.step + 1) / event.steps, live_text(event))
+        self._draw((event.step + 1) / event.steps, live_parts(event))
 
     def evaluating(self, event: EvaluatingEvent) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
@@ -108,21 +109,25 @@ class Live(Plain):
             return
         self._drawn = now
         left_s = (now - self._began) * (1 - event.share) / event.share if now > self._began else None
-        eta = "" if left_s is None else f"  ETA {_clock(left_s)}"
-        self._draw(event.share, f"evaluating on {event.split}{eta}  after {event.step} steps")
+        eta = [] if left_s is None else [f"ETA {_clock(left_s)}"]
+        self._draw(event.share, [f"evaluating on {event.split}", *eta, f"after {event.step} steps"])
 
     def close(self) -> None:
         """Remove the line. The next drawing shows it again."""
         with contextlib.suppress(OSError):
             self._progress.stop()
 
-    def _draw(self, share: float, text: str) -> None:
+    def _draw(self, share: float, parts: Sequence[str]) -> None:
         with contextlib.suppress(OSError):
             if not self._progress.live.is_started:
                 self._progress.start()
                 self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
             # Round down, so that only the end shows 100 %. The addend corrects 100 * 0.29 = 28.999...
-            text = f"{int(100 * share + 1e-9):3d}%  {text}"
+            text = f"{int(100 * share + 1e-9):3d}%"
+            for part in parts:
+                if len(text) + len(part) + 2 > self._console.width - _BAR - 2:
+                    break
+                text += f"  {part}"
             self._progress.update(self._task, completed=share, text=text, refresh=True)
 
     def _print(self, *texts: str) -> None:
@@ -145,10 +150,10 @@ def step_line(event: StepEvent) -> str:
     )
 
 
-def live_text(event: StepEvent) -> str:
-    """Return a step for the line that is redrawn, the most important parts first. The ETA follows the latest steps."""
+def live_parts(event: StepEvent) -> list[str]:
+    """Return a step in parts for the line that is redrawn, the most important first. The ETA is by the latest steps."""
     done = event.step + 1
-    parts = [
+    return [
         f"step {done:>{len(str(event.steps))}}/{event.steps}",
         f"ETA {_clock((event.steps - done) * event.s_per_step)}",
         f"loss {event.loss:.3f}",
@@ -158,7 +163,6 @@ def live_text(event: StepEvent) -> str:
         f"epoch {event.epoch:.1f}",
         f"lr {event.learning_rate:.2g}",
     ]
-    return "  ".join(parts)
 
 
 def evaluation_line(event: EvaluationEvent) -> str:
