@@ -1,6 +1,5 @@
 """The verify job: compute steps of a run again, and compare them with what its folder states, which is only read."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,14 +34,11 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         comparison = Comparison(spec.path, *replayed(Run(spec.path), spec.start)) if ctx.first else None
         session = Session(spec.recipe, spec.placement, ctx)
         state, recipe, course = session.state, spec.recipe, session.course
-        probe = session.require_agreement()["probe"]
+        facts = session.require_agreement()
         evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
-        start = comparison.begin(session, probe) if comparison else None
-        session.restore(start)
-        facts, end = json.loads(ctx.group.broadcast(json.dumps([start and start.facts, comparison.end]).encode()
-                                                    if comparison else None))  # fmt: skip
         due = Due(spec.placement.replace(eval_every=None), course)
-        due.load(facts or {})
+        due.load(session.restore(comparison.begin(session, facts) if comparison else None))
+        end = int(ctx.group.broadcast(str(comparison.end).encode() if comparison else None))
         stream = ctx.output.progress
         listeners = [console.for_stream(stream, 1)] if comparison and stream and stream.isatty() else []
         log = Log(course, listeners, ctx.monitor, session.device)
@@ -135,7 +131,7 @@ class Comparison:
         self._tensors: dict[str, Any] | None = None
         self._machine: dict[str, Any] | None = None
 
-    def begin(self, session: Session, probe: str) -> StateFile | None:
+    def begin(self, session: Session, facts: Mapping[str, Any]) -> StateFile | None:
         """Return the checkpoint that the replay starts from, after comparing data and machine with the run's."""
         sessions = self.run.sessions()
         for entry in (self.run.facts(), *sessions):
@@ -146,9 +142,8 @@ class Comparison:
                     f"added, removed or changed since. Give the same files as --data to verify it",
                     DATA,
                 )
-        now = {"probe": probe, "data_sha256": session.data_sha256, "model_source": session.model_source}
         if computed := [entry for entry in sessions if entry["step"] < self.end]:
-            found = compare(computed[-1], now | session.fingerprint)
+            found = compare(computed[-1], facts)
             equal = None if "probe" not in computed[-1] else not texts(found, "probe")
             self._machine = {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
             if equal is False:
