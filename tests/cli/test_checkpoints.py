@@ -15,7 +15,9 @@ from lockstep.runs.folder import Run
 @pytest.fixture
 def run(trained_once, tmp_path):
     """A finished run with an evaluated checkpoint every 2 of its 10 steps; a copy for each test."""
-    path, _ = trained_once("--steps", 10, "--save-every", 2, "--eval-every", 2, "--keep", 9, "--processes", 1)
+    path, _ = trained_once(
+        "--no-portable", "--steps", 10, "--save-every", 2, "--eval-every", 2, "--keep", 9, "--processes", 1
+    )
     shutil.copytree(path, tmp_path / "runs/a")
     return tmp_path / "runs/a"
 

@@ -7,12 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from tests.unit.test_replay import OPTIONS
 
 from lockstep.commands.runs import runs
 from lockstep.errors import LockstepError
 from lockstep.runs.folder import Folder
-
-OPTIONS = ("digits", "--steps", 30, "--processes", 2)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.runs import change_checkpoint
-
-OPTIONS = ("digits", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
+from tests.unit.test_replay import OPTIONS
 
 
 @pytest.fixture

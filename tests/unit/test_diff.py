@@ -4,18 +4,19 @@ import json
 import shutil
 
 import pytest
+from tests.unit.test_replay import OPTIONS
 
 from lockstep.errors import LockstepError
 from lockstep.runs.listing import difference
 
-OPTIONS = ("digits", "--steps", 30, "--digest-every", 10, "--save-every", 10)
-
 
 @pytest.fixture
 def runs(tmp_path, trained_once):
-    """Return copies of a run on one process and of the same on two."""
-    for processes in (1, 2):
-        shutil.copytree(trained_once(*OPTIONS, "--processes", processes)[0], tmp_path / f"on{processes}")
+    """Return two copies of a run, of which the second states that it was made on two processes."""
+    for name in ("on1", "on2"):
+        shutil.copytree(trained_once(*OPTIONS)[0], tmp_path / name)
+    (entry,) = json.loads((tmp_path / "on2/environment.json").read_text())
+    (tmp_path / "on2/environment.json").write_text(json.dumps([entry | {"processes": 2}]))
     return tmp_path / "on1", tmp_path / "on2"
 
 
@@ -41,7 +42,7 @@ def test_runs_on_one_and_two_processes_are_the_same_until_a_digest_differs(runs,
 
 
 def test_runs_of_two_seeds_differ_from_the_start(runs, trained_once):
-    other, _ = trained_once(*OPTIONS, "--processes", 1, "--seed", 1)
+    other, _ = trained_once(*OPTIONS, "--seed", 1)
     record = compared(runs[0], other)
     assert (record["same"], record["recipe"]) == (False, ["seed: 0 -> 1"])
     assert record["environment"] == []  # The arithmetic probes of two recipes do not compare.
