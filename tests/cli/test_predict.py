@@ -137,22 +137,6 @@ def test_a_message_is_escaped(capsys):
     assert capsys.readouterr().err == "data in \\x1b[2J\n"
 
 
-def test_paths_come_from_stdin_and_the_first_results_before_the_last_path(trained_once, pictures):
-    run, _ = trained_once(*RUNS[0])
-    folder, _ = pictures
-    command = [sys.executable, "-m", "lockstep", "predict", str(run), "-"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=folder, env=_outside(), text=True, **pipes) as process:
-        for name in ("0000.png", "0007.png"):
-            process.stdin.write(f"{name}\n\n")
-            process.stdin.flush()
-            assert process.stdout.readline().startswith(f"{name}  ")
-        out, err = process.communicate("0001.png\nnone.png\n0002.png", timeout=60)
-    assert [line.split()[0] for line in out.splitlines()] == ["0001.png", "0002.png"]
-    assert err.startswith("none.png: no such file or directory\n")
-    assert process.returncode == DATA
-
-
 def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictures):
     run, _ = trained_once(*RUNS[0])
     command = [sys.executable, "-m", "lockstep", "predict", str(run), str(pictures[0])]

@@ -33,7 +33,7 @@ Examples:
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a dataset, as `lockstep data list` shows it.")]
 
 
-@app.command(cls=Command, short_help="Download a dataset, unless it is there already.")
+@app.command(cls=Command)
 def fetch(
     name: Name,
     data: Annotated[
@@ -71,9 +71,9 @@ def fetch(
     present([text if folder else f"{name} comes with lockstep: nothing to download"], record if json_output else None)
 
 
-@app.command("list", cls=Command, short_help="List the datasets and their folders.")
+@app.command("list", cls=Command)
 def list_(json_output: Json = False) -> None:
-    """List the datasets with their number of images, the size of the download, and their folder on this machine.
+    """List the datasets and their folders on this machine.
 
     \b
     Examples:
@@ -101,7 +101,7 @@ def list_(json_output: Json = False) -> None:
     present(lines, record if json_output else None)
 
 
-@app.command(cls=Command, short_help="Verify the files of a dataset, or report on a folder of images.")
+@app.command(cls=Command)
 def check(
     name: Annotated[
         str, typer.Argument(metavar="NAME|PHOTOS", help="Name of a dataset, or a folder with a folder for each class.")

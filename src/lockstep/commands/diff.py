@@ -16,10 +16,11 @@ def diff(
     second: Annotated[Path, typer.Argument(metavar="RUN", help="Another run's folder.")],
     json_output: Json = False,
 ) -> None:
-    """Say from which step on two runs differ, by their folders alone: nothing is computed.
+    """Say from which step on two runs differ.
 
-    Compares the digests of the state in metrics.jsonl and the SHA-256 of the results, and lists how the recipes and the
-    environments of the last sessions differ. The exit code is 0 whether or not they differ; --json has it as "same".
+    Compares their folders: the digests of the state in metrics.jsonl and the SHA-256 of the results. Lists how the
+    recipes and the environments of the last sessions differ. Nothing is computed. The exit code is 0 whether or not
+    they differ; --json has it as "same".
 
     \b
     Examples:

@@ -184,10 +184,11 @@ def export_shell(
     json_output: Json = False,
     **options: Any,
 ) -> None:
-    """Write a classifier to an ONNX file, which needs no Lockstep, and compare it with Lockstep on all test images.
+    """Write a classifier to an ONNX file, and check the file.
 
-    The file maps images, uint8 [N, H, W, C] of any number and size, to probabilities. It contains the preprocessing,
-    and computes in float32. If its probabilities differ by more than 0.001, it is not written.
+    The file needs no Lockstep, and is compared with Lockstep on all test images. It maps images, uint8 [N, H, W, C] of
+    any number and size, to probabilities. It contains the preprocessing, and computes in float32. If its probabilities
+    differ by more than 0.001, it is not written.
 
     Where a recipe has test_views=flip-translate-unsure, all images get these views, and not a quarter of a batch.
 

@@ -1,10 +1,8 @@
 """lockstep.load, lockstep.predict, and `lockstep predict`."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
-from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,8 +77,8 @@ def predict_shell(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE|DIR|-...",
-            help="Images, folders of images (with subfolders), or -: paths from stdin, one a line.",
+            metavar="FILE|DIR...",
+            help="Images, or folders of images with their subfolders.",
         ),
     ],
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to print.")] = 1,
@@ -106,13 +104,12 @@ def predict_shell(
       lockstep predict runs/photos cat.jpg holiday/
       lockstep predict runs/photos holiday/ --top 3
       lockstep predict model.safetensors new/ --json
-      find . -name '*.jpg' | lockstep predict runs/photos -
     """
     if "" in images:
         raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
     classifier = load_alone(source, checkpoint, trust_code, options["device"])
     count = unreadable = 0
-    for prediction in chain.from_iterable(classifier.predict(paths, top) for paths in _paths(images)):
+    for prediction in classifier.predict([Path(path) for path in images], top):
         count += 1
         _show(prediction, json_output)
         if prediction.error is not None:
@@ -137,20 +134,6 @@ def load_alone(source: Path, checkpoint: str | None, trust_code: bool, device: s
 
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     return load(source, step, trust_code, device or "auto")
-
-
-def _paths(images: list[str]) -> Iterator[list[Path]]:
-    """Yield the paths; for -, those that stdin has at a time, so that no result waits for a later path."""
-    for stdin, group in groupby(images, "-".__eq__):
-        if not stdin:
-            yield [Path(path) for path in group]
-            continue
-        line = b""
-        while block := os.read(sys.stdin.fileno(), 1 << 16):
-            *lines, line = (line + block).split(b"\n")
-            yield [Path(os.fsdecode(name)) for one in lines if (name := one.rstrip(b"\r"))]
-        if line:
-            yield [Path(os.fsdecode(line))]
 
 
 def _show(prediction: "Prediction", as_json: bool) -> None:

@@ -2,8 +2,9 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from socket import gethostname
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,23 +65,13 @@ Exit codes:
   3  missing or damaged data""",
 )
 
-app.command("train", cls=Command, short_help="Train a classifier, or continue a run.")(train_shell)
-app.command("eval", cls=Command, short_help="Evaluate a checkpoint of a run, or each new one while it trains.")(
-    evaluate_shell
-)
-app.command("predict", cls=Command, short_help="Classify images with a trained run or a model file.")(predict_shell)
-app.command(cls=Command, short_help="Classify pictures on a page, and by POST /predict.")(serve)
-app.command(cls=Command, short_help="List the runs with accuracy, time, state and size.")(runs)
-app.command("report", cls=Command, short_help="Write a page about a run, or one that compares runs.")(report_shell)
-app.command("export", cls=Command, short_help="Write a classifier to an ONNX or pt2 file, and check the file.")(
-    export_shell
-)
-app.command(cls=Command, short_help="Replay steps of a run, and compare every bit with its record.")(verify)
-app.command(cls=Command, short_help="Show how two runs differ, and from which step on.")(diff)
-app.command(cls=Command, short_help="Check that this machine computes the right bits, and how fast.")(doctor)
-app.command(cls=Command, short_help="Measure training speed on 1 to N processes, and what limits it.")(bench)
-app.command(cls=Command, short_help="List the recipes with their measured results.")(recipes)
-app.command(cls=Command, short_help="Print a recipe as a TOML file that `train` reads.")(show)
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "train": train_shell, "eval": evaluate_shell, "predict": predict_shell, "serve": serve, "runs": runs,
+    "report": report_shell, "export": export_shell, "verify": verify, "diff": diff, "doctor": doctor, "bench": bench,
+    "recipes": recipes, "show": show,
+}  # fmt: skip
+for name, function in COMMANDS.items():
+    app.command(name, cls=Command)(function)
 app.add_typer(data, name="data", short_help="Download, list and check datasets.")
 
 

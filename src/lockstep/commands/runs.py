@@ -22,7 +22,7 @@ def runs(
     ),
     json_output: Json = False,
 ) -> None:
-    """List the runs, the newest last: name, recipe, accuracy, start, time and state.
+    """List the runs with accuracy, time and state, the newest last.
 
     The state is complete, training, stopped (continue it with --resume) or damaged. The time is that of the session
     that completed the run.

@@ -26,7 +26,7 @@ def serve(
     trust_code: TrustCode = False,
     **options: Any,
 ) -> None:
-    """Classify pictures on a page of this machine, and for other programs by POST /predict.
+    """Classify pictures on a page, and by POST /predict.
 
     On the page you drop pictures, or take one with the camera. It shows the most probable classes, the picture as the
     network sees it, and whether it is unlike the training images. Only this machine can use the page, and no page of

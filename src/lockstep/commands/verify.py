@@ -52,7 +52,7 @@ def verify(
     json_output: Json = False,
     **options: Any,
 ) -> None:
-    """Compute steps of a run again, from one checkpoint to the next, and compare every bit with what is recorded.
+    """Compute steps of a run again, and compare every bit.
 
     By default these are the steps between the newest two valid checkpoints. Compared are the digests in metrics.jsonl,
     the contents of checkpoints, and the SHA-256 in result.json. The number of processes may be another one. The folder
