@@ -22,10 +22,10 @@ lint: $(VENV)/ready ## run ruff and mypy
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
-# make bench ARGS=--quick for a first look; ARGS="--data DIR" where CIFAR-10 is
+# make bench ARGS="--rounds 1" for a first look; ARGS="--data DIR" where CIFAR-10 is
 bench: $(VENV)/ready ## measure the start, and the cost of the loop and of a second process
-	$(RUN)/python -m benchmarks.start $(ARGS)
-	$(RUN)/python -m benchmarks.overhead $(ARGS)
+	$(RUN)/python -m benchmarks.measure start $(ARGS)
+	$(RUN)/python -m benchmarks.measure overhead $(ARGS)
 
 # make gpu-check ARGS="--data DIR" where CIFAR-10 is; ARGS="--only hash" for one check
 gpu-check: $(VENV)/ready ## run on GPUs what was only rehearsed without them, and write gpu-check.json

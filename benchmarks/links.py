@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.namespaces import INTERFACE, Hosts, reason
 
-from benchmarks.common import RESULTS, options, parsed, save, spread
+from benchmarks.common import RESULTS, options, save, spread
 
 ROOT = Path(__file__).parents[1]
 LINKS = {"1 Gbit/s": 1000, "100 Mbit/s": 100}  # Mbit/s
@@ -107,11 +107,11 @@ def measured(hosts: Hosts, per_host: int, model: str, data: Path, first: bool) -
 def main() -> None:
     parser = options(__doc__, "CIFAR-10 and MNIST")
     parser.add_argument("--only", default="", help="the cases whose name contains this; the record keeps others")
-    args = parsed(parser)
+    args = parser.parse_args()
     args.data = args.data or Path(os.environ.get("LOCKSTEP_DATA", "data"))  # programs of other folders read it
     if problem := reason():
         raise SystemExit(problem)
-    name = f"links{'-quick' * args.quick}"
+    name = "links"
     file = RESULTS / f"{name}.json"
     cases: dict[str, Any] = json.loads(file.read_text())["cases"] if args.only and file.exists() else {}
     for model in MODELS:
@@ -128,7 +128,33 @@ def main() -> None:
                         rounds.append(measured(hosts, per_host, model, args.data.absolute(), number == 0))
                 cases[case] = summary(rounds)
                 print(f"    hidden {cases[case]['hidden']}", flush=True)
-                save(name, {"cases": cases})
+                save(name, {"cases": cases, "table": table(cases)})
+
+
+def table(cases: dict[str, Any]) -> dict[str, Any]:
+    """Return the table that docs show."""
+    rows = []
+    for case, found in cases.items():
+        own, ddp, parts = (found["programs"][name] for name in ("lockstep", "ddp", "in one part"))
+        rates = [f"{each['images_per_s']['median']:,.0f}" for each in (own, ddp)]
+        sent = [f"{each['bytes_per_step']['median'] / 1e6:.1f}" for each in (own, ddp)]
+        waits = [f"{each['wait_s']['median'] * 1e3:,.0f}" for each in (own, parts)]
+        ratio = found["times_ddp"]
+        hidden = f"{found['hidden']['median']:.0%}"
+        rows.append([case, *rates, f"{ratio['median']:.2f} times", *sent, *waits, hidden, str(ratio["n"])])
+    head = [
+        "hosts x processes, link",
+        "images/s",
+        "DDP",
+        "ratio",
+        "MB a step",
+        "DDP",
+        "wait ms",
+        "one part",
+        "hidden",
+        "n",
+    ]
+    return {"head": head, "rows": rows}
 
 
 def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:

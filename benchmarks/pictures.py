@@ -1,6 +1,6 @@
 """Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME ...]`.
 
-`train`, `own-images` and `data-check` run Lockstep in a pseudo-terminal and draw what the terminal shows. The photos
+`train` and `own-images` run Lockstep in a pseudo-terminal and draw what the terminal shows. The photos
 are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. `report` and
 `serve` are pages in Chromium. All are written to docs/pictures/, on a background of their own, so that they read on
 light and dark pages.
@@ -12,7 +12,6 @@ import os
 import pty
 import re
 import shlex
-import shutil
 import struct
 import subprocess
 import sys
@@ -31,7 +30,6 @@ import lockstep
 from benchmarks.browser import chromium
 from benchmarks.serve import served
 from lockstep.data.readers import load_cifar10, load_digits
-from lockstep.errors import DATA
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
@@ -39,7 +37,6 @@ COMMAND = "lockstep train digits --epochs 10"
 TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photos"
 TRAIN_SERVED = "lockstep train photos --data photos/ --set image_px=96 --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
-CHECK = "lockstep data check photos/"
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
 
 # The folders of src/lockstep, from the top: a folder imports only from rows below its own.
@@ -148,13 +145,10 @@ def in_terminal(words: Sequence[str], folder: Path, columns: int = COLUMNS, out:
     return process.wait(), output.decode()
 
 
-def run_in_terminal(command: str, folder: Path, status: int = 0) -> str:
-    """Return the output of `command` in a pseudo-terminal.
-
-    Raises: SystemExit if the command ends with another exit code than `status`.
-    """
+def run_in_terminal(command: str, folder: Path) -> str:
+    """Return the output of `command` in a pseudo-terminal. Raises: SystemExit if it fails."""
     code, output = in_terminal(shlex.split(command), folder)
-    if code != status:
+    if code:
         raise SystemExit(f"{command} ended with exit code {code}")
     return output
 
@@ -172,17 +166,6 @@ def own_images() -> str:
         trained = [line.replace(folder, "~") for line in composed(run_in_terminal(TRAIN_PHOTOS, Path(folder)))]
         predicted = shown(run_in_terminal(PREDICT, Path(folder)))
         return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, predicted)])
-
-
-def data_check() -> str:
-    """Return the check of a folder of photos that has a few of the usual faults."""
-    with tempfile.TemporaryDirectory() as folder:
-        photos = write_photos(Path(folder))
-        cat, frog = photos / "cat", photos / "frog"
-        shutil.copy(cat / "0007.jpg", cat / "copy of 0007.jpg")
-        shutil.copy(frog / "0003.jpg", cat / "extra.jpg")
-        (frog / "0011.jpg").write_bytes((frog / "0011.jpg").read_bytes()[:700])
-        return terminal("data-check", [(CHECK, shown(run_in_terminal(CHECK, Path(folder), status=DATA)))])
 
 
 def report() -> bytes:
@@ -356,7 +339,7 @@ def step() -> str:
 
 
 PICTURES: dict[str, Callable[[], str]] = {
-    "train": train, "own-images": own_images, "data-check": data_check, "layers": layers, "step": step
+    "train": train, "own-images": own_images, "layers": layers, "step": step
 }  # fmt: skip
 SCREENSHOTS: dict[str, Callable[[], bytes]] = {"report": report, "serve": serve}
 

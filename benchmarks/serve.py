@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from benchmarks.common import data_option, lockstep, options, parsed, save, spread
-from lockstep.data.readers import load_digits as load
+from benchmarks.common import data_option, lockstep, options, ranged, save, spread
+from lockstep.data.readers import load_digits
 
 REQUESTS = 500
 
@@ -69,7 +69,7 @@ def served(run: Path) -> Iterator[int]:
 
 def digits() -> list[bytes]:
     """Return test images of digits as PNG files."""
-    images = load(None)["test"].images[:].numpy()
+    images = load_digits(None)["test"].images[:].numpy()
     return [_png(images[number % len(images), ..., 0]) for number in range(REQUESTS)]
 
 
@@ -96,7 +96,7 @@ def measured(run: Path, pictures: Sequence[bytes], rounds: int) -> dict[str, Any
 
 
 def main() -> None:
-    args = parsed(options(__doc__, data="photos, one subfolder a class"))
+    args = options(__doc__, data="photos, one subfolder a class").parse_args()
     cases: list[tuple[str, list[bytes]]] = [("digits", digits())]
     if args.data:
         files = sorted(path for path in args.data.rglob("*.jpg"))
@@ -110,7 +110,16 @@ def main() -> None:
         print(recipe, json.dumps(row, indent=1))
     if args.data:
         sys.argv[1:] = ["--data", "DIR"]
-    save(f"serve{'-quick' * args.quick}", record)
+    rows = [
+        [
+            f"`{name}`",
+            *(f"{ranged(found[key], '.2f')} s" for key in ("p50_s", "p99_s")),
+            ranged(found["requests_per_s"]),
+        ]
+        for name, found in record.items()
+    ]
+    table = {"head": [f"{REQUESTS} requests at once", "p50", "p99", "requests/s"], "rows": rows}
+    save("serve", {**record, "table": table})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the time of a tower goes, in float32 on one core: `python -m benchmarks.split [--quick]`.
+"""Where the time of a tower goes, in float32 on one core: `python -m benchmarks.split [--rounds N]`.
 
 Computes the layers of the two original networks one by one, forward and backward, on 128 random images, and compares
 each with the speed of a matrix product of the same core and moment. The products of a layer are those of a direct
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from benchmarks.common import bench, options, parsed, save, spread
+from benchmarks.common import bench, options, save, spread
 from lockstep import numerics
 
 numerics.prepare(1)  # must precede the import of torch
@@ -110,8 +110,9 @@ def measured(model: str) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    args = parsed(options(__doc__, "CIFAR-10 and MNIST"))
+    args = options(__doc__, "CIFAR-10 and MNIST").parse_args()
     record: dict[str, Any] = {}
+    rows: list[list[str]] = []
     torch.set_num_threads(1)
     for model in NETWORKS:
         measured(model)  # the first call makes memory and plans
@@ -130,9 +131,13 @@ def main() -> None:
         print(f"{model}: a product {spread(peaks)['median'] / 1e9:.0f} G/s, {whole['images_per_s']:.0f} images/s")
         for name, row in layers.items():
             share = row["products"] / row["ms"]["median"] * 1e3 / spread(peaks)["median"]
-            print(f"    {name:20} {row['ms']['median']:7.1f} ms  {row['products'] / 1e9:6.2f} G  {share:5.0%}")
+            span = f"{row['ms']['min']:.1f} to {row['ms']['max']:.1f}"
+            cells = [model, name, f"{row['ms']['median']:.1f}", span, f"{row['products'] / 1e9:.2f}", f"{share:.0%}"]
+            print(*cells, sep="  ")
+            rows.append(cells)
         print(f"    {'whole tower':20} {1e3 * IMAGES / whole['images_per_s']:7.1f} ms", flush=True)
-    save(f"split{'-quick' * args.quick}", {"models": record})
+    head = ["recipe", "layers", "ms", "range", "multiplications", "of a product's speed"]
+    save("split", {"models": record, "table": {"head": head, "rows": rows}})
 
 
 if __name__ == "__main__":

@@ -293,7 +293,11 @@ def main() -> None:
     survived = sum(row["survived"] for row in rows)
     print(f"\n{survived} of {len(rows)} runs have the sha256 of the undisturbed run, after {len(faults)} faults")
     misses = [row for row in rows if not row["survived"]]
-    save("survival", {"runs": len(rows), "survived": survived, "faults": table, "misses": misses})
+    shown = [
+        [kind, str(s["n"]), f"{s['median']:.1f} s", f"{s['min']:.1f} to {s['max']:.1f} s"] for kind, s in table.items()
+    ]
+    facts = {"runs": len(rows), "survived": survived, "faults": table, "misses": misses}
+    save("survival", {**facts, "table": {"head": ["fault", "n", "recovery: median", "range"], "rows": shown}})
 
 
 if __name__ == "__main__":

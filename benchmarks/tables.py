@@ -35,8 +35,8 @@ def part(kind: str, *names: str) -> str:
 
 
 def records(pattern: str) -> list[str]:
-    """Return the names of the records that match, in order, without those of a first look. Raises: ValueError."""
-    found = [name for file in sorted(RESULTS.glob(f"{pattern}.json")) if not (name := file.stem).endswith("-quick")]
+    """Return the names of the records that match, in order. Raises: ValueError."""
+    found = sorted(file.stem for file in RESULTS.glob(f"{pattern}.json"))
     if not found:
         raise ValueError(f"no record {pattern}")
     return found

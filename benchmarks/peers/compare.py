@@ -9,8 +9,7 @@ The throughput of a program is the median over the rounds. In a round it is the 
 the mean without the first five steps. Only programs of equal precision are compared.
 
 Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces. Rows of programs that
-are not part of this repository stay in it. It is written after every round. --more adds rounds to those in it, so that
-a series can be made while the machine is quiet.
+are not part of this repository stay in it. It is written after every round.
 """
 
 import argparse
@@ -27,12 +26,13 @@ from benchmarks.kinds import kind, slug
 
 Record = dict[str, Any]
 Round = dict[str, float]  # program and precision -> images/s
+HEAD = ["recipe", "kind of CPU", "precision", "Lockstep, images/s", "program", "images/s", "ratio"]
 PEERS = {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}
 
 
 def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
     def run() -> Record:
-        steps = 7 if args.quick else {"mnist": 10, "cifar10-tutorial": 100}[args.model]
+        steps = {"mnist": 10, "cifar10-tutorial": 100}[args.model]
         options = ["--towers", 2, "--processes", 2, "--precision", precision, "--steps", steps]
         record = train(args.model, *options, data=args.data)
         return {"rate": record["images_per_s"], "settings": {"options": " ".join(map(str, options))}, "versions": {}}
@@ -43,7 +43,6 @@ def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
 def peer(python: list[str], module: str, *options: str, args: argparse.Namespace) -> Callable[[], Record]:
     def run() -> Record:
         intervals = ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
-        intervals = ["--steps", "1", "--intervals", "1"] if args.quick else intervals
         record = record_of([*python, "-m", module, *options, "--data", args.data, *intervals])
         kept = {key: record[key] for key in ("settings", "versions")}
         return {"rate": record["images_per_s"]["median"], "program": f"{module.replace('.', '/')}.py", **kept}
@@ -120,28 +119,37 @@ def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
     return made
 
 
-def line(row: Record) -> str:
-    """Return the row as text."""
-    ours, theirs = (row[key]["median"] for key in ("lockstep_images_per_s", "images_per_s"))
-    ratio = f"{row['ratio']:.2f} ({row['min']:.2f} to {row['max']:.2f}, n {row['n']})"
-    return f"{row['precision']:9} lockstep {ours:6.0f}, {row['peer']} {theirs:6.0f} images/s: {ratio}"
+def cells(model: str, cpu: str, row: Record) -> list[str]:
+    """Return a row as docs show it, in bold where the peer is faster."""
+    ours, theirs = (shown(row.get(key, {}), ",.0f", "median") for key in ("lockstep_images_per_s", "images_per_s"))
+    program, ratio = row.get("program", "not stated"), shown(row, ".2f", "ratio")
+    if program.endswith(".py"):
+        program = f"[{Path(program).stem}](../{program})"
+    peer = f"{row['peer']} {row['version']}: {program}" + (f" ({row['source']})" if "source" in row else "")
+    slower = float(row["ratio"] if "ratio" in row else row["min"]) < 1
+    return [f"`{model}`", cpu, row["precision"], ours, peer, theirs, f"**{ratio}**" if slower else ratio]
+
+
+def shown(found: Record, form: str, key: str) -> str:
+    """Return `key` of `found`, then its range and n in brackets; what it lacks is left out."""
+    texts = [format(found[key], form)] if key in found else []
+    texts += [f"{found['min']:{form}} to {found['max']:{form}}"] if "min" in found else []
+    texts += [f"n {found['n']}"] if "n" in found else []
+    return f"{texts[0]} ({', '.join(texts[1:])})" if texts[1:] else "".join(texts)
 
 
 def main() -> None:
     parser = peer_options(__doc__)
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--more", action="store_true", help="add rounds to those in the record")
-    parser.add_argument("--quick", action="store_true", help="a few steps of each program, for a first look")
     args = parser.parse_args()
     refuse_without(args.tensorflow)
     cpu, runs = kind(), programs(args)
-    name = f"peers-{args.model}-{slug(cpu)}{'-quick' * args.quick}"
+    name = f"peers-{args.model}-{slug(cpu)}"
     before = earlier(RESULTS / f"{name}.json")
-    rounds, ran = (before["rounds"], before["programs"]) if args.more else ([], {})
-    if any(sorted(each) != sorted(runs) for each in rounds):
-        raise SystemExit(f"{name}.json holds rounds of other programs: leave out --more")
-    sys.argv[1:] = [args.model, "--tensorflow", "PYTHON", "--rounds", str(len(rounds) + args.rounds)]
+    rounds: list[Round] = []
+    ran: dict[str, Record] = {}
+    sys.argv[1:] = [args.model, "--tensorflow", "PYTHON", "--rounds", str(args.rounds)]
     for _ in range(args.rounds):
         made = {}
         for program, run in runs.items():
@@ -151,8 +159,10 @@ def main() -> None:
         rounds.append(made)
         found = rows(rounds, ran)
         both = [*found, *of_other_programs(before, found)]
-        save(name, {"kind": cpu, "rows": both, "rounds": rounds, "programs": ran})
-    print(*map(line, found), sep="\n")
+        texts = [cells(args.model, cpu, each) for each in both]
+        table = {"head": HEAD, "rows": texts}
+        save(name, {"kind": cpu, "table": table, "rows": both, "rounds": rounds, "programs": ran})
+        print(*map("  ".join, texts), sep="\n")
 
 
 if __name__ == "__main__":

@@ -4,23 +4,23 @@ Runs `lockstep train mnist` and benchmarks/peers/tensorflow_mnist.py, both in fl
 loss of step n (1, 2, ...) is the mean cross-entropy over the 2,048 images of that step, under dropout and before its
 update: the weights have had n - 1 updates. The seed decides initial weights, order and dropout, differently in each
 program. The learning rate is constant, so the steps are also the first steps of a longer run.
-
-The record is written after every run. A call makes only the runs that the record lacks, so that a series can be made in
-parts.
 """
 
 import json
+import math
+import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.common import earlier, record_of, save
+from benchmarks.common import record_of, save
 from benchmarks.peers.compare import peer_options, refuse_without
 from lockstep.config.overrides import make
 from lockstep.recipes import get_recipe
 
-NAME, STEPS = "loss-mnist", 30
+NAME, STEPS, SHOWN = "loss-mnist", 30, (1, 2, 4, 6, 10, 15, 20, 25, 30)
 OPTIONS = ["--towers", "2", "--precision", "float32", "--seed"]
 Run = dict[str, Any]
 
@@ -42,28 +42,30 @@ def tensorflow(seed: int, data: Path, python: str) -> Run:
     return {"seed": seed, "losses": record["losses"], **record["versions"]}
 
 
+def table(runs: dict[str, list[Run]]) -> dict[str, Any]:
+    """Return mean and range of some steps' losses over the seeds, as docs show them."""
+
+    def cell(program: str, step: int) -> str:
+        losses = [run["losses"][step - 1] for run in runs[program]] or [math.nan]
+        return f"{statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
+
+    rows = [[str(step), *(cell(f"{name} float32", step) for name in ("tensorflow", "lockstep"))] for step in SHOWN]
+    return {"head": ["step", "TensorFlow", "Lockstep"], "rows": rows}
+
+
 def main() -> None:
     parser = peer_options(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--at-most", type=int, metavar="N", help="greatest number of runs in this call")
     args = parser.parse_args()
     refuse_without(args.tensorflow)
     digest = make(get_recipe("mnist").model_dump(mode="json"), {"towers": 2, "precision": "float32"}).digest()
-    record = earlier(NAME, digest)
-    runs: dict[str, list[Run]] = record["runs"] if record else {"lockstep float32": [], "tensorflow float32": []}
-    lacking = [
-        (program, seed)
-        for seed in range(args.seeds)
-        for program in runs
-        if seed not in {run["seed"] for run in runs[program]}
-    ]
-    for program, seed in lacking[: args.at_most]:
-        is_lockstep = program.startswith("lockstep")
-        run = lockstep(seed, args.data) if is_lockstep else tensorflow(seed, args.data, args.tensorflow)
-        runs[program].append(run)
-        print(f"{program} seed {seed}: {' '.join(f'{loss:.3f}' for loss in run['losses'])}", flush=True)
-        command = f"python -m benchmarks.peers.loss_curve --tensorflow PYTHON --seeds {args.seeds}"
-        save(NAME, {"command": command, "digest": digest, "towers": 2, "runs": runs})
+    runs: dict[str, list[Run]] = {"lockstep float32": [], "tensorflow float32": []}
+    for seed in range(args.seeds):
+        runs["lockstep float32"].append(lockstep(seed, args.data))
+        runs["tensorflow float32"].append(tensorflow(seed, args.data, args.tensorflow))
+        print(*(f"{program} seed {seed}: {of[-1]['losses']}" for program, of in runs.items()), sep="\n", flush=True)
+    sys.argv[1:] = ["--tensorflow", "PYTHON", "--seeds", str(args.seeds)]
+    save(NAME, {"digest": digest, "towers": 2, "runs": runs, "table": table(runs)})
 
 
 if __name__ == "__main__":

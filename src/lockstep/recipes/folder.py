@@ -12,7 +12,7 @@ def folder() -> Recipe:
     The image size, channels, mirror images and length follow the images, unless you set them.
     Measured: CIFAR-10 as JPEG files (quality 95): 92.62 %; the first 5,000 images of it: 81.50 %; MNIST (55,000
     training images) as PNG files, without flips: 99.67 %; 100 images of cats and dogs, of CIFAR-10: 65.55 % (one seed,
-    bfloat16, 2 cores of an Intel Xeon). `python -m benchmarks.image_folders`
+    bfloat16, 2 cores of an Intel Xeon). `python -m benchmarks.measure folder`
     """
     return Recipe(
         name="folder",

@@ -1,0 +1,277 @@
+"""Measurements of the real program: `python -m benchmarks.measure CASE [WHAT] [--rounds N] [--data DIR]`.
+
+A case is a function that runs its variants once, in turn, and returns their figures. It runs for several rounds; the
+record in benchmarks/results/ has each figure's median (of accuracies the mean), n and range, as the table that docs
+show. The name of a figure decides its unit. In a case over seeds, round n trains seed n.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+import lockstep
+from benchmarks.common import bare, bench, data_option, record_of, save, spread
+from benchmarks.common import lockstep as run_lockstep
+from benchmarks.kinds import kind, slug
+from lockstep.data.dataset import Dataset
+from lockstep.data.readers import load_cifar10, load_mnist
+
+Figures = dict[str, float]
+TUTORIAL = ("cifar10-tutorial", "--precision", "bfloat16")
+
+
+class Call(NamedTuple):
+    """What a case gets: WHAT of the command line, the round, the folder of the data, and a folder for all rounds."""
+
+    what: str
+    number: int
+    data: Path | None
+    folder: Path
+
+
+def train(call: Call, *words: object, **environment: str) -> dict[str, Any]:
+    """Run `lockstep train` into the folder of all rounds, which also has the cache. Return its result."""
+    place = ["--runs", call.folder, "--json"]
+    cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
+    result: dict[str, Any] = record_of(
+        [sys.executable, "-m", "lockstep", "train", *words, *place], **cache | environment
+    )
+    result["best"] = result["accuracy"]["ema"] or result["accuracy"]["raw"]
+    return result
+
+
+def overhead(call: Call) -> Figures:
+    """The loop beside a bare PyTorch loop, the exact sum beside the backend's, two processes beside one."""
+
+    def rate(processes: int, *more: str) -> float:
+        timed = ("--steps", 60, "--warmup", 5, "--processes", processes)
+        return float(bench(*TUTORIAL, *timed, *more, data=call.data)["images_per_s"])
+
+    one, loop, two = rate(1), bare(call.data, 1, 65), rate(2)
+    backend = rate(2, "--reduction", "allreduce", "--set", "exact=false")
+    return {
+        "loop / bare loop, one process": one / loop,
+        "exact tree / allreduce, two processes": two / backend,
+        "two processes / one, a thread each": two / one,
+        "one process, images/s": one,
+    }
+
+
+def start(call: Call) -> Figures:
+    """From the start of `lockstep train` to the line of step 0, and the seconds of two imports."""
+
+    def first_step_s(*words: object) -> float:
+        command = [sys.executable, "-m", "lockstep", "train", *words, "--log-every", 1, "--runs", call.folder]
+        began = time.perf_counter()
+        program = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
+        assert program.stdout is not None
+        if not any(" step 0," in text for text in program.stdout):
+            raise SystemExit(f"no first step: {command}")
+        took = time.perf_counter() - began
+        program.send_signal(signal.SIGTERM)
+        program.communicate()
+        return took
+
+    def import_s(name: str) -> float:
+        code = f"import time; began = time.perf_counter(); import {name}; print(time.perf_counter() - began)"
+        return float(record_of([sys.executable, "-c", code]))
+
+    tutorial = (*TUTORIAL, *data_option(call.data))
+    return {
+        "start to first step, digits": first_step_s("digits"),
+        "start to first step, one process": first_step_s(*tutorial, "--towers", 1, "--processes", 1),
+        "start to first step, two processes": first_step_s(*tutorial, "--towers", 2, "--processes", 2),
+        "import lockstep": import_s("lockstep"),
+        "`import torch` alone": import_s("torch"),
+    }
+
+
+def seeds(call: Call) -> Figures:
+    """Accuracy and time of the recipe WHAT, a seed a round."""
+    result = train(call, call.what, "--seed", call.number, *data_option(call.data))
+    one = {"test accuracy, one view per image": result["accuracy_one_view"]} if "accuracy_one_view" in result else {}
+    times = {"total time, with evaluation": result["total_s"], "training time": result["train_s"]}
+    return {"test accuracy": result["best"], **one, **times}
+
+
+def export(call: Call) -> Figures:
+    """Images/s of an exported file of the recipe WHAT, and of Lockstep, on one thread."""
+    run, data = call.folder / "exported", data_option(call.data)
+    if not run.exists():
+        train(call, call.what, *(("--steps", 200) if call.what == TUTORIAL[0] else ()), *data, "--name", run.name)
+    record = run_lockstep("export", run, "-o", call.folder / f"{call.number}.onnx", data=call.data)
+    return {"ONNX, images/s": record["images_per_s"], "Lockstep, images/s": record["images_per_s_lockstep"]}
+
+
+def photos(call: Call) -> Figures:
+    """The recipe `photos` on the folder WHAT, a seed a round; the first one starts with empty caches."""
+    result = train(call, call.what, "--seed", call.number)
+    start = "with another seed" if call.number else "of the first start"
+    return {"`photos`: test accuracy": result["best"], f"`photos`: total time {start}": result["total_s"]}
+
+
+def photos_tuned(call: Call) -> Figures:
+    """The recipe `photos-tuned` on the folder WHAT, from a run of `photos`."""
+    before = train(call, call.what, "--name", f"start-{call.number}")
+    init = ("--init", call.folder / f"start-{call.number}")
+    result = train(call, "photos-tuned", "--data", call.what, *init, "--seed", call.number)
+    return {"`photos` before: test accuracy": before["best"], "`photos-tuned`: test accuracy": result["best"]}
+
+
+def labels(call: Call) -> Figures:
+    """What `data check --labels` finds of 5 % wrong labels in the folder WHAT, which has a folder for each class."""
+    source, draw = Path(call.what).absolute(), random.Random(call.number)
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    moved = set(draw.sample(files, round(0.05 * len(files))))
+    copy, wrong = call.folder / f"copy-{call.number}", set()
+    for number, path in enumerate(files):
+        others = sorted(each.name for each in path.parent.parent.iterdir() if each != path.parent)
+        part = path.parent.parent.relative_to(source)
+        link = copy / part / (draw.choice(others) if path in moved else path.parent.name) / f"{number}{path.suffix}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+        wrong |= {str(link.relative_to(copy))} if path in moved else set()
+    record = record_of([sys.executable, "-m", "lockstep", "data", "check", copy, "--labels", "--json"])["labels"]
+    listed = {one["path"] for one in record["doubtful"]}
+    hits = len(listed & wrong)
+    found = {"accuracy of the list (precision)": hits / max(1, len(listed)), "accuracy of recall": hits / len(wrong)}
+    return {**found, "total time": record["total_s"]}
+
+
+def unlike(call: Call) -> Figures:
+    """The share of images that a run of the folder WHAT marks, of its own test images and of those in `--data`."""
+    run = lockstep.train("photos", data=call.what, runs=call.folder, quiet=True, seed=call.number)
+    classifier = lockstep.load(run)
+
+    def share(folder: Path) -> float:
+        files = sorted(path for path in (folder / "test").rglob("*") if path.is_file())
+        return statistics.mean(bool(one.unlike) for one in classifier.predict(files) if one.error is None)
+
+    other = {"accuracy of the mark: of other images": share(call.data)} if call.data else {}
+    return {"accuracy of the mark: of its own held-out images": share(Path(call.what)), **other}
+
+
+def folder(call: Call) -> Figures:
+    """The recipe `folder` on images of CIFAR-10 or MNIST as files: WHAT is a key of FOLDERS."""
+    splits, ending, words = FOLDERS[call.what]
+    place = call.folder / "images"
+    if not place.exists():
+        for name, dataset in splits(call.data).items():
+            for title in dataset.classes:
+                (place / name / title).mkdir(parents=True)
+            pairs = zip(dataset.pixels(slice(None)).numpy(), dataset.labels.tolist(), strict=True)
+            for number, (image, label) in enumerate(pairs):
+                picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+                path = place / name / dataset.classes[label] / f"{number:05d}.{ending}"
+                picture.save(path, quality=95, subsampling=0)  # PNG ignores both
+    result = train(call, "folder", "--data", place, "--set", "image_px=32", *words, "--seed", call.number)
+    return {"test accuracy": result["best"], "total time": result["total_s"]}
+
+
+def _splits(data: Path | None, first: int | None = None) -> dict[str, Dataset]:
+    splits = load_cifar10(data)
+    return {"train": splits["train"].first(first) if first else splits["train"], "test": splits["test"]}
+
+
+FOLDERS: dict[str, tuple[Callable[[Path | None], dict[str, Dataset]], str, tuple[str, ...]]] = {
+    "cifar10-jpeg": (_splits, "jpg", ()),
+    "cifar10-tenth": (lambda data: _splits(data, 5_000), "jpg", ()),
+    "hundred": (lambda data: _splits(data, 100), "jpg", ()),
+    "mnist-png": (
+        lambda data: {name: load_mnist(data)[name] for name in ("train", "test")}, "png",
+        ("--set", "augmentation.flip=false", "--set", "test_views=one", "--epochs", "4"),
+    ),
+}  # fmt: skip
+
+LEAST = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+CAPS: dict[str, dict[str, str]] = {  # instructions that the libraries may use
+    "this machine": {},
+    "AVX-512 without VNNI": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"},
+    "AVX2, torch and MKL without": {"ONEDNN_MAX_CPU_ISA": "AVX2", **LEAST},
+    "SSE4.1": {"ONEDNN_MAX_CPU_ISA": "SSE41", **LEAST},
+}
+
+
+def portable_accuracy(call: Call) -> Figures:
+    """Accuracy of the recipe WHAT in both arithmetics, a seed a round."""
+    words = (call.what, "--seed", call.number, "--precision", "float32", *data_option(call.data))
+    return {f"{name}: test accuracy": train(call, *words, switch)["best"] for name, switch in ARITHMETICS.items()}
+
+
+def portable_cost(call: Call) -> Figures:
+    """Seconds of a step of one tower of the recipe WHAT in both arithmetics, under each cap."""
+    found = {}
+    for cap, variables in CAPS.items():
+        words = (call.what, "--towers", 1, "--processes", 1, "--only", "--precision", "float32", "--steps", 10)
+        command = [sys.executable, "-m", "lockstep", "bench", *words, *data_option(call.data), "--json"]
+        times = {name: record_of([*command, switch], **variables)["records"][0]["s_per_step"]
+                 for name, switch in ARITHMETICS.items()}  # fmt: skip
+        found[f"{cap}: portable / native"] = times["portable"] / times["native"]
+        found |= {f"{cap}: {name}": seconds for name, seconds in times.items()}
+    return found
+
+
+ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
+
+
+CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round, how many)
+    "overhead": (overhead, 5), "start": (start, 5), "seeds": (seeds, 10), "export": (export, 5), "photos": (photos, 5),
+    "photos-tuned": (photos_tuned, 1), "labels": (labels, 5), "unlike": (unlike, 1), "folder": (folder, 1),
+    "portable-accuracy": (portable_accuracy, 10), "portable-cost": (portable_cost, 5),
+}  # fmt: skip
+
+
+def row(name: str, values: list[float]) -> list[str]:
+    """Return the row of a figure: its name, median or mean, n and range."""
+    form, unit = "{:.2f}", " s"
+    if "accuracy" in name:
+        form, unit, values = "{:.2f}", " %", [100 * value for value in values]
+    elif name.endswith("images/s"):
+        form, unit = "{:,.0f}", ""
+    elif "/" in name:
+        unit = " times"
+    middle = statistics.mean(values) if "accuracy" in name else statistics.median(values)
+    span = f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else "one run"
+    return [name, f"{form.format(middle)}{unit}", str(len(values)), span]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("what", nargs="?", default="digits", help="a recipe, a folder of photos, or a folder case")
+    parser.add_argument("--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA")
+    parser.add_argument("--rounds", type=int)
+    args = parser.parse_args()
+    measured, count = CASES[args.case]
+    rounds: list[Figures] = []
+    place = Path(tempfile.mkdtemp())
+    try:
+        for number in range(args.rounds or count):
+            rounds.append(measured(Call(args.what, number, Path(args.data) if args.data else None, place)))
+            print(number, rounds[-1], flush=True)
+    finally:
+        shutil.rmtree(place)
+    names = dict.fromkeys(name for each in rounds for name in each)
+    values = {name: [each[name] for each in rounds if name in each] for name in names}
+    own = "" if args.case in ("overhead", "start") else f"-{slug(Path(args.what).name)}"
+    rows = [row(*item) for item in values.items()]
+    facts = {"kind": kind(), "figures": {name: spread(each) for name, each in values.items()}, "rounds": rounds}
+    save(f"{args.case}{own}", {"table": {"head": ["what", "result", "n", "range"], "rows": rows}, **facts})
+    print(*map("  ".join, rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
