@@ -40,8 +40,9 @@ def temporary(tmp_path):
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize(("signal", "words"), [("SIGKILL", "process {} of 2 (towers "), ("SIGSTOP", HANGS)])
+@pytest.mark.parametrize(
+    ("victim", "signal", "words"), [(1, "SIGKILL", "process 1 of 2 (towers "), (0, "SIGSTOP", HANGS)]
+)
 def test_a_process_that_is_killed_or_hangs_is_named_and_all_are_restarted(
     started, tmp_path, temporary, undisturbed, victim, signal, words
 ):
@@ -50,7 +51,7 @@ def test_a_process_that_is_killed_or_hangs_is_named_and_all_are_restarted(
     out, err = end(process)
     assert process.returncode == 0, err
     assert sha256(out) == undisturbed
-    assert words.format(victim) in out
+    assert words in out
     assert re.search(r"resumes +after step [1-9]", out)
     assert gone(children)
     assert "restart 1 of 3" in (tmp_path / RUN / "log.txt").read_text()
@@ -85,10 +86,9 @@ def test_a_step_that_always_fails_ends_the_run_with_a_diagnosis(
     assert done.stdout.count("all processes were started again") == restarts
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path, undisturbed, victim):
+def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path, undisturbed):
     process, children = begin(started, 2)
-    workers(children)[victim].suspend()
+    workers(children)[1].suspend()
     time.sleep(1)  # so that the others wait for it
     begun = time.monotonic()
     process.terminate()

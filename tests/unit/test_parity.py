@@ -224,7 +224,7 @@ def summarised(tmp_path_factory):
     recipe, dataset = make(TUTORIAL, {"towers": 2, "batch": 8, "steps": 1}), cifar_like(96, 32)
     tower, state, model = parts(recipe)
     folder = tmp_path_factory.mktemp("tb")
-    board = TensorBoard(folder, 100, tower._network.module, (3, 24, 24))
+    board = TensorBoard(folder, 100, tower._network)
     trained(recipe, dataset, tower, state, [board])
     board.close()
     events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0}).Reload()

@@ -35,6 +35,10 @@ def train(path, recipe=RECIPE, **options):
     return fit_here(recipe, path, Placement(**place), **options).result
 
 
+def network_of(module, shape, dtype=torch.float32):
+    return SimpleNamespace(module=module, shape=shape, dtype=dtype)
+
+
 def read(folder):
     events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0})
     events.Reload()
@@ -160,7 +164,7 @@ def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, trai
 
 
 def test_a_full_disk_is_reported_once(tmp_path, monkeypatch, caplog):
-    board = TensorBoard(tmp_path / "tb", 1, nn.Linear(2, 2), (1, 1, 2))
+    board = TensorBoard(tmp_path / "tb", 1, network_of(nn.Linear(2, 2), (1, 1, 2)))
     board.start([])
 
     def full(self, step, summaries):
@@ -190,7 +194,7 @@ def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path, caplog):
         def forward(self, x):
             raise RuntimeError("not in eval mode") if not self.training else super().forward(x)
 
-    board = TensorBoard(tmp_path / "tb", 1, Odd(2, 2), (1, 1, 2))
+    board = TensorBoard(tmp_path / "tb", 1, network_of(Odd(2, 2), (1, 1, 2)))
     board.start([])
     board.close()
     assert caplog.messages == ["no graph of the model for TensorBoard: RuntimeError"]
@@ -250,7 +254,7 @@ def test_the_recorder_records_one_pass_and_counts_zeros(compiled):
 def test_every_built_in_model_has_a_graph(tmp_path, caplog, name, dtype):
     """Tracing cannot record the kernels with hand-written gradients, so it runs their references."""
     model = load_object(MODELS[name])(SHAPES[name], 10).to(dtype)
-    board = TensorBoard(tmp_path / "tb", 1, model, SHAPES[name], dtype=dtype)
+    board = TensorBoard(tmp_path / "tb", 1, network_of(model, SHAPES[name], dtype))
     board.start([])
     board.close()
     assert caplog.messages == []

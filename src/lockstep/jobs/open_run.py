@@ -122,7 +122,7 @@ class OpenRun:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
             tensorboard = TensorBoard(
-                folder.summaries, placement.summary_every, network.module, network.shape, dtype=network.dtype,
+                folder.summaries, placement.summary_every, network,
                 compiled=self._spec.recipe.compile, resumed=self.checkpoint.step if self.checkpoint else None,
                 evaluations=folder.evaluations,
             )  # fmt: skip

@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import summary
 
+from lockstep.core.network import Network
 from lockstep.kernels.portable import native
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
-
-Shape = tuple[int, int, int]
 
 _VALUES = 2**20  # counted of an activation: all 4.7 million of the tutorial's first layer would take 2 % of a run
 _IMAGES = 3
@@ -186,7 +185,7 @@ class ActivationRecorder:
 class TensorBoard(Listener):
     """A listener that writes event files into `folder`. The x axis is the step.
 
-    module: takes images [b, *shape] of `dtype`. resumed: the step at which a resumed run continues, None for a new run.
+    resumed: the step at which a resumed run continues, None for a new run.
     evaluations: returns the rows of metrics.jsonl on evaluations after a given number of steps. If the folder cannot
     be written, the summaries end with a warning, and the run continues.
     """
@@ -195,19 +194,17 @@ class TensorBoard(Listener):
         self,
         folder: Path,
         every: int,
-        module: nn.Module,
-        shape: Shape,
+        network: Network,
         *,
-        dtype: torch.dtype = torch.float32,
         compiled: bool = False,
         resumed: int | None = None,
         evaluations: Callable[[int], Sequence[Mapping[str, Any]]] = lambda step: (),
     ) -> None:
         self.every = every
         self._folder = folder
-        self._module, self._shape, self._dtype = module, shape, dtype
+        self._network = network
         self._resumed, self._evaluations = resumed, evaluations
-        self._recorder = ActivationRecorder(module, compiled)
+        self._recorder = ActivationRecorder(network.module, compiled)
         self._events: EventFile | None = None
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
@@ -279,12 +276,13 @@ class TensorBoard(Listener):
 
     def _draw(self, events: EventFile) -> None:
         """Write the graph, traced with one black image. If the network cannot be traced, warn and continue."""
-        device = next(self._module.parameters()).device
-        self._module.eval()
+        network = self._network
+        device = next(network.module.parameters()).device
+        network.module.eval()
         silent = contextlib.redirect_stdout(io.StringIO())  # torch prints the errors of tracing
         try:
             with silent, torch.random.fork_rng(devices=[]), torch.no_grad():
-                events.graph(self._module, torch.zeros(1, *self._shape, dtype=self._dtype, device=device))
+                events.graph(network.module, torch.zeros(1, *network.shape, dtype=network.dtype, device=device))
         except OSError:
             raise
         except Exception as error:
