@@ -13,6 +13,7 @@ doctor = import_module("lockstep.commands.doctor")  # the package has the comman
 RESULT = {"weights_sha256": doctor._SHA256, "images_per_s": 1000.0, "total_s": 1.0, "device": "cpu"}
 
 
+@pytest.mark.slow
 def test_this_machine_computes_the_right_bits_on_one_and_two_processes(refused_here, tmp_path):
     done = refused_here("doctor", "--json")
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,11 +7,7 @@ from tests.runs import state_path
 from tests.unit.test_saver import flip
 from tests.unit.test_watch import RECIPE, Training
 
-from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.jobs.context import Output
-from lockstep.jobs.specs import EvaluateSpec
-from lockstep.launch.submit import submit
 from lockstep.runs import statefile
 
 
@@ -36,71 +32,54 @@ def set_accuracy(training, step, accuracy):
     training.run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.fixture
-def evaluated(training, capsys):
-    """Return evaluated(which, *said) -> the step of the checkpoint that was evaluated. Each message has its words."""
-
-    def call(which, *said):
-        path = training.run.path.relative_to(training.run.path.parent.parent)
-        placement = Placement(device="cpu")
-        spec = EvaluateSpec(recipe=RECIPE, placement=placement, path=path, checkpoint=which)
-        record = submit(spec, Output(), inline=True).record
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert [words in line for words, line in zip(said, err.splitlines(), strict=True)] == [True] * len(said)
-        return record["step"]
-
-    return call
-
-
-def refused(evaluated, which, code, message):
+def refused(training, which, code, message):
     """Assert that `--checkpoint which` ends with exit code `code` and `message`."""
     with pytest.raises(LockstepError, match=message) as error:
-        evaluated(which)
+        training.run.load(which)
     assert error.value.code == code
 
 
-def test_checkpoint_chooses_the_best_a_step_or_the_newest(training, evaluated):
-    assert evaluated("best") == 4  # of equal accuracies the earliest
-    assert [evaluated(step) for step in (2, 8, None)] == [2, 8, 8]
+def test_checkpoint_chooses_the_best_a_step_or_the_newest(training):
+    assert training.run.load("best").step == 4  # of equal accuracies the earliest
+    assert [training.run.load(step).step for step in (2, 8, None)] == [2, 8, 8]
     set_accuracy(training, 8, 1)
-    assert evaluated("best") == 8
+    assert training.run.load("best").step == 8
     set_accuracy(training, 8, 0.0)
     for step in (2, 4, 6):
         set_accuracy(training, step, None)
-    assert evaluated("best") == 8
+    assert training.run.load("best").step == 8
 
 
-def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(evaluated):
+def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(training):
     refused(
-        evaluated,
+        training,
         5,
         USAGE,
-        "--checkpoint 5: runs/x has no such checkpoint: its checkpoints are those after 2, 4, 6, 8 steps",
+        "--checkpoint 5: .*runs/x has no such checkpoint: its checkpoints are those after 2, 4, 6, 8 steps",
     )
 
 
-def test_without_an_evaluation_no_checkpoint_is_the_best(training, evaluated):
+def test_without_an_evaluation_no_checkpoint_is_the_best(training):
     for step in (2, 4, 6):
         set_accuracy(training, step, None)
-    refused(evaluated, "best", USAGE, "no checkpoint of runs/x was evaluated in training: .*--eval-every N")
+    refused(training, "best", USAGE, "no checkpoint of .*runs/x was evaluated in training: .*--eval-every N")
 
 
 @pytest.mark.parametrize("which", ["best", 2])
-def test_a_run_without_checkpoints_is_an_error(training, evaluated, which):
+def test_a_run_without_checkpoints_is_an_error(training, which):
     training.run.checkpoints.rename(training.run.path / "elsewhere")
-    refused(evaluated, which, DATA, "runs/x has no checkpoint yet")
+    refused(training, which, DATA, "runs/x has no checkpoint yet")
 
 
-def test_a_damaged_checkpoint_is_an_error(training, evaluated):
+def test_a_damaged_checkpoint_is_an_error(training):
     flip(state_path(training.run.path, 4))
     for which in (4, "best"):
-        refused(evaluated, which, DATA, r"step-000000004.safetensors is damaged")
+        refused(training, which, DATA, r"step-000000004.safetensors is damaged")
     set_accuracy(training, 6, 0.8)
-    assert evaluated("best") == 6
+    assert training.run.load("best").step == 6
 
 
-def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, evaluated, monkeypatch):
+def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, monkeypatch):
     read = statefile.read_tensors
 
     def slowly(path):
@@ -111,4 +90,4 @@ def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, 
         return read(path)
 
     monkeypatch.setattr(statefile, "read_tensors", slowly)
-    assert evaluated("best") == 2
+    assert training.run.load("best").step == 2
