@@ -54,15 +54,13 @@ def commands() -> Iterator[str]:
             for words, command in every_command()}  # fmt: skip
     counts = Counter(row for each in rows.values() for row in each)
     shared = [row for row, count in counts.items() if count > 1]
-    yield from ["### Options of several commands", ""]
+    yield from ["### Options of several commands", "", "`--help` after a command says which of these it takes.", ""]
     yield from table("option", shared)
     for words, command in every_command():
         arguments = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
         yield from ["", f"### {' '.join(['lockstep', words, *arguments])}", "", command.get_short_help_str(120), ""]
         if own := [row for row in rows[words] if row not in shared]:
             yield from table("option", own)
-        if others := [row[0].split(" ")[0].strip("`,") for row in rows[words] if row in shared]:
-            yield from ["", f"Also: {', '.join(f'`{name}`' for name in others)}."]
 
 
 def table(head: str, rows: Iterable[Row]) -> Iterator[str]:

@@ -71,7 +71,8 @@ def caption(record: str) -> str:
     """Return the line above a table: command, machine and record, and whether its recipe has changed since."""
     content = load(record)
     made = f"`{content['command']}`" if "command" in content else "No command of this repository"
-    return f"{made} on {machine(content)} ({link(record, record)}{changed(content)}):"
+    precision = f"; {content['table']['precision']}" if "precision" in content["table"] else ""
+    return f"{made} on {machine(content)} ({link(record, record)}{precision}{changed(content)}):"
 
 
 def machine(content: Any) -> str:
