@@ -133,8 +133,8 @@ def test_every_fact_of_a_state_is_covered_and_every_bit_of_other_files_may_chang
         code, _, err = resumed(flipped(NEWEST, (content.index(word.encode()) + 3) / len(content)))
         assert (code, "is damaged" in err) == (0, True), word
     for name in ("environment.json", "metrics.jsonl", "log.txt"):
-        for share in (0, 0.13, 0.5, 0.93):
-            for bit in (0, 4, 7):
+        for share in (0, 0.5):
+            for bit in (0, 7):
                 resumed(flipped(name, share, bit))
 
 

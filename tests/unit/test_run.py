@@ -56,7 +56,7 @@ def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped, caplog):
     (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
     refuse_existing(stopped)
     run = Folder.create(stopped, get_recipe("mnist"))
-    assert caplog.messages == [f"{stopped} was stopped before its first step: starting again"]
+    assert caplog.messages == [f"{stopped} has no checkpoint of a step: starting again"]
     assert run.recipe() == get_recipe("mnist")
     assert sorted(path.name for path in stopped.rglob("*")) == [".lock", "checkpoints", "recipe.json"]
     refused(stopped)  # This program starts in it.

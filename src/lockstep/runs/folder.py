@@ -367,7 +367,7 @@ class Folder(Run):
     def create(path: Path, recipe: Recipe, placement: Placement = Placement(), numbered: bool = False) -> "Folder":  # noqa: B008
         """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the next free number.
 
-        The folder of a run that was stopped before its first step is emptied and used again, with a message.
+        The folder of a run without a checkpoint of a step is emptied and used again, with a message.
         Raises: LockstepError if anything else is there, or the folder cannot be written.
         """
         try:
@@ -405,7 +405,7 @@ class Folder(Run):
         for path in leftovers:
             (shutil.rmtree if path.is_dir() else os.unlink)(path)
         if leftovers:
-            logger.warning(f"{self.path} was stopped before its first step: starting again")
+            logger.warning(f"{self.path} has no checkpoint of a step: starting again")
 
     @staticmethod
     def resume(path: Path, placement: Placement = Placement()) -> "Folder":  # noqa: B008  a frozen constant
