@@ -196,7 +196,8 @@ def survey(root: Path | None, test_share: float) -> Survey:
     photos = read(scanned)
     training = "train" if "train" in scanned.splits else ""
     classes = tuple(scanned.classes.get(training, ()))
-    readable = [photo for photo in photos if not photo.facts.cause and photo.file.class_name in classes]
+    names = set(classes)
+    readable = [photo for photo in photos if not photo.facts.cause and photo.file.class_name in names]
     readable.sort(key=lambda photo: (photo.file.class_name, photo.facts.sha256))
     splits = {split or "train": [photo for photo in readable if photo.file.split == split] for split in scanned.splits}
     problems, notes = list(scanned.problems), list[str]()
