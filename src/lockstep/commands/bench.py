@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import Json, Set, TrustCode, options_from, placement_of
-from lockstep.commands.output import present
+from lockstep.commands.options import Json, Set, TrustCode, options_from, placement_of, present
 from lockstep.commands.specs import data_for, fitted, placed, subject_of, with_precision
 from lockstep.config import overrides
 from lockstep.config.placement import Placement

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.commands.options import STARTED, Command, Group, Json, require_new_file
-from lockstep.commands.output import present
+from lockstep.commands.options import STARTED, Command, Group, Json, present, require_new_file
 from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.messages import command
 

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.commands.options import Json
-from lockstep.commands.output import present
+from lockstep.commands.options import Json, present
 
 _VERDICTS = {True: "the same bits, as far as both have recorded", False: "not the same bits", None: "nothing in common"}
 

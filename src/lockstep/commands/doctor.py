@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lockstep import hardware, numerics
-from lockstep.commands.options import Json
-from lockstep.commands.output import present
+from lockstep.commands.options import Json, present
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data import catalog

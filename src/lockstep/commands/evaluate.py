@@ -20,8 +20,9 @@ from lockstep.commands.options import (
     TrustCode,
     options_from,
     placement_of,
+    present,
+    streams,
 )
-from lockstep.commands.output import present, streams
 from lockstep.commands.specs import chosen_checkpoint, of_run
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.context import Output

@@ -20,9 +20,9 @@ from lockstep.commands.options import (
     TrustCode,
     options_from,
     placement_of,
+    present,
     require_new_file,
 )
-from lockstep.commands.output import present
 from lockstep.commands.specs import chosen_checkpoint, data_of
 from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError

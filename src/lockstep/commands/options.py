@@ -1,12 +1,15 @@
-"""Options that several commands share, and options that are made from the fields of Placement and Recipe."""
+"""What commands share: options, also those made from fields of Placement and Recipe, and how they print a result."""
 
+import contextlib
 import inspect
+import json
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import IO, Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -14,7 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.files import discard
 from lockstep.messages import on_stderr, with_program
 from lockstep.settings import validated
 
@@ -155,3 +159,21 @@ def require_new_file(option: str, path: Path) -> None:
         raise LockstepError(f"{option} {path}: there is no folder {path.parent}: make it first", ENVIRONMENT)
     if not os.access(path.absolute().parent, os.W_OK):
         raise LockstepError(f"{option} {path}: the folder {path.parent} is not writable: give another one", ENVIRONMENT)
+
+
+def present(lines: Iterable[str], record: Mapping[str, Any] | None = None) -> None:
+    """Print the `lines` of a result, or its `record` as JSON, if the user asked for that."""
+    try:
+        print(*(map(printable, lines) if record is None else [json.dumps(record)]), sep="\n", flush=True)
+    except BrokenPipeError:  # the reader has closed the pipe, as in `lockstep eval | head`
+        discard(sys.stdout)
+
+
+@contextlib.contextmanager
+def streams(quiet: bool) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Return the streams for results and for messages: the caller's stdout and stderr, or none at all if `quiet`."""
+    if not quiet:
+        yield sys.stdout, sys.stderr
+        return
+    with open(os.devnull, "w") as nowhere:
+        yield nowhere, nowhere

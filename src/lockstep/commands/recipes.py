@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import Json
-from lockstep.commands.output import present
+from lockstep.commands.options import Json, present
 from lockstep.messages import command, with_program
 from lockstep.words import plural
 

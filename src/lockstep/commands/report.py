@@ -15,8 +15,8 @@ from lockstep.commands.options import (
     options_from,
     placement_of,
     require_new_file,
+    streams,
 )
-from lockstep.commands.output import streams
 from lockstep.commands.specs import of_run
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import deliver

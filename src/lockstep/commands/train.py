@@ -16,8 +16,9 @@ from lockstep.commands.options import (
     absolute,
     options_from,
     placement_of,
+    present,
+    streams,
 )
-from lockstep.commands.output import present, streams
 from lockstep.commands.specs import FolderWords, folds_spec, subject_of, train_spec
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement

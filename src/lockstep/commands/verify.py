@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import AS_TRAINED, EVERYWHERE, Json, TrustCode, options_from, placement_of
-from lockstep.commands.output import present
+from lockstep.commands.options import AS_TRAINED, EVERYWHERE, Json, TrustCode, options_from, placement_of, present
 from lockstep.commands.specs import of_run
 from lockstep.errors import CRASH, LockstepError
 from lockstep.jobs.context import Output
