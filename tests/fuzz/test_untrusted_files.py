@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.runs import fit_here, state_path
 
-from lockstep.classify.origin import recipe_of
 from lockstep.classify.predict import load as load_classifier
+from lockstep.classify.predict import weights_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
@@ -155,7 +155,7 @@ def look_at(path):
     for part in (
         run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
         lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: runs_in(path.parent),
-        lambda: recipe_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
+        lambda: weights_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
         lambda: run.load(), lambda: difference(path, path), lambda: find_weights(path),
         lambda: page([Run(path)]),

@@ -3,17 +3,19 @@
 import contextlib
 import json
 import logging
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lockstep.classify.graph import Graph
+from lockstep.classify.graph import Graph, graph_recipe
 from lockstep.classify.predict import Classifier
+from lockstep.core.evaluate import classify
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.words import extra, size
 
@@ -22,6 +24,7 @@ Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
 METADATA = "lockstep"  # the name of the facts in an exported file
 
+_BATCH_VALUES = 1 << 22
 _EXAMPLE = (2, 37, 41)  # images, height, width: of an example that the exporter traces. Each may differ later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 
@@ -61,6 +64,23 @@ def loaded(content: bytes) -> Compute:
     options.intra_op_num_threads = torch.get_num_threads()
     running = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     return lambda images: running.run(None, {"images": images})[0]
+
+
+def in_float32(classifier: Classifier) -> Compute:
+    """Return the function that Lockstep computes in an exported file's precision, of images of the network's size."""
+    recipe, module = graph_recipe(classifier.recipe), classifier.module
+
+    def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            logits, _ = classify(recipe, module, torch.from_numpy(images), torch.ones(len(images), dtype=torch.bool))
+            return logits.softmax(1).numpy()
+
+    return run
+
+
+def batch_of(shape: Sequence[int]) -> int:
+    """Return how many images of `shape` a runtime is given at a time: it takes new memory for each large batch."""
+    return max(1, _BATCH_VALUES // math.prod(shape))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,5 @@
 """Graph: preprocessing, network and softmax as one torch module, to export. It needs neither Pillow nor Lockstep."""
 
-import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +7,6 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.data.decode import REDUCING_GAP
 
-_BATCH_VALUES = 1 << 22
 _SHARPNESS = -0.5  # of the cubic filter, as Pillow has it
 _FILTER_REACH = 1.5  # output pixels from the first one's edge, of the two from its centre
 
@@ -51,11 +47,6 @@ def graph_recipe(recipe: Recipe) -> Recipe:
     """
     views = recipe.test_views.removesuffix("-unsure")
     return recipe.replace(head=None, precision="float32", arithmetic="native", compile=False, test_views=views)
-
-
-def batch_of(shape: Sequence[int]) -> int:
-    """Return how many images of `shape` a runtime is given at a time: it takes new memory for each large batch."""
-    return max(1, _BATCH_VALUES // math.prod(shape))
 
 
 def _resampling(old: int, new: int, scale: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Classifier: a trained network with its preprocessing and classes. It classifies an image as evaluation does."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from lockstep import hardware
-from lockstep.classify.graph import graph_recipe
-from lockstep.classify.origin import file_recipe, run_of
+from lockstep import hardware, numerics
 from lockstep.classify.pictures import Source, Sources, image_of, in_order, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
@@ -29,7 +27,7 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources
-from lockstep.runs.statefile import contents_sha256, read
+from lockstep.runs.statefile import StateFile, contents_sha256, read, step_of
 from lockstep.settings import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
@@ -70,21 +68,6 @@ class Prediction:
         }
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """What a classifier is made of: where it comes from, its recipe, its facts and its tensors by name."""
-
-    origin: Path
-    recipe: Recipe
-    facts: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-    unlike: Mapping[str, Tensor]  # the facts that tell unlike images, or {}
-
-    def damaged(self, problem: object) -> LockstepError:
-        """Return the error that says so."""
-        return LockstepError(f"{self.origin} is damaged: {problem}", DATA)
-
-
 class Classifier:
     """A trained network with its preprocessing and its classes. `lockstep.load` makes one.
 
@@ -102,26 +85,26 @@ class Classifier:
         origin: the file, or the folder of the checkpoint, that its weights come from.
     """
 
-    def __init__(self, weights: _Weights, device: torch.device) -> None:
-        self.recipe, self.device, self.origin = weights.recipe, device, weights.origin
-        self.classes, self.image_shape = _classes_and_shape(weights)
-        self._weights = weights
+    def __init__(self, recipe: Recipe, file: StateFile, device: torch.device) -> None:
+        self.recipe, self.device, self.origin = recipe, device, file.path
+        self.classes, self.image_shape = _classes_and_shape(file)
+        self._tensors, unlike = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
         # several times as slow as one thread.
-        self._turn = Lock() if self.recipe.arithmetic == "portable" else nullcontext()
-        if self.recipe.precision == "auto":
-            raise weights.damaged("its recipe does not fix the precision")
+        self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
+        if recipe.precision == "auto":
+            raise _damaged(file, "its recipe does not fix the precision")
         # Uncompiled: the compiler takes a minute, and changes torch's settings in the caller's program.
-        model = self._build(self.recipe.replace(compile=False))
+        model = self._build(recipe.replace(compile=False))
         model.place(device)
         self._network, self._prefix = model.network, model.prefix
         self._network.module.eval()
         self._unlike = None
-        if weights.unlike:
+        if unlike:
             try:
-                self._unlike = Unlike(weights.unlike, self._prefix.shape[-1] // 4 if self._prefix else 0)
+                self._unlike = Unlike(unlike, self._prefix.shape[-1] // 4 if self._prefix else 0)
             except ValueError as error:
-                raise weights.damaged(error) from None
+                raise _damaged(file, error) from None
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -130,9 +113,9 @@ class Classifier:
     def _build(self, recipe: Recipe) -> Model:
         """Return the trained model, on the CPU. Raises: LockstepError if the file is of another model."""
         try:
-            return Model(recipe, self.image_shape, self.classes, self._weights.tensors)
+            return Model(recipe, self.image_shape, self.classes, self._tensors)
         except LockstepError as error:
-            raise LockstepError(f"{self._weights.origin}: {error}", error.code) from None
+            raise LockstepError(f"{self.origin}: {error}", error.code) from None
 
     @cached_property
     def module(self) -> nn.Module:
@@ -146,11 +129,7 @@ class Classifier:
     @property
     def weights_sha256(self) -> str:
         """Return the SHA-256 of all tensors by name."""
-        return contents_sha256({}, self._weights.tensors)
-
-    def as_graph(self) -> "Classifier":
-        """Return the classifier of the same weights that computes as an exported graph does: see `graph_recipe`."""
-        return Classifier(replace(self._weights, recipe=graph_recipe(self.recipe), unlike={}), self.device)
+        return contents_sha256({}, self._tensors)
 
     def preprocess(self, image: Source) -> Tensor:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
@@ -200,23 +179,22 @@ class Classifier:
         """
         with self._turn, _memory_named():
             inputs = self._inputs(pixels)
-            row = _softmax(classify_alone(self.recipe, self._network, inputs.to(self.device)))[0].tolist()
-        # Among equal probabilities the first class counts, as in evaluation.
-        best = sorted(range(len(row)), key=lambda label: -row[label])[:top]
-        if math.isnan(row[best[0]]):
+            row = _softmax(classify_alone(self.recipe, self._network, inputs.to(self.device)))[0]
+        if row.isnan().any():
             return Prediction(name, error="the network's output is not finite")
+        # Among equal probabilities the first class counts, as in evaluation.
+        shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
         unlike = self._unlike(plain_view(inputs))[0] if self._unlike else None
-        ranked = tuple((self.classes[label], row[label]) for label in best)
-        return Prediction(name, ranked[0][0], best[0], ranked[0][1], ranked, unlike=unlike)
+        ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
+        return Prediction(name, self.classes[labels[0]], labels[0], shares[0], ranked, unlike=unlike)
 
     @torch.no_grad()
-    def probabilities(self, images: NDArray[np.uint8], batch: int | None = None) -> NDArray[np.float64]:
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if they are not finite.
 
-        They are classified `batch` at a time, by default as many as in an evaluation, as an evaluation classifies them:
-        repeats fill up the last batch.
+        They are classified as in an evaluation: in its batches, and repeats fill up the last one.
         """
-        size = min(batch or self.recipe.eval_batch, len(images))
+        size = min(self.recipe.eval_batch, len(images))
         inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
         rows = []
         for start in range(0, len(inputs), size):
@@ -264,17 +242,18 @@ def load(
 
     Raises: LockstepError.
     """
-    weights = _weights(source, checkpoint)
-    weights.recipe.require_trust(weights.origin, trust_code, ["model"])
+    recipe, file = weights_of(source, checkpoint)
+    recipe.require_trust(file.path, trust_code, ["model"])
+    numerics.configure(recipe.threads_per_tower, recipe.exact)
     with _memory_named():
-        classifier = Classifier(weights, _device(device_for(weights.recipe.arithmetic, device)))
-    own = sources(weights.recipe.model)
+        classifier = Classifier(recipe, file, _device(device_for(recipe.arithmetic, device)))
+    own = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
-    recorded = weights.facts.get("model_source", {})
-    before = {file: sha256 for file, sha256 in recorded.items() if file in own}
+    recorded = file.facts.get("model_source", {})
+    before = {path: sha256 for path, sha256 in recorded.items() if path in own}
     if changed := compare({"model_source": before}, {"model_source": own}):
         logger.warning(
-            f"the source of model {weights.recipe.model} that this program imported is not the one it was trained with "
+            f"the source of model {recipe.model} that this program imported is not the one it was trained with "
             f"({'; '.join(map(str, changed))}). If a file was edited after the import, start the program again"
         )
     return classifier
@@ -296,37 +275,62 @@ def _memory_named() -> Iterator[None]:
         raise
 
 
-def _weights(source: str | Path | Run, which: int | Literal["best"] | None) -> _Weights:
-    """Return the weights of a run, a checkpoint or a model file. Raises: LockstepError."""
+def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
+    """Return the run that `source` is or names, and the step if it is a checkpoint; (None, None) for a file."""
+    if isinstance(source, Run):
+        return source, None
+    path = Path(source).expanduser()
+    if path.is_file():
+        step = step_of(path) if path.parent.name == "checkpoints" else None
+        return (None, None) if step is None else (Run.existing(path.parent.parent), step)
+    if not path.exists():
+        raise LockstepError(f"{path} does not exist: give the folder of a run, as in runs/digits-1, or a model file")
+    return Run.existing(path), None
+
+
+def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = None) -> tuple[Recipe, StateFile]:
+    """Return the recipe and the weights of a run, a checkpoint or a model file.
+
+    The weights are those that the run is evaluated by: of a complete run the final ones, of a checkpoint the averaged
+    ones, if there are any. Raises: LockstepError.
+    """
     run, step = run_of(source)
     if run is None:
         path = Path(str(source)).expanduser()
         if which is not None:
             raise LockstepError(f"--checkpoint is for runs, and {path} is a file: leave it out")
-        recipe, facts = file_recipe(path)
-        return _Weights(path, recipe, facts, *divided(read(path).tensors))
+        if path.suffix.lower() == ".onnx":
+            raise LockstepError(
+                f"{path} is for other programs, as docs/deploy.md shows: give the run, or model.safetensors"
+            )
+        file = read(path)
+        if not isinstance(file.facts.get("recipe"), dict):
+            raise _damaged(file, "it does not contain its recipe")
+        return validated(Recipe, file.facts["recipe"]), file
     which = which if step is None else step
     if which is None and run.complete and run.model.is_file():
-        model = read(run.model)
-        run.require_recipe(run.model, model.facts)
-        return _Weights(run.model, run.recipe(), model.facts, *divided(model.tensors))
-    found = run.load(which)
-    run.require_recipe(found.path, found.facts)
-    group = "ema" if any(name.startswith("ema/") for name in found.tensors) else "parameter"
-    named = [(*key.partition("/"), tensor) for key, tensor in found.tensors.items()]
-    tensors = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer", "frozen")}
-    return _Weights(found.path, run.recipe(), found.facts, tensors, {})
+        file = read(run.model)
+    else:
+        file = run.load(which)
+        group = "ema" if any(name.startswith("ema/") for name in file.tensors) else "parameter"
+        named = [(*key.partition("/"), tensor) for key, tensor in file.tensors.items()]
+        kept = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer", "frozen")}
+        file = replace(file, tensors=kept)
+    run.require_recipe(file.path, file.facts)
+    return run.recipe(), file
 
 
-def _classes_and_shape(weights: _Weights) -> tuple[tuple[str, ...], tuple[int, int, int]]:
+def _damaged(file: StateFile, problem: object) -> LockstepError:
+    return LockstepError(f"{file.path} is damaged: {problem}", DATA)
+
+
+def _classes_and_shape(file: StateFile) -> tuple[tuple[str, ...], tuple[int, int, int]]:
     """Return the names of the classes, and (height, width, channels). Raises: LockstepError if either is not sound."""
-    classes, shape = weights.facts.get("classes"), weights.facts.get("image_shape")
+    classes, shape = file.facts.get("classes"), file.facts.get("image_shape")
     if not classes:
-        raise weights.damaged("it does not state the names of the classes")
-    if not shape or len(shape) != 3 or min(shape) < 1:
-        raise weights.damaged("it does not state the size of the images")
-    if math.prod(shape) > _MAX_IMAGE_VALUES:
-        raise weights.damaged(f"its images have {shape} values")
+        raise _damaged(file, "it does not state the names of the classes")
+    if not shape or len(shape) != 3 or min(shape) < 1 or math.prod(shape) > _MAX_IMAGE_VALUES:
+        raise _damaged(file, f"its images have the size {shape}")
     height, width, channels = shape
     return tuple(classes), (height, width, channels)
 

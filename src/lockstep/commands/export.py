@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep import numerics
-from lockstep.classify.origin import recipe_of, run_of
 from lockstep.commands.options import (
     AS_TRAINED,
     Checkpoint,
@@ -100,18 +98,18 @@ def export(
     """
     if Path(file).suffix.lower() != ".onnx":
         raise LockstepError(f"{file}: programs know a format by the name of its file: give one that ends in .onnx")
-    recipe, (run, _) = recipe_of(source), run_of(source)
-    recipe.require_trust(run.path if run else Path(str(source)), trust_code)
+    from lockstep.classify.export import batch_of, exported, in_float32, loaded
+    from lockstep.classify.predict import load, run_of
+    from lockstep.jobs.session import read_splits, with_held_out
+
+    run, _ = run_of(source)
+    classifier = load(source, chosen_checkpoint(checkpoint), trust_code, "cpu")
+    recipe = classifier.recipe
+    recipe.require_trust(run.path if run else classifier.origin, trust_code)
     if run and not run.complete:
         logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
     placement = placement_of({"data": data})
     placement = placement.replace(data=data_of(run.path, placement.data)) if run else placement
-    from lockstep.classify.export import exported, loaded
-    from lockstep.classify.graph import batch_of
-    from lockstep.classify.predict import load
-    from lockstep.jobs.session import read_splits, with_held_out
-
-    classifier = load(source, chosen_checkpoint(checkpoint), trust_code, "cpu")
     splits = with_held_out(recipe, read_splits(recipe, placement))
     split = "test" if "test" in splits else recipe.evaluated_split
     _require_same_kind(splits[split], classifier)
@@ -123,12 +121,11 @@ def export(
     }  # fmt: skip
     content = exported(classifier, facts)
     compute = loaded(content)
-    size = min(len(images), batch_of(images.shape[1:]))  # a batch is padded to this size
+    size = min(len(images), batch_of(images.shape[1:]))
     with progress(f"comparing the file with Lockstep on {len(images):,} images", 3 * len(images)) as advance:
         found, rate = _in_batches(compute, images, size, advance)
         own, own_rate = _in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
-        graph = partial(classifier.as_graph().probabilities, batch=size)
-        difference = abs(found - _in_batches(graph, images, size, advance)[0]).max()
+        difference = abs(found - _in_batches(in_float32(classifier), images, size, advance)[0]).max()
     if not difference <= TOLERANCE:
         raise LockstepError(
             f"the ONNX file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "
@@ -201,9 +198,7 @@ def export_shell(
         name = source.resolve()
         output = Path(f"{name.stem if name.is_file() else name.name}.onnx")
     require_new_file("--output", output)
-    recipe = recipe_of(source)
-    numerics.prepare(recipe.threads_per_tower)  # before torch is imported
-    numerics.configure(recipe.threads_per_tower, recipe.exact)
+    numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     if not json_output:
         present([f"exporting {source}: torch traces the network, and then its file is compared with Lockstep"])
     record = export(source, output, checkpoint, data=options["data"], trust_code=trust_code)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep import numerics
 from lockstep.commands.options import Checkpoint, Source, TrustCode, options_from
 from lockstep.commands.specs import chosen_checkpoint
 from lockstep.errors import DATA, LockstepError, printable
@@ -28,10 +29,10 @@ def load(
         classifier = lockstep.load(run, checkpoint="best")
         print(classifier.classes, next(classifier.predict("cat.jpg")).label)
 
-    It preprocesses as evaluation does, and computes in the recipe's precision, with this process's number of threads.
-    Another number than the recipe's may change low-order bits of the probabilities; `lockstep predict` uses the
-    recipe's. A network that the recipe compiles is computed uncompiled. No setting of torch is changed, and its default
-    dtype does not matter. sys.path is left as it was.
+    It preprocesses as evaluation does, and computes in the recipe's precision. As `lockstep predict` does, it sets
+    torch's number of threads and its flags of exact arithmetic to the recipe's, for the whole program: another number
+    may change low-order bits of the probabilities. A network that the recipe compiles is computed uncompiled. Torch's
+    default dtype does not matter.
 
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
@@ -107,7 +108,8 @@ def predict_shell(
     """
     if "" in images:
         raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
-    classifier = load_alone(source, checkpoint, trust_code, options["device"])
+    numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
+    classifier = load(source, checkpoint, trust_code, options["device"] or "auto")
     count = unreadable = 0
     for prediction in classifier.predict([Path(path) for path in images], top):
         count += 1
@@ -117,23 +119,6 @@ def predict_shell(
             print(printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True)
     if unreadable:
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)
-
-
-def load_alone(source: Path, checkpoint: str | None, trust_code: bool, device: str | None) -> "Classifier":
-    """Return a classifier for which this program sets torch's flags and threads, as the recipe's evaluation does.
-
-    Raises: LockstepError.
-    """
-    from lockstep import numerics
-    from lockstep.classify.origin import recipe_of
-
-    step = chosen_checkpoint(checkpoint)
-    recipe = recipe_of(source)
-    numerics.prepare(recipe.threads_per_tower)
-    from lockstep.classify.predict import load  # imports torch, after the number of threads is set
-
-    numerics.configure(recipe.threads_per_tower, recipe.exact)
-    return load(source, step, trust_code, device or "auto")
 
 
 def _show(prediction: "Prediction", as_json: bool) -> None:
