@@ -4,7 +4,7 @@ import codecs
 import contextlib
 import json
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -200,19 +200,19 @@ class Relay:
     """
 
     def __init__(self, out: IO[str], err: IO[str]) -> None:
+        self._selector = selectors.DefaultSelector()
         pipes = os.pipe(), os.pipe()
         self.descriptors = pipes[0][1], pipes[1][1]
-        self._pipes = {
-            pipe: (stream, codecs.getincrementaldecoder(getattr(stream, "encoding", None) or "utf-8")("replace"))
-            for (pipe, _), stream in zip(pipes, (out, err), strict=True)
-        }
+        for (pipe, _), stream in zip(pipes, (out, err), strict=True):
+            decoder = codecs.getincrementaldecoder(getattr(stream, "encoding", None) or "utf-8")("replace")
+            self._selector.register(pipe, selectors.EVENT_READ, (stream, decoder))
 
     def write(self, wait_s: float) -> bool:
         """Write what the workers have printed, or wait for it at most `wait_s` seconds. Return whether any came."""
-        ready, _, _ = select.select(list(self._pipes), [], [], wait_s)
-        for pipe in ready:
-            stream, decoder = self._pipes[pipe]
-            text = decoder.decode(os.read(pipe, 1 << 16))
+        ready = self._selector.select(wait_s)
+        for key, _ in ready:
+            stream, decoder = key.data
+            text = decoder.decode(os.read(key.fd, 1 << 16))
             with contextlib.suppress(OSError, ValueError):  # A stream that is closed loses text, not the run.
                 stream.write(text)
                 stream.flush()
@@ -222,5 +222,6 @@ class Relay:
         """Write the rest and close the pipes, after all workers have ended."""
         while self.write(0.0):
             pass
-        for descriptor in (*self.descriptors, *self._pipes):
+        for descriptor in (*self.descriptors, *(key.fd for key in self._selector.get_map().values())):
             os.close(descriptor)
+        self._selector.close()
