@@ -4,7 +4,6 @@ Options come from the command line's own parameters, settings from the fields of
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -45,29 +44,28 @@ def every_command() -> Iterator[tuple[str, Any]]:
 
 def text(name: str) -> str:
     """Return the part `name` of the manual: "settings" or "commands"."""
-    return "\n".join(table("setting", settings()) if name == "settings" else commands())
+    head = ["| setting | default | meaning |", "|---|---|---|"]
+    return "\n".join([*head, *rows(settings())] if name == "settings" else commands())
 
 
 def commands() -> Iterator[str]:
-    """Yield the lines of the part on commands: a table of each, without the options that several share."""
-    rows = {words: [option(p) for p in command.params if p.param_type_name == "option"]
-            for words, command in every_command()}  # fmt: skip
-    counts = Counter(row for each in rows.values() for row in each)
-    shared = [row for row, count in counts.items() if count > 1]
-    yield from ["### Options of several commands", "", "`--help` after a command says which of these it takes.", ""]
-    yield from table("option", shared)
+    """Yield the lines of the part on commands: their arguments, then every option that is no setting of a recipe."""
+    users: dict[Row, list[str]] = {}
     for words, command in every_command():
         arguments = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
-        yield from ["", f"### {' '.join(['lockstep', words, *arguments])}", "", command.get_short_help_str(120), ""]
-        if own := [row for row in rows[words] if row not in shared]:
-            yield from table("option", own)
+        yield f"- `{' '.join(['lockstep', words, *arguments])}`: {command.get_short_help_str(120)}"
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and parameter.name not in Recipe.options:
+                users.setdefault(option(parameter), []).append(words)
+    yield from ["", "| option | of | default | meaning |", "|---|---|---|---|"]
+    for (name, standard, meaning), who in users.items():
+        yield from rows([(name, ", ".join(who), standard, meaning)])
 
 
-def table(head: str, rows: Iterable[Row]) -> Iterator[str]:
+def rows(cells: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """Yield the lines of a table."""
-    yield from [f"| {head} | default | meaning |", "|---|---|---|"]
-    for row in rows:
-        yield "| {} | {} | {} |".format(*(cell.replace("|", r"\|") for cell in row)).replace("|  |", "| |")
+    for row in cells:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |".replace("|  |", "| |")
 
 
 def option(parameter: Any) -> Row:
@@ -96,7 +94,8 @@ def settings() -> Iterator[Row]:
     """Yield the row of each setting of a recipe: its default, and its description."""
     for name, field in Recipe.model_fields.items():
         names = f" Names: {', '.join(NAMES[name])}." if name in NAMES else ""
-        yield f"`{name}`", default(name), f"{field.description}{names}"
+        shown = f"`{name}`, `--{name}`" if name in Recipe.options else f"`{name}`"
+        yield shown, default(name), f"{field.description}{names}"
 
 
 def default(name: str) -> str:
