@@ -209,7 +209,9 @@ def evaluate_shell(
         return submit(one, Output(quiet))
 
     if watch:
-        raise typer.Exit(loop.watch(spec, compute, show, interval=interval, once=once))
+        with muted(quiet):
+            code = loop.watch(spec, compute, show, interval=interval, once=once)
+        raise typer.Exit(code)
     outcome = compute(spec)
     if outcome.record is not None:
         show(outcome.record)
