@@ -53,7 +53,7 @@ def commands() -> Iterator[str]:
     users: dict[Row, list[str]] = {}
     for words, command in every_command():
         arguments = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
-        yield f"- `{' '.join(['lockstep', words, *arguments])}`: {command.get_short_help_str(120)}"
+        yield f"- **{words}** {' '.join(arguments)}".rstrip() + f": {command.get_short_help_str(120)}"
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name not in Recipe.options:
                 users.setdefault(option(parameter), []).append(words)
