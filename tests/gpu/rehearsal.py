@@ -183,7 +183,7 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
         if prefix is not None:
             model, shape = head_of(recipe.head, model), prefix.output
             state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), GPU, prefix.tensors)
-        network = Network(recipe.replace(head=None), model, shape, GPU)
+        network = Network(recipe, model, shape, GPU)
         dataset = dataset.to(GPU)
         passed.append("setup")
         with mock.patch.object(probe, "digest", lambda tensors: [t.device for t in tensors] and bytes(32)):
