@@ -31,6 +31,7 @@ LAYERS = [
 ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
 TOP_LEVEL_MODULES = 10  # A reader sees them all at once.
 DISTRIBUTED = {"core/group.py", "launch/world.py"}
+PARAMETERS_MAX = 7
 # These must be importable before torch is: the recipe decides torch's thread count.
 TORCH_FREE = {"commands", "launch", "recipes", "config"} | LAYERS[-1]
 TORCH_FREE_FILES = {
@@ -147,3 +148,41 @@ def test_the_picture_of_the_layers_is_the_order_that_is_enforced():
     assert set(pictures.LAYERS[-1][0][1].split(", ")) == LAYERS[-1]
     saved = (Path(pictures.__file__).parents[1] / "docs/pictures/layers.svg").read_text()
     assert saved == pictures.layers()
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    below = {}
+    for path in modules():
+        names = {".".join(name.split(".")[1:]) for name in imports(path, top_level_only=True)}
+        files = {f"{name.replace('.', '/')}.py" for name in names} | {f"{name}/__init__.py" for name in names}
+        below[str(path)] = files - {str(path)}
+    while leaves := [path for path, files in below.items() if not files & {*below}]:
+        for path in leaves:
+            del below[path]
+    assert not below, "these modules import each other"
+
+
+def parameters(function) -> int:
+    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return len([one for one in given if one.arg not in ("self", "cls")])
+
+
+# torch decides what its operators are given. The functions of commands/ have the options of their command.
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules() if room(path) not in ("commands", "__init__") and "portable" not in path.parts],
+    ids=str,
+)
+def test_no_function_has_more_than_seven_parameters(path):
+    functions = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)]
+    assert not [function.name for function in functions if parameters(function) > PARAMETERS_MAX]
+
+
+def test_train_can_be_read_from_top_to_bottom():
+    """It has at most 50 lines and three levels, and asks neither whether there is a run nor which process it is."""
+    text = (ROOT / "jobs/train.py").read_text()
+    train = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    lines = text.splitlines()[train.lineno - 1 : train.end_lineno]
+    assert len(lines) <= 50
+    assert max(len(line) - len(line.lstrip()) for line in lines if line.strip()) <= 4 * (1 + 3)
+    assert not re.search(r"\bif run\b|\bctx\.first\b", "\n".join(lines))
