@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from lockstep import hardware, numerics
+from lockstep import hardware
 from lockstep.classify.pictures import Source, Sources, image_of, in_order, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
@@ -244,7 +244,6 @@ def load(
     """
     recipe, file = weights_of(source, checkpoint)
     recipe.require_trust(file.path, trust_code, ["model"])
-    numerics.configure(recipe.threads_per_tower, recipe.exact)
     with _memory_named():
         classifier = Classifier(recipe, file, _device(device_for(recipe.arithmetic, device)))
     own = sources(recipe.model)

@@ -29,10 +29,9 @@ def load(
         classifier = lockstep.load(run, checkpoint="best")
         print(classifier.classes, next(classifier.predict("cat.jpg")).label)
 
-    It preprocesses as evaluation does, and computes in the recipe's precision. As `lockstep predict` does, it sets
-    torch's number of threads and its flags of exact arithmetic to the recipe's, for the whole program: another number
-    may change low-order bits of the probabilities. A network that the recipe compiles is computed uncompiled. Torch's
-    default dtype does not matter.
+    It preprocesses as evaluation does, and computes in the recipe's precision. A network that the recipe compiles is
+    computed uncompiled. Torch's default dtype does not matter. Torch's number of threads and its flags stay as they
+    are; another number than the recipe's, which `lockstep predict` sets, may change low-order bits of probabilities.
 
     Args:
         source: a run, its folder, the folder of one of its checkpoints, or a model file.
@@ -72,6 +71,16 @@ def predict(
     return load(source, trust_code=trust_code, device=device).predict(sources, top)
 
 
+def load_in_own_program(
+    source: Path, checkpoint: str | int | None, trust_code: bool, device: str | None
+) -> "Classifier":
+    """Return what `load` returns. Set the recipe's flags and number of threads, before and after torch is imported."""
+    numerics.prepare(1)
+    classifier = load(source, checkpoint, trust_code, device or "auto")
+    numerics.configure(classifier.recipe.threads_per_tower, classifier.recipe.exact)
+    return classifier
+
+
 @options_from(placement=("device",))
 def predict_shell(
     source: Source,
@@ -108,8 +117,7 @@ def predict_shell(
     """
     if "" in images:
         raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
-    numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
-    classifier = load(source, checkpoint, trust_code, options["device"] or "auto")
+    classifier = load_in_own_program(source, checkpoint, trust_code, options["device"])
     count = unreadable = 0
     for prediction in classifier.predict([Path(path) for path in images], top):
         count += 1

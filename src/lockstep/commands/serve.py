@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep import numerics
 from lockstep.commands.options import Checkpoint, Source, TrustCode, options_from
-from lockstep.commands.predict import load
+from lockstep.commands.predict import load_in_own_program
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.messages import logger
 from lockstep.words import extra, plural
@@ -44,8 +43,7 @@ def serve(
     from lockstep.classify import server
 
     with server.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
-        numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
-        classifier = load(source, checkpoint, trust_code, options["device"] or "auto")
+        classifier = load_in_own_program(source, checkpoint, trust_code, options["device"])
         from lockstep.classify.serve import application  # imports torch, after the number of threads is set
 
         app = application(classifier, source.resolve().name, host)
