@@ -83,9 +83,9 @@ class Detector(Small):
 
 
 class OfOneSize(nn.Module):
-    def __init__(self, num_classes=10):
+    def __init__(self, num_classes=10, px=28):
         super().__init__()
-        self.fc = nn.Linear(28 * 28, num_classes)
+        self.fc = nn.Linear(px * px, num_classes)
 
     def forward(self, images):
         return self.fc(images.flatten(1))
@@ -161,6 +161,8 @@ def test_a_model_without_least_px_is_tried_on_each_size():
         probed("Small", **{**PROGRESSIVE, "progressive.sizes_px": [8, 9]})
     with pytest.raises(LockstepError, match=r"fails on images .* \[1, 4, 4\].*images of the size that it takes"):
         probed("OfOneSize", **PROGRESSIVE)
+    with pytest.raises(LockstepError, match=r"fails on images .* \[1, 8, 8\].*images of the size that it takes"):
+        probed("OfOneSize", **PROGRESSIVE, **{"model_options.px": 4})
 
 
 def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():

@@ -78,7 +78,7 @@ def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int
     """Raise a LockstepError unless the model returns logits [b, classes] for `images` [b, C, H, W], twice the same."""
     buffers = {name: buffer.clone() for name, buffer in network.buffers.items()}
 
-    def compute(training: bool) -> Tensor:
+    def compute(training: bool, images: Tensor = images) -> Tensor:
         network.load_buffers(buffers)  # A forward pass in training mode changes them.
         network.module.train(training)
         torch.manual_seed(rng.seed_for(recipe.seed, "dropout", 0, 0))
@@ -98,6 +98,9 @@ def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int
         raise _not_repeatable(recipe)
     _check_integer_buffers(recipe, network, buffers)
     compute(training=False)
+    if recipe.progressive and not hasattr(network.module, "min_px"):  # It may take the size of the first steps only.
+        for size in recipe.progressive.sizes_px:
+            compute(training=False, images=images.new_zeros(len(images), images.shape[1], size, size))
 
 
 def _check_integer_buffers(recipe: Recipe, network: Network, before: Mapping[str, Tensor]) -> None:
