@@ -13,7 +13,7 @@ from lockstep.runs import statefile
 from lockstep.runs.folder import Folder
 
 ROOT = Path(__file__).parents[2]
-NEVER_BEGAN = "runs/a was stopped before its first step: starting again"
+NEVER_BEGAN = "runs/a has no checkpoint of a step: starting again"
 CLEAR = "\x1b[2J"  # what clears the screen
 
 
@@ -137,7 +137,9 @@ def test_a_checkpoint_of_a_network_with_other_shapes_is_refused(here, tmp_path, 
     (tmp_path / "mine.py").write_text(model.format(1))
     done = here("eval", "runs/a", "--processes", processes, "--trust-code")
     done.stderr = "".join(line for line in done.stderr.splitlines(True) if "source of model" not in line)
-    refused(done, DATA, "parameter/1.weight has shape [8, 64] in the checkpoint and [1, 64] in model mine:build")
+    refused(
+        done, DATA, "parameter/1.weight is [8, 64, torch.float32] in the checkpoint and [1, 64, torch.float32] in model"
+    )
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

@@ -78,7 +78,7 @@ def trained(tmp_path, monkeypatch, error, world):
     def fails(*_):
         raise error
 
-    monkeypatch.setattr(Tower, "_vector", fails)
+    monkeypatch.setattr(Tower, "__call__", fails)
     spec = TrainSpec(recipe=RECIPE, placement=Placement(processes=1), path=tmp_path / "x", started=0.0)
     return worker.compute(spec, world, Context())
 
