@@ -147,7 +147,9 @@ def test_a_process_takes_the_gpu_of_its_number_on_the_host(gpus, world, number, 
 @pytest.mark.parametrize(("process", "words"), [(0, "cannot listen on"), (1, "does not answer at")])
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_port_of_another_program_or_of_none_ends_every_process(monkeypatch, process, words, taken):
-    monkeypatch.setattr(meeting, "JOIN_S", 0.5)
+    # A program that listens and is not process 0 costs seconds; only a program that is not there yet is awaited.
+    monkeypatch.setattr(meeting, "JOIN_S", 60.0 if taken else 0.5)
+    monkeypatch.setattr(meeting, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         if not taken:
@@ -191,7 +193,7 @@ def test_each_start_has_its_own_part_of_a_store_that_outlives_it(monkeypatch):
     ("process", "words"), [(0, "process 1 of 2 did not come"), (1, "process 0 of this job did not")]
 )
 def test_a_process_that_does_not_come_is_an_error_in_the_end(monkeypatch, process, words):
-    monkeypatch.setattr(meeting, "JOIN_S", 0.3)
+    monkeypatch.setattr(meeting, "JOIN_S" if process == 0 else "ANSWER_S", 0.3)
     with pytest.raises(LockstepError, match=words):
         meeting.meet(dist.HashStore(), World("Slurm", process, 2))
 

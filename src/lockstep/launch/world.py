@@ -38,6 +38,7 @@ _LAUNCHERS = {
 _FIRST_PORT, _PORTS = 20_000, 20_000  # All tasks of a Slurm step derive the same port from its job number.
 _MAX_PORT = 65_535
 JOIN_S = 600.0  # for all processes to start
+ANSWER_S = 30.0  # for process 0, once a program listens at its address
 _POLL_S = 0.02
 
 Store = Any  # a key-value store of torch.distributed, whose stubs do not define it
@@ -171,11 +172,13 @@ def open_store(world: World) -> Store:
         except Exception as error:
             found.set_exception(error)
 
-    # In a thread: torch waits without end for a program that accepts the connection and says nothing.
-    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
     try:
-        return found.result(JOIN_S)
-    except (TimeoutError, dist.DistNetworkError) as error:
+        if not serves:
+            _wait_for_listener(address, port)
+        # In a thread: torch waits without end for a program that accepts the connection and says nothing.
+        threading.Thread(target=connect, name="rendezvous", daemon=True).start()
+        return found.result(ANSWER_S)
+    except (OSError, dist.DistNetworkError) as error:  # a TimeoutError is an OSError
         problem = "cannot listen on" if serves else "does not answer at"
         raise LockstepError(
             f"process 0 {problem} {address}, port {port} ({str(error).partition(chr(10))[0] or 'no answer'}). Start "
@@ -183,6 +186,18 @@ def open_store(world: World) -> Store:
             f"port in every process",
             ENVIRONMENT,
         ) from None
+
+
+def _wait_for_listener(address: str, port: int) -> None:
+    """Wait until a program listens at the address. Raises: OSError if none does for JOIN_S seconds."""
+    until = time.monotonic() + JOIN_S
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=5.0).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(10 * _POLL_S)
 
 
 def meet(store: Store, world: World) -> Store:
@@ -197,8 +212,10 @@ def meet(store: Store, world: World) -> Store:
     own, missing, until = uuid.uuid4().hex, set(range(1, world.processes)), time.monotonic() + JOIN_S
     if world.process != 0:
         store.set(f"here/{world.process}", own)
+        # A store that process 0 serves is there only if process 0 is. If it does not answer, it is of another run.
+        wait_s = JOIN_S if os.environ.get(SERVED) == "True" else ANSWER_S
         try:
-            store.wait([f"start/{own}"], timedelta(seconds=JOIN_S))
+            store.wait([f"start/{own}"], timedelta(seconds=wait_s))
         except dist.DistStoreError:
             raise LockstepError("process 0 of this job did not come: it may train another run", ENVIRONMENT) from None
         name = store.get(f"start/{own}").decode()
