@@ -99,7 +99,7 @@ def test_commands_name_the_program_as_the_user_started_it(tmp_path, monkeypatch,
     expected = f"Usage: {program} [OPTIONS]\n  {program} train\n`{program} show` of lockstep, lockstep: no"
     assert messages.with_program(text) == expected
     monkeypatch.setenv(messages.PROGRAM, "x/lockstep")  # a worker's
-    assert messages.command("runs") == "x/lockstep runs"
+    assert messages.command("recipes") == "x/lockstep recipes"
 
 
 @pytest.fixture

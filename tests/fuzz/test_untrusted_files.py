@@ -36,7 +36,6 @@ from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run
-from lockstep.runs.listing import difference, runs_in
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
@@ -154,11 +153,10 @@ def look_at(path):
     run = Run(path)
     for part in (
         run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
-        lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: runs_in(path.parent),
+        lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: run.state, run.digests,
         lambda: weights_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
-        lambda: run.load(), lambda: difference(path, path), lambda: find_weights(path),
-        lambda: page([Run(path)]),
+        lambda: run.load(), lambda: find_weights(path), lambda: page([Run(path)]),
     ):  # fmt: skip
         only_lockstep_errors(part)
 

@@ -10,7 +10,6 @@ import typer
 
 from lockstep.commands.bench import bench
 from lockstep.commands.data import app as data
-from lockstep.commands.diff import diff
 from lockstep.commands.doctor import doctor
 from lockstep.commands.evaluate import evaluate_shell
 from lockstep.commands.export import export_shell
@@ -18,7 +17,6 @@ from lockstep.commands.options import Command, Group
 from lockstep.commands.predict import predict_shell
 from lockstep.commands.recipes import recipes, show
 from lockstep.commands.report import report_shell
-from lockstep.commands.runs import runs
 from lockstep.commands.serve import serve
 from lockstep.commands.train import train_shell
 from lockstep.commands.verify import verify
@@ -46,11 +44,9 @@ Examples:
   lockstep eval runs/digits-1           evaluate that run
   lockstep predict runs/digits-1 a.png  classify images
   lockstep serve runs/digits-1          classify pictures on a page
-  lockstep runs                         list runs with accuracy, time and state
   lockstep train cifar10 --name mine    train on CIFAR-10, downloaded once
   lockstep train runs/mine --resume     continue after Ctrl-C
   lockstep verify runs/mine             compute its last steps again, and compare every bit
-  lockstep diff runs/mine runs/other    show how two runs differ, and from which step on
   lockstep doctor                       check that this machine computes the right bits
   lockstep recipes                      list recipes with measured results
   lockstep data list                    list datasets
@@ -66,9 +62,8 @@ Exit codes:
 )
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "train": train_shell, "eval": evaluate_shell, "predict": predict_shell, "serve": serve, "runs": runs,
-    "report": report_shell, "export": export_shell, "verify": verify, "diff": diff, "doctor": doctor, "bench": bench,
-    "recipes": recipes, "show": show,
+    "train": train_shell, "eval": evaluate_shell, "predict": predict_shell, "serve": serve, "report": report_shell,
+    "export": export_shell, "verify": verify, "doctor": doctor, "bench": bench, "recipes": recipes, "show": show,
 }  # fmt: skip
 for name, function in COMMANDS.items():
     app.command(name, cls=Command)(function)
