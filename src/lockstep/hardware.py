@@ -8,6 +8,7 @@ import re
 import sys
 import time
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,28 +134,19 @@ def peak_memory_bytes(device: "torch.device") -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class GpuUtilisation:
-    """The utilisation of the GPU `device`. Queries the driver at most once a second, because a query takes time.
+def gpu_utilisation(device: "torch.device") -> float | None:
+    """Return the percentage of the last sampling period (a second or less) in which a GPU computed.
 
-    Not yet run on a GPU.
+    None on a CPU, and without NVIDIA's driver or the package nvidia-ml-py.
     """
+    return _gpu_percent(device, int(time.monotonic())) if device.type == "cuda" else None
 
-    def __init__(self, device: "torch.device") -> None:
-        self._device = device
-        self._percent: float | None = None
-        self._next_query: float | None = 0.0  # by time.monotonic(); None: never again
 
-    def __call__(self) -> float | None:
-        """Return the percentage of the last sampling period (a second or less) in which the GPU computed.
+@lru_cache(1)  # A query takes time, so the driver is asked at most once a second.
+def _gpu_percent(device: "torch.device", second: int) -> float | None:
+    import torch
 
-        None if it is not known: without NVIDIA's driver and the package nvidia-ml-py.
-        """
-        import torch
-
-        now = time.monotonic()
-        if self._next_query is not None and now >= self._next_query:
-            try:
-                self._percent, self._next_query = float(torch.cuda.utilization(self._device)), now + 1.0
-            except Exception:  # torch and the package raise errors without a common base class
-                self._percent = self._next_query = None
-        return self._percent
+    try:
+        return float(torch.cuda.utilization(device))
+    except Exception:  # torch and the package raise errors without a common base class
+        return None

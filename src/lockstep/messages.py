@@ -6,7 +6,6 @@ command line and the worker processes handle them with `handled`.
 
 import logging
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -35,12 +34,6 @@ def script(path: Path) -> str:
     """Return how the user's shell starts a script: by its name if it finds this one, else by its path."""
     found = shutil.which(path.name)
     return path.name if not path.exists() or (found and path.samefile(found)) else shlex.quote(str(path))
-
-
-def with_program(text: str) -> str:
-    """Return a text about commands of `lockstep` with the words that start it in the user's shell."""
-    start = program()
-    return text if start == "lockstep" else re.sub(r"(?<=[\s`(])lockstep(?= [a-z[-])", lambda _: start, text)
 
 
 def command(*words: object) -> str:
@@ -103,21 +96,3 @@ def muted(quiet: bool) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-class Held:
-    """Keeps messages until there is a place for them."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._send: Callable[[str], None] = self.texts.append
-
-    def __call__(self, text: str) -> None:
-        """Keep or send a message."""
-        self._send(text)
-
-    def send_to(self, send: Callable[[str], None]) -> None:
-        """Send the messages that were kept, and all later ones, to `send`."""
-        texts, self.texts, self._send = self.texts, [], send
-        for text in texts:
-            send(text)

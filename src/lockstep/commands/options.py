@@ -13,13 +13,13 @@ from typing import IO, Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.files import discard
-from lockstep.messages import on_stderr, with_program
+from lockstep.messages import on_stderr
 from lockstep.settings import validated
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
@@ -51,19 +51,7 @@ EVERYWHERE = ("data", "processes", "device")  # what every command that computes
 AS_TRAINED = MappingProxyType({"data": "that of training", "processes": "as in training"})
 
 
-class _Named:
-    """Names the program in the help as the user started it."""
-
-    def get_help(self, ctx: Any) -> str:
-        """Return the help, with commands that work as they are printed."""
-        return with_program(super().get_help(ctx))  # type: ignore[misc]
-
-
-class Group(_Named, TyperGroup):
-    """A group of commands."""
-
-
-class Command(_Named, TyperCommand):
+class Command(TyperCommand):
     """A command that says that Ctrl-C has stopped it, where it does not say so itself."""
 
     def invoke(self, ctx: Any) -> Any:

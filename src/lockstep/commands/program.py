@@ -13,7 +13,7 @@ from lockstep.commands.data import app as data
 from lockstep.commands.doctor import doctor
 from lockstep.commands.evaluate import evaluate_shell
 from lockstep.commands.export import export_shell
-from lockstep.commands.options import Command, Group
+from lockstep.commands.options import Command
 from lockstep.commands.predict import predict_shell
 from lockstep.commands.recipes import recipes, show
 from lockstep.commands.report import report_shell
@@ -27,7 +27,6 @@ from lockstep.messages import handled, on_stderr
 
 app = typer.Typer(
     name="lockstep",
-    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.commands.options import Json, present
-from lockstep.messages import command, with_program
+from lockstep.messages import command
 from lockstep.words import plural
 
 
@@ -22,7 +22,7 @@ def recipes(json_output: Json = False) -> None:
     from lockstep.recipes import RECIPES
 
     texts = {
-        name: [with_program(" ".join(part.split())) for part in (inspect.getdoc(make) or "").split("\n\n")]
+        name: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
         for name, make in RECIPES.items()
     }
     lines = []

@@ -22,10 +22,6 @@ class Constant(Settings):
         """Return the factor on the base learning rate at `step` of `steps`."""
         return 1.0
 
-    def describe(self) -> str:
-        """Return the rule in words, for the start-up block."""
-        return "constant"
-
 
 class Staircase(Settings):
     """The base learning rate times `decay` every `every_epochs` epochs.
@@ -45,11 +41,6 @@ class Staircase(Settings):
         period = max(1, int(self.every_epochs * examples / (tower_batch if self.per_tower else batch)))
         return power(self.decay, step // period)
 
-    def describe(self) -> str:
-        """Return the rule in words, for the start-up block."""
-        of = " of one tower's examples" if self.per_tower else ""
-        return f"x {self.decay:g} every {self.every_epochs:g} epochs{of}"
-
 
 class Triangle(Settings):
     """A linear rise from the factor `start` over the first share `warmup` of the run, then a linear fall to zero."""
@@ -64,11 +55,6 @@ class Triangle(Settings):
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
         return (steps - step) / (steps - peak)
-
-    def describe(self) -> str:
-        """Return the rule in words, for the start-up block."""
-        rise = f"linear rise over {self.warmup:.0%} of the run, then " if self.warmup else ""
-        return f"{rise}linear fall to 0"
 
 
 class Cosine(Settings):
@@ -89,11 +75,6 @@ class Cosine(Settings):
             return self.start + (1.0 - self.start) * step / peak
         turn = math.pi * (step - peak) / (steps - peak)
         return self.end + (1.0 - self.end) * (1.0 + cos(turn)) / 2.0
-
-    def describe(self) -> str:
-        """Return the rule in words, for the start-up block."""
-        rise = f"linear rise over {self.warmup:.0%} of the run, then " if self.warmup else ""
-        return f"{rise}half a cosine to {self.end:g} of it"
 
 
 class Progressive(Settings):
@@ -116,11 +97,6 @@ class Progressive(Settings):
         """Return the side of the images at `step` of `steps`, in pixels."""
         ends = (round(share * steps) for share in accumulate(self.shares))
         return next((size for size, end in zip(self.sizes_px, ends, strict=True) if step < end), self.sizes_px[-1])
-
-    def describe(self) -> str:
-        """Return the sizes in words, for the start-up block."""
-        parts = (f"{share:.0%} at {size} pixels" for size, share in zip(self.sizes_px, self.shares, strict=True))
-        return f"{', '.join(parts)} a side"
 
 
 # The registry: a new schedule is a class above and its name here.

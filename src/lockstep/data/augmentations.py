@@ -225,10 +225,6 @@ class TrivialAugment(Settings):
 
         return operations.apply_random(images, keys)
 
-    def describe(self) -> str:
-        """Return the policy in words, for the start-up block."""
-        return "one random operation for each image"
-
 
 class Features(_Augmentation):
     """What the head of a recipe with `head` sees: the features of an image's view. Not for recipes to choose.

@@ -12,7 +12,6 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.listeners.console import progress_on
-from lockstep.listeners.events import EvaluatingEvent
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
@@ -53,7 +52,7 @@ def judge(
 
     def progress(share: float) -> None:
         if line:
-            line.evaluating(EvaluatingEvent(step, spec.split, share))
+            line.evaluating(step, spec.split, share)
 
     result = session.evaluate(dataset, weights, progress, each)
     if line:

@@ -15,6 +15,7 @@ from lockstep.core.reduction import owned, owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session, exchange
+from lockstep.settings import Settings
 from lockstep.words import plural
 
 Line = tuple[str, str]  # (label, text)
@@ -37,7 +38,7 @@ def startup_lines(session: Session, course: Course, train_set: Dataset, test_set
         *(session.initial_weights.lines() if session.initial_weights and not session.state.step else []),
         ("batch", f"{recipe.batch} images a step (global) = {plural(recipe.towers, 'tower')} x {recipe.tower_batch}; "
                   f"{course.steps} steps = {course.epochs:.1f} epochs"),
-        ("rate", f"learning rate {recipe.lr:g}, {recipe.schedule.describe()}"),
+        ("rate", f"learning rate {recipe.lr:g}, {_described(recipe.schedule)}"),
         *_others(recipe),
         ("processes", "; ".join(filter(None, [_processes(session), _note(session)]))),
         ("run", f"{run}   (watch it: tail -f {shlex.quote(str(run / 'log.txt'))})"),
@@ -49,14 +50,19 @@ def _others(recipe: Recipe) -> list[Line]:
     texts = [
         f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "",
         f"gradients clipped to norm {recipe.clip:g}" if recipe.clip else "",
-        recipe.policy.describe() if recipe.policy else "",
+        f"policy {_described(recipe.policy)}" if recipe.policy else "",
         f"MixUp, alpha {recipe.mixup:g}" if recipe.mixup else "",
         f"CutMix, alpha {recipe.cutmix:g}" if recipe.cutmix else "",
-        f"images of {recipe.progressive.describe()}" if recipe.progressive else "",
+        f"progressive {_described(recipe.progressive)}" if recipe.progressive else "",
         f"evaluated in several views: {recipe.test_views}" if recipe.test_views != "one" else "",
         f"ends after {plural(recipe.patience, 'epoch')} without a better accuracy" if recipe.patience else "",
     ]
     return [("with", "; ".join(filter(None, texts)))] if any(texts) else []
+
+
+def _described(group: Settings) -> str:
+    """Return the kind of a group of settings, if it has kinds, and its settings: `triangle, start 0.2, warmup 0.2`."""
+    return ", ".join(str(value) if name == "kind" else f"{name} {value}" for name, value in group)
 
 
 def _processes(session: Session) -> str:

@@ -16,7 +16,7 @@ from rich.table import Column
 
 from lockstep.errors import printable
 from lockstep.files import discard
-from lockstep.listeners.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 _BAR = 12  # columns of the bar
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
@@ -100,17 +100,17 @@ class Live(Plain):
         """Redraw the line."""
         self._draw((event.step + 1) / event.steps, live_parts(event))
 
-    def evaluating(self, event: EvaluatingEvent) -> None:
+    def evaluating(self, step: int, split: str, share: float) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
         now = time.perf_counter()
-        if event.share == 0 or self._evaluated != (event.step, event.split):
-            self._evaluated, self._began = (event.step, event.split), now
-        elif event.share < 1 and now - self._drawn < _FRAME_S:
+        if share == 0 or self._evaluated != (step, split):
+            self._evaluated, self._began = (step, split), now
+        elif share < 1 and now - self._drawn < _FRAME_S:
             return
         self._drawn = now
-        left_s = (now - self._began) * (1 - event.share) / event.share if now > self._began else None
+        left_s = (now - self._began) * (1 - share) / share if now > self._began else None
         eta = [] if left_s is None else [f"ETA {_clock(left_s)}"]
-        self._draw(event.share, [f"evaluating on {event.split}", *eta, f"after {event.step} steps"])
+        self._draw(share, [f"evaluating on {split}", *eta, f"after {step} steps"])
 
     def close(self) -> None:
         """Remove the line. The next drawing shows it again."""

@@ -57,15 +57,6 @@ class EvaluationEvent:
     results: "dict[str, Evaluation]"
 
 
-@dataclass(frozen=True)
-class EvaluatingEvent:
-    """Progress of an evaluation on a split after `step` updates: `share` is in [0, 1], and 0 when it begins."""
-
-    step: int
-    split: str
-    share: float
-
-
 class Tensors(NamedTuple):
     """Parameters of a step, keyed by name. Tensors are float32, and valid only during the callback."""
 
@@ -97,8 +88,8 @@ class Listener:
     def digest(self, step: int, text: str) -> None:
         """Receive the digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""
 
-    def evaluating(self, event: EvaluatingEvent) -> None:
-        """Receive the progress of an evaluation."""
+    def evaluating(self, step: int, split: str, share: float) -> None:
+        """Receive the progress of an evaluation after `step` updates: `share` is in [0, 1], and 0 when it begins."""
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Receive the results of an evaluation."""

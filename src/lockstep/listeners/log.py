@@ -14,8 +14,8 @@ from lockstep.core.monitor import Mark, Monitor, mean_parts
 from lockstep.core.state import State
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
-from lockstep.hardware import GpuUtilisation, memory_bytes
-from lockstep.listeners.events import EvaluatingEvent, EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.hardware import gpu_utilisation, memory_bytes
+from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 _FRAME_S = 0.2  # seconds between two drawings of a live display
@@ -41,7 +41,6 @@ class Log(Observer):
         self._cpu: dict[int, tuple[float, float]] = {}  # wall time, and CPU seconds used, at each listener's last event
         self._running_loss: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
         self._averaged_steps = 0
-        self._utilisation = GpuUtilisation(device) if device.type == "cuda" else lambda: None
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
@@ -93,7 +92,7 @@ class Log(Observer):
             "accuracy": float(metrics.correct) / self._recipe.batch,
             "learning_rate": learning_rate,
             "memory_bytes": memory_bytes(self._device),
-            "gpu_utilisation": self._utilisation(),
+            "gpu_utilisation": gpu_utilisation(self._device),
             "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
             "gradient_norm": None if self._recipe.clip is None else float(gradients.double().norm()),
             "skipped": skipped,
@@ -154,7 +153,7 @@ class Log(Observer):
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is done."""
         for listener in self.listeners:
-            listener.evaluating(EvaluatingEvent(step, split, share))
+            listener.evaluating(step, split, share)
 
     def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
         """Report the results of an evaluation on `split` after `step` updates, by kind of weights."""

@@ -44,10 +44,10 @@ class Panel(NamedTuple):
     share: bool = False
 
 
-def lines(*panels: Panel) -> str:
-    """Return a row of `panels`."""
+def lines(panel: Panel) -> str:
+    """Return the diagram of `panel`."""
 
-    def draw(axes: "Axes", panel: Panel) -> None:
+    def draw(axes: "Axes") -> None:
         from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
@@ -69,7 +69,7 @@ def lines(*panels: Panel) -> str:
         if 1 < len(panel.lines) <= _MOST_IN_LEGEND:
             axes.legend()
 
-    return _drawn(4.2 * len(panels), 3.0, *(lambda axes, panel=panel: draw(axes, panel) for panel in panels))
+    return _drawn(4.2, 3.0, draw)
 
 
 def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
@@ -138,8 +138,8 @@ def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], x_label: st
     return _drawn(7.5, 1.1 + 0.4 * len(rows), draw)
 
 
-def _drawn(width: float, height: float, *draw: Callable[["Axes"], None]) -> str:
-    """Return an SVG element of `width` by `height` inches with a row of axes, each filled by one function of `draw`.
+def _drawn(width: float, height: float, draw: Callable[["Axes"], None]) -> str:
+    """Return an SVG element of `width` by `height` inches with the axes that `draw` fills.
 
     It is as wide as its container, but not wider than `width`. The page names it for screen readers.
     """
@@ -151,8 +151,7 @@ def _drawn(width: float, height: float, *draw: Callable[["Axes"], None]) -> str:
         # Names in other scripts: the page's reader has fonts for them, and the text is kept as text.
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
         figure = Figure(figsize=(width, height))
-        for number, fill in enumerate(draw):
-            fill(figure.add_subplot(1, len(draw), number + 1))
+        draw(figure.add_subplot())
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
