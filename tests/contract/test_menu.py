@@ -29,7 +29,6 @@ from lockstep.core.tower import Tower
 from lockstep.core.vector import ControlFlags
 from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.dataset import Dataset
-from lockstep.data.transforms import Keys, Mixing, mix
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
@@ -48,8 +47,6 @@ MENU = {
     "schedule": [FITTING.get(name, name) for name in SCHEDULES],
     "augmentation": [FITTING.get(name, name) for name in AUGMENTATIONS],
     "policy": [None, *POLICIES],
-    "mixup": [0.0, 0.4],
-    "cutmix": [0.0, 1.0],
     "clip": [None, 0.05],
     "lr_factors": [{}, {"conv": 0.0, "norm": 0.0}, {"dense": 0.5}],
     "weight_decay": [{}, {"default": 0.01}, {"default": 0.01, "norm.weight": 0.1}],
@@ -251,12 +248,3 @@ def test_an_example_has_the_same_values_in_any_number_of_towers(policy, dataset)
         shards = [dataset.shard(plan, tower) for tower in range(each.towers)]
         batches.append([torch.cat([getattr(s, name) for s in shards]) for name in ("images", "labels")])
     assert all(torch.equal(*pair) for pair in zip(*batches, strict=True))
-
-
-def test_the_share_of_a_mixed_example_does_not_depend_on_its_batch():
-    keys = Keys(5, np.arange(60) // 30, np.arange(60) % 30)
-    images = torch.rand(60, 3, 8, 8)
-    order = np.random.default_rng(0).permutation(60)[:41]
-    part = Keys(5, keys.epochs[order], keys.examples[order])
-    for mixing in (Mixing(mixup=0.3), Mixing(cutmix=1.0), Mixing(0.3, 1.0)):
-        assert torch.equal(mix(images[order], part, mixing)[1], mix(images, keys, mixing)[1][order])

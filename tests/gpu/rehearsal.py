@@ -56,7 +56,6 @@ MENU = {
     "adam, clip": {"optimizer": "adam", "clip": 1.0},
     "adamw": {"optimizer": "adamw"},
     "float16": {"precision": "float16"},
-    "mixing": {"mixup": 0.4, "cutmix": 0.5},
     "untrained": {"lr_factors.conv1": 0.0},
     **{f"reduction {kind}": {} for kind in ("central", "allreduce")},
     "a model that waits": {"model": "tests.gpu.rehearsal:waiting"},

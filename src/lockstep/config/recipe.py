@@ -117,10 +117,6 @@ class Recipe(Settings):
     policy: Annotated[Policy | None, BeforeValidator(_policy)] = Field(
         None, description="Random operations on the training images before the augmentation."
     )
-    mixup: float = Field(
-        0.0, ge=0, description="Alpha of the Beta distribution of an image's share when two of a tower are mixed."
-    )
-    cutmix: float = Field(0.0, ge=0, description="The same for a rectangle of the other image in place of a mean.")
     progressive: Progressive | None = Field(None, description="Smaller images in the first part of training.")
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Share of each target that is spread over all classes, in training."
@@ -211,8 +207,6 @@ class Recipe(Settings):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
-        if (self.mixup or self.cutmix) and self.tower_batch == 1:
-            raise ValueError("mixup and cutmix mix the images of a tower, and a tower has one: take a larger batch")
         if self.arithmetic == "portable" and (self.precision not in ("auto", "float32") or self.compile):
             given = "compile" if self.compile else f"precision {self.precision}"
             raise ValueError(
@@ -225,7 +219,7 @@ class Recipe(Settings):
 
     def _check_head(self) -> None:
         """Raise a ValueError if a setting needs images in each step, where the head sees only features."""
-        for name in ("policy", "mixup", "cutmix", "progressive", "compile"):
+        for name in ("policy", "progressive", "compile"):
             if getattr(self, name):
                 raise ValueError(
                     f"{name} changes what the layers before the head {self.head} compute, and that is computed once: "
@@ -370,10 +364,9 @@ class Course:
     def _pipeline(self) -> "Pipeline":
         # These import torch, which must not happen before numerics.prepare.
         from lockstep.data.plan import Pipeline
-        from lockstep.data.transforms import Mixing
 
         recipe = self.recipe
-        return Pipeline(recipe.input, recipe.policy, Mixing(recipe.mixup, recipe.cutmix), recipe.arithmetic)
+        return Pipeline(recipe.input, recipe.policy, recipe.arithmetic)
 
 
 def _non_default(settings: Settings) -> dict[str, Any]:

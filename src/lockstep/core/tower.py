@@ -57,7 +57,9 @@ class Tower:
             network.train()
             torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
             logits = network(shard.images)
-            loss = summed_loss(logits, shard, recipe.label_smoothing)
+            loss = functional.cross_entropy(
+                logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing
+            )
             vector = VectorBuilder(self.layout, loss.device, complete)
             scaled = loss * state.loss_scale if recipe.precision == "float16" else loss
             gradients = network.gradients(scaled, vector.found if complete else None)
@@ -76,20 +78,6 @@ class Tower:
                     metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
                 vector.finish(gradients, buffer_deltas, sums, shard.tower)
         return vector.values
-
-
-def summed_loss(logits: Tensor, shard: Shard, smoothing: float) -> Tensor:
-    """Return the sum of the examples' cross-entropies, each times its weight; a mixed image has one for each label."""
-    if shard.weights is None:
-        return functional.cross_entropy(logits, shard.labels, reduction="sum", label_smoothing=smoothing)
-    targets = [(shard.labels, shard.weights)]
-    if shard.other_labels is not None and shard.other_weights is not None:
-        targets.append((shard.other_labels, shard.other_weights))
-    losses = [
-        functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights
-        for labels, weights in targets
-    ]
-    return torch.stack(losses).sum()
 
 
 def named_towers(towers: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.data.plan import Plan
-from lockstep.data.transforms import mix, partners, resize, to_device
+from lockstep.data.transforms import resize, to_device
 from lockstep.kernels.portable import arithmetic
 
 _MAX_COPIED_BYTES = 1 << 30  # of a file that is mapped: a larger one is not copied to a GPU
@@ -22,17 +22,12 @@ _MAX_COPIED_BYTES = 1 << 30  # of a file that is mapped: a larger one is not cop
 class Shard(NamedTuple):
     """The examples of one tower in one step.
 
-    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b]; of a mixed image the one with
-    the larger share. weights: float32 [b], the factor of each image's loss for its label; None stands for ones.
-    other_labels, other_weights: of the rest of each mixed image, or None if images are not mixed.
+    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b].
     """
 
     tower: int
     images: Tensor
     labels: Tensor
-    weights: Tensor | None = None
-    other_labels: Tensor | None = None
-    other_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -134,17 +129,7 @@ class Dataset:
         images = pipeline.augmentation.train(images, keys)
         if plan.size_px:
             images = resize(images, plan.size_px)
-        labels = self.labels[rows]
-        if not any(pipeline.mixing):
-            return Shard(tower, images, labels)
-        images, shares = mix(images, keys, pipeline.mixing)
-        own, other = (labels, shares), (partners(labels), 1.0 - shares)
-        smaller = shares < 0.5
-        pairs = (own, other), (other, own)
-        (labels, weights), (other_labels, other_weights) = (
-            (torch.where(smaller, b[0], a[0]), torch.where(smaller, b[1], a[1]).float()) for a, b in pairs
-        )
-        return Shard(tower, images, labels, weights, other_labels, other_weights)
+        return Shard(tower, images, self.labels[rows])
 
 
 def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int, str, str] | None:

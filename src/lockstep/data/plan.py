@@ -8,21 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import rng
-from lockstep.data.transforms import Keys, Mixing
+from lockstep.data.transforms import Keys
 
 if TYPE_CHECKING:
     from lockstep.data import Augmentation, Features, Policy
 
 
 class Pipeline(NamedTuple):
-    """What happens to the examples of a batch before the network sees them; see the settings of `Recipe`.
-
-    `mixing` stands for `mixup` and `cutmix`.
-    """
+    """What happens to the examples of a batch before the network sees them; see the settings of `Recipe`."""
 
     augmentation: "Augmentation | Features"
     policy: "Policy | None" = None
-    mixing: Mixing = Mixing()
     arithmetic: str = "native"
 
 

@@ -51,8 +51,6 @@ def _others(recipe: Recipe) -> list[Line]:
         f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "",
         f"gradients clipped to norm {recipe.clip:g}" if recipe.clip else "",
         f"policy {_described(recipe.policy)}" if recipe.policy else "",
-        f"MixUp, alpha {recipe.mixup:g}" if recipe.mixup else "",
-        f"CutMix, alpha {recipe.cutmix:g}" if recipe.cutmix else "",
         f"progressive {_described(recipe.progressive)}" if recipe.progressive else "",
         f"evaluated in several views: {recipe.test_views}" if recipe.test_views != "one" else "",
         f"ends after {plural(recipe.patience, 'epoch')} without a better accuracy" if recipe.patience else "",

@@ -23,12 +23,11 @@ class StepEvent:
     # zero.
     loss_average: float
     last_tower_loss: float  # mean cross-entropy over the last tower's examples plus the decay terms
-    cross_entropy: float  # mean over the batch; of smoothed, weighted and mixed labels if the recipe has these
+    cross_entropy: float  # mean over the batch; of smoothed labels if the recipe has these
     cross_entropy_average: float  # its running average
     decay: dict[str, float]  # loss term of each parameter with weight decay, keyed by name
     decay_average: dict[str, float]  # their running averages
-    # share of the batch that is classified correctly. A mixed image counts by the label of its larger part.
-    accuracy: float
+    accuracy: float  # share of the batch that is classified correctly
     learning_rate: float  # learning rate of the step
     images_per_s: float  # mean since the previous event of this listener, without evaluation and saving
     s_per_step: float  # mean seconds of a step over the same time
