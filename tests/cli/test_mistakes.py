@@ -51,7 +51,7 @@ def refused(done, code, *words):
         (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
         (["train", "runs/none", "--resume"], USAGE, ["there is no folder runs/none", "the folder of a run"]),
-        (["train", "--resume"], USAGE, ["no run of digits"]),
+        (["train", "--resume"], USAGE, ["--resume continues a run"]),
         (["train", "--device", "gpu"], USAGE, ["device: got 'gpu'", "as in cuda:0 or cuda:0,2"]),
         (["train", "--bacth", "3"], USAGE, ["No such option", "--batch"]),
         (["trian"], USAGE, ["No such command"]),

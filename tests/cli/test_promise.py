@@ -184,7 +184,7 @@ def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(program, 
     )  # fmt: skip
     assert done.returncode == ENVIRONMENT
     assert "process 1 of 3 no longer computes the same bits as the others: after 12 steps" in done.stderr
-    assert statefile.steps(tmp_path / "runs/x/checkpoints") == [0]
+    assert [*statefile.checkpoints_in(tmp_path / "runs/x/checkpoints")] == [0]
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def require_saved_stop(process, children, code, tmp_path):
     step = int(out.split("after ")[-1].split()[0])
     assert f"after {step} steps, saved" in out
     assert f"lockstep train {RUN} --resume" in out
-    assert statefile.steps(tmp_path / RUN / "checkpoints")[0] == step
+    assert max(statefile.checkpoints_in(tmp_path / RUN / "checkpoints")) == step
     assert gone(children)
 
 
@@ -79,7 +79,7 @@ def test_a_run_in_a_terminal(started, here, tmp_path):
     while {one.status() for one in family} != {psutil.STATUS_STOPPED}:
         assert time.monotonic() < until
         time.sleep(0.05)
-    last = statefile.steps(tmp_path / RUN / "checkpoints")[0]
+    last = max(statefile.checkpoints_in(tmp_path / RUN / "checkpoints"))
     process.send_signal(signal.SIGCONT)
     until_step(process, last + 20)
     process.send_signal(signal.SIGINT)
@@ -97,7 +97,7 @@ def test_nohup_stays_deaf_to_a_closed_terminal_and_kill_9_costs_at_most_the_seco
         signal.signal(signal.SIGHUP, before)
     process.send_signal(signal.SIGHUP)
     folder = tmp_path / RUN / "checkpoints"
-    while statefile.steps(folder)[0] < 30:
+    while max(statefile.checkpoints_in(folder)) < 30:
         assert process.poll() is None
         time.sleep(0.05)
     kill_all(process)

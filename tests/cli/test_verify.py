@@ -85,7 +85,6 @@ def test_code_of_a_run_is_executed_only_if_it_is_trusted(run, here):
     ("args", "code", "words"),
     [
         (["verify", "runs/none"], 2, "runs/none is not a folder"),
-        (["verify", "runs/a", "--init", "w.pt"], 3, "no such file"),
         (["verify", "runs/a", "--processes", "5"], 2, "5 processes for 4 towers"),
         (["verify", "runs/a", "--from", "-1"], 2, "--from"),
     ],

@@ -129,8 +129,7 @@ def valid(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in the run in `folder`. Raises: LockstepError if one of them is damaged."""
     from lockstep.runs import statefile
 
-    checkpoints = folder / "runs/x/checkpoints"
-    return [statefile.read(checkpoints / statefile.file_name(step)).step for step in statefile.steps(checkpoints)]
+    return [statefile.read(path).step for path in statefile.checkpoints_in(folder / "runs/x/checkpoints").values()]
 
 
 if __name__ == "__main__":

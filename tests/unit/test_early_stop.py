@@ -205,7 +205,7 @@ def test_few_checkpoints_and_evaluations_that_do_not_count_change_nothing(whole,
     result, _ = whole
     path, stop = tmp_path / "run", result["best_step"] + 6
     assert train(path, stop_after=stop, keep=1, eval_every=1) is None
-    assert {result["best_step"], stop} <= {*statefile.steps(path / "checkpoints")}
+    assert {result["best_step"], stop} <= statefile.checkpoints_in(path / "checkpoints").keys()
     assert [row["step"] for row in rows(path)] == [*range(1, stop + 1)]
     assert facts(train(path, resume=True, keep=1, save_every=3)) == facts(result)
 

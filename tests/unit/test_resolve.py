@@ -51,19 +51,6 @@ def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
     assert path(images_in(tmp_path / "猫")) == tmp_path / "runs/folder-1"
 
 
-def test_resume_without_a_name_finds_the_newest_run_on_the_same_images(photos, tmp_path):
-    other = images_in(tmp_path / "other")
-    for name, data in (("one", photos), ("two", other)):
-        run = Folder.create(tmp_path / "runs" / name, get_recipe("folder"))
-        run.write("environment.json", [{"step": 0, "data": str(data)}])
-        run.close()
-    words = FolderWords(runs=tmp_path / "runs", resume=True)
-    path, stated = folder_for(subject_of(str(photos), {}), words, World())
-    assert (path.name, stated is None) == ("one", False)
-    with pytest.raises(LockstepError, match=r"no run of folder or photos on .*third"):
-        folder_for(subject_of(str(images_in(tmp_path / "third")), {}), words, World())
-
-
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -139,7 +139,7 @@ def save(saves, state, **facts):
 
 
 def steps(folder):
-    return sorted(statefile.steps(folder))
+    return [*statefile.checkpoints_in(folder)]
 
 
 def saved_weights(folder):

@@ -87,9 +87,10 @@ def report(
     runs = [one if isinstance(one, Run) else Run.existing(Path(one).expanduser()) for one in (run, *others)]
     placement = placement_of({"device": device, "processes": processes, "data": data})
     with muted(quiet), streams(quiet) as screens:
-        recorded = [_begun(one) for one in runs]
+        if empty := [one for one in runs if not one.steps]:
+            raise empty[0].no_checkpoint()
         if len(runs) > 1:
-            return Report(page(recorded))
+            return Report(page(runs))
         try:
             fields = of_run(runs[0], placement, trust_code)
             spec = ReportSpec(**fields, split=fields["recipe"].evaluated_split)
@@ -98,20 +99,10 @@ def report(
             if error.code != DATA:
                 raise
             lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
-            return Report(page(recorded, lacking=lacking), lacking)
+            return Report(page(runs, lacking=lacking), lacking)
     if outcome.record is None:
         raise KeyboardInterrupt
-    return Report(page(recorded, outcome.record))
-
-
-def _begun(run: Run) -> Run:
-    """Return `run`. Raises: LockstepError if it has no checkpoint."""
-    if not run.steps:
-        raise LockstepError(
-            f"{run.path} has no checkpoint yet, so there is nothing to report: wait for the first one, or resume it",
-            DATA,
-        )
-    return run
+    return Report(page(runs, outcome.record))
 
 
 @options_from(placement=EVERYWHERE, defaults=AS_TRAINED)

@@ -20,7 +20,7 @@ from lockstep.launch.world import World
 from lockstep.messages import command, logger, muted
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
-from lockstep.runs.folder import Run, fresh_path, is_begun, newest, refuse_existing
+from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
 from lockstep.settings import dotted, validated
 
 _ALLOWED = (
@@ -240,7 +240,7 @@ def data_for(subject: Subject) -> Path | None:
 
 
 def folder_for(subject: Subject, words: FolderWords, world: World) -> tuple[Path, Mapping[str, Any] | None]:
-    """Return the folder to train in: the named run, runs/NAME, the newest run to resume, or a new numbered one.
+    """Return the folder to train in: the named run, runs/NAME, or a new numbered one.
 
     Beside it is the recipe that a run to continue was started with, {} if this host does not have it; None for a new
     run. A new run is named after its folder of images, or else after its recipe.
@@ -260,7 +260,9 @@ def folder_for(subject: Subject, words: FolderWords, world: World) -> tuple[Path
     elif subject.run is not None:
         path = subject.run
     elif resume:
-        path = newest(words.runs, [subject.recipe.name] if subject.named else [FOLDER, PHOTOS], images)
+        raise LockstepError(
+            f"--resume continues a run: give its folder in {words.runs}/ in place of the recipe, or its --name"
+        )
     else:
         stem = _NOT_PLAIN.sub("-", images.resolve().name).lstrip("-.") if images else ""
         return fresh_path(words.runs, stem or subject.recipe.name), None

@@ -11,7 +11,6 @@ from lockstep.commands.specs import of_run
 from lockstep.errors import CRASH, LockstepError
 from lockstep.jobs.context import Output
 from lockstep.jobs.specs import VerifySpec
-from lockstep.jobs.weights import find_weights
 from lockstep.launch.submit import submit
 from lockstep.runs.folder import Run
 from lockstep.words import plural
@@ -43,10 +42,6 @@ def verify(
             "computes the initial state. Default: the second newest checkpoint.",
         ),
     ] = None,
-    init: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE|RUN", help="The weights that the run was started from, to compute its step 0."),
-    ] = None,
     trust_code: TrustCode = False,
     json_output: Json = False,
     **options: Any,
@@ -66,16 +61,12 @@ def verify(
       lockstep verify runs/big --from 400
       lockstep verify downloaded/run --from 0 --processes 4 --json
     """
-    weights = find_weights(init) if init else None
-    placement = placement_of({**options, "init": weights.path if weights else None})
-    spec = VerifySpec(**of_run(Run.existing(run), placement, trust_code), start=start)
+    spec = VerifySpec(**of_run(Run.existing(run), placement_of(options), trust_code), start=start)
     if not spec.recipe.exact:
         raise LockstepError(
             f"{run} has exact = false in its recipe, so a second computation has other bits: only exact runs can be "
             f"verified"
         )
-    if weights and weights.sha256 != spec.recipe.init_sha256:
-        raise LockstepError(f"{run} was not started from {weights.path}: leave out --init to verify it")
     outcome = submit(spec, Output())
     record = outcome.record
     if outcome.code or record is None:

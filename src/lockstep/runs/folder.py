@@ -28,7 +28,6 @@ from lockstep.messages import logger
 from lockstep.runs import saver, statefile
 from lockstep.runs.statefile import Entries, StateFile, checkpoints_in, facts_if_valid, file_name
 from lockstep.settings import validated
-from lockstep.words import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -176,7 +175,7 @@ class Run:
     @property
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no file."""
-        return statefile.steps(self.checkpoints)
+        return [*reversed(checkpoints_in(self.checkpoints))]
 
     def recipe(self) -> Recipe:
         """Return the recipe that the run was started with. Raises: LockstepError."""
@@ -589,21 +588,3 @@ def _exists(path: Path) -> LockstepError:
 def fresh_path(runs: Path, stem: str) -> Path:
     """Return the first of runs/<stem>-1, -2, ... that does not exist."""
     return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
-
-
-def newest(runs: Path, recipe_names: Sequence[str], data: Path | None = None) -> Path:
-    """Return the run in `runs` that was started last of those with one of `recipe_names`, and on `data` if it is given.
-
-    Raises: LockstepError if there is none.
-    """
-    started = []
-    for recipe_json in runs.glob("*/recipe.json"):
-        with contextlib.suppress(LockstepError):  # Skip a run whose recipe cannot be read.
-            run = Run(recipe_json.parent)
-            same = data is None or os.path.realpath(run.data() or "") == os.path.realpath(data)
-            if same and run.recipe().name in recipe_names:
-                started.append((recipe_json.stat().st_mtime_ns, recipe_json.parent))
-    if not started:
-        what = listed(recipe_names, "or") + (f" on {data}" if data is not None else "")
-        raise LockstepError(f"no run of {what} in {runs}/ to resume: leave out --resume to start one")
-    return max(started)[1]

@@ -105,11 +105,6 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
-def steps(folder: Path) -> list[int]:
-    """Return the steps of all checkpoints in `folder`, valid or damaged, the newest first. Reads no file."""
-    return list(reversed(checkpoints_in(folder)))
-
-
 def facts_of(path: Path) -> dict[str, Any]:
     """Return the facts in a state file. Only `read` verifies them.
 
