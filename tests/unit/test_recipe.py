@@ -171,9 +171,10 @@ def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
         validated(Placement, {"reduction": "trees"})
 
 
-def test_reading_a_recipe_does_not_import_torch():
+def test_the_commands_and_reading_a_recipe_or_a_run_do_not_import_torch():
     code = (
-        "import sys; from lockstep.recipes import get_recipe; get_recipe('digits'); assert 'torch' not in sys.modules"
+        "import sys, lockstep.commands.program, lockstep.runs.folder; from lockstep.recipes import get_recipe; "
+        "get_recipe('digits'); assert not {'torch', 'PIL'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

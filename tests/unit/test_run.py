@@ -181,9 +181,9 @@ def test_a_run_is_opened_by_a_path_or_a_string_and_any_other_folder_is_an_error(
 def test_a_copied_run_without_a_lock_file_is_not_held(stopped):
     with (stopped / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert Run(stopped).is_held()
+        assert Run(stopped).state == "training"
     shutil.copytree(stopped, stopped.with_name("copy"), ignore=shutil.ignore_patterns(".lock"))
-    assert not Run(stopped.with_name("copy")).is_held()
+    assert Run(stopped.with_name("copy")).state == "stopped"
     assert not (stopped.with_name("copy") / ".lock").exists()
 
 
