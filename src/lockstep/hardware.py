@@ -91,16 +91,12 @@ def processor() -> str:
 def cpu() -> dict[str, str]:
     """Return the CPU's properties by which kernels choose instructions and block sizes: model, flags and caches."""
     sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    flags = (cpuinfo("flags") or cpuinfo("Features")).split()  # x86, ARM
     return {
         "model": "/".join(cpuinfo(key) or "?" for key in ("cpu family", "model", "stepping")),
-        "flags": " ".join(sorted(flag for flag in cpu_flags() if _ARITHMETIC_FLAG.fullmatch(flag))),
+        "flags": " ".join(sorted(flag for flag in flags if _ARITHMETIC_FLAG.fullmatch(flag))),
         "caches": " ".join(path.read_text().strip() for path in sizes),
     }
-
-
-def cpu_flags() -> list[str]:
-    """Return the CPU's feature flags, as Linux lists them."""
-    return (cpuinfo("flags") or cpuinfo("Features")).split()
 
 
 def cpuinfo(key: str) -> str:

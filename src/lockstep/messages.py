@@ -27,13 +27,10 @@ def program() -> str:
     started = Path(sys.argv[0])
     if started.parts[-2:] == ("lockstep", "__main__.py"):
         return shlex.join([sys.orig_argv[0], "-m", "lockstep"])
-    return script(started if started.name == "lockstep" else Path(sys.executable).with_name("lockstep"))
-
-
-def script(path: Path) -> str:
-    """Return how the user's shell starts a script: by its name if it finds this one, else by its path."""
-    found = shutil.which(path.name)
-    return path.name if not path.exists() or (found and path.samefile(found)) else shlex.quote(str(path))
+    script = started if started.name == "lockstep" else Path(sys.executable).with_name("lockstep")
+    found = shutil.which(script.name)
+    by_name = not script.exists() or (found and script.samefile(found))
+    return script.name if by_name else shlex.quote(str(script))
 
 
 def command(*words: object) -> str:

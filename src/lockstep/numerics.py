@@ -8,7 +8,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 from lockstep import hardware
-from lockstep.hardware import cpu_flags
 
 _SILENCE = {
     "TORCH_CPP_LOG_LEVEL": "FATAL",  # Gloo and the rendezvous log a lost peer; Lockstep reports it once.
@@ -89,7 +88,7 @@ def configure_compiler(exact: bool) -> None:
 
 
 def _mkl_branch() -> str:
-    flags = cpu_flags()
+    flags = hardware.cpu()["flags"].split()
     if "avx512f" in flags:
         return "AVX512"
     return "AVX2" if "avx2" in flags else "COMPATIBLE"

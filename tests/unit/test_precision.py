@@ -24,7 +24,7 @@ def resolved(monkeypatch, flags, vendor=INTEL, limit=None):
         monkeypatch.delenv(name, raising=False)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    return precision.resolve(get_recipe("cifar10"), on_gpu=False)
+    return precision.resolve(get_recipe("cifar10"), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,15 @@ def test_auto_depends_on_the_bfloat16_units_of_a_cpu(monkeypatch, flags, vendor,
 @pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")])
 def test_auto_depends_on_the_generation_of_a_gpu(monkeypatch, capability, chosen):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    recipe, reason = precision.resolve(get_recipe("cifar10"), on_gpu=True)
+    monkeypatch.setattr(hardware, "gpus", lambda: 1)
+    recipe, reason = precision.resolve(get_recipe("cifar10"), "auto")
     assert recipe.precision == chosen
     assert "GPU" in reason
 
 
 def test_a_fixed_precision_is_unchanged(monkeypatch):
     stated = make(get_recipe("cifar10").model_dump(mode="json"), {"precision": "float16"})
-    assert precision.resolve(stated, on_gpu=False) == (stated, None)
+    assert precision.resolve(stated, "cpu") == (stated, None)
 
 
 def test_the_recipes_digest_is_that_of_the_chosen_precision(monkeypatch):

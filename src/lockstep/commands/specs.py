@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement, device_for
-from lockstep.config.precision import on_gpu, resolve
+from lockstep.config.precision import resolve
 from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.scan import is_image_folder
@@ -177,7 +177,7 @@ def with_precision(subject: Subject, recipe: Recipe, device: str, stated: Mappin
         return recipe
     if stated:
         return recipe.replace(precision=stated["precision"])
-    recipe, note = resolve(recipe, on_gpu(device))
+    recipe, note = resolve(recipe, device)
     subject.notes += [note] if note else []
     return recipe
 

@@ -16,24 +16,25 @@ _WITH_BFLOAT16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1", "AVX10_2", 
 _WITH_AMX = ("AVX512_CORE_AMX", "AVX10_1_512_AMX", "AVX10_2_512_AMX", "ALL", "DEFAULT")
 
 
-def resolve(recipe: Recipe, on_gpu: bool) -> tuple[Recipe, str | None]:
-    """Return `recipe` with "auto" replaced by a fixed precision, and the reason; None if the recipe already fixes it.
+def resolve(recipe: Recipe, device: str) -> tuple[Recipe, str | None]:
+    """Return `recipe` with "auto" replaced by a precision for the placement's `device`, and the reason.
 
-    A new run calls this once and keeps the result in recipe.json, so a resumed run never chooses again.
+    The reason is None if there was no choice. Imports torch only if the host has a GPU driver. A new run
+    calls this once and keeps the result in recipe.json, so a resumed run never chooses again.
     """
     if recipe.precision != "auto":
         return recipe, None
     if recipe.arithmetic == "portable":
         return recipe.replace(precision="float32"), None
-    units = _gpu_units() if on_gpu else cpu_units()
-    device = "GPU" if on_gpu else "CPU"
+    on_gpu = device != "cpu" and hardware.gpus() > 0
+    units, unit = (_gpu_units(), "GPU") if on_gpu else (cpu_units(), "CPU")
     # Intel's multiply half as many numbers a second as those for float32 (Xeon without AMX), AMD's twice as many.
     if units == _AVX512 and hardware.cpuinfo("vendor_id") != "AuthenticAMD":
-        precision, why = "float32", f"this {device} is slower with its units for bfloat16: {units}"
+        precision, why = "float32", f"this {unit} is slower with its units for bfloat16: {units}"
     elif units:
-        precision, why = "bfloat16", f"this {device} has units for it: {units}"
+        precision, why = "bfloat16", f"this {unit} has units for it: {units}"
     else:
-        precision, why = "float32", f"this {device} has no units for bfloat16"
+        precision, why = "float32", f"this {unit} has no units for bfloat16"
     return recipe.replace(precision=precision), f"precision {precision}, because {why}; choose another with --precision"
 
 
@@ -68,8 +69,3 @@ def _gpu_units() -> str | None:
 
     capability = torch.cuda.get_device_capability()
     return f"compute capability {capability[0]}.{capability[1]}" if capability >= _AMPERE else None
-
-
-def on_gpu(device: str) -> bool:
-    """Return whether a run with the placement's `device` computes on a GPU. Imports torch only if a driver exists."""
-    return device != "cpu" and hardware.gpus() > 0
