@@ -119,25 +119,6 @@ def reliability(bins: Sequence[tuple[float, float, int]]) -> str:
     return _drawn(4.2, 3.4, draw)
 
 
-def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], x_label: str) -> str:
-    """Return one horizontal bar for each of `rows` (name, parts), divided into its parts (name, length)."""
-
-    def draw(axes: "Axes") -> None:
-        order = list(dict.fromkeys(name for _, parts in rows for name, _ in parts))
-        for y, (_, parts) in enumerate(rows):
-            left = 0.0
-            for name, length in parts:
-                colour, label = COLOURS[order.index(name) % len(COLOURS)], name if y == 0 else None
-                axes.barh(y, length, left=left, color=colour, label=label, height=0.6)
-                left += length
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.invert_yaxis()
-        axes.set(xlabel=x_label)
-        axes.legend(ncols=len(order), loc="lower left", bbox_to_anchor=(-0.02, 1), handlelength=1, columnspacing=1.2)
-
-    return _drawn(7.5, 1.1 + 0.4 * len(rows), draw)
-
-
 def _drawn(width: float, height: float, draw: Callable[["Axes"], None]) -> str:
     """Return an SVG element of `width` by `height` inches with the axes that `draw` fills.
 

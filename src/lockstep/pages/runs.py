@@ -204,14 +204,11 @@ def speed(runs: Sequence[Run], names: Sequence[str]) -> Section:
         for run, name in zip(runs, names, strict=True)
         if (result := _result(run))
     ]
-    steps = [[row for row in run.metrics() if row["kind"] == "step" and row.get("split")] for run in runs]
-    bars = [(name, _split(rows)) for name, rows in zip(names, steps, strict=True) if rows]
-    return Section("Speed", texts or ["No step is recorded."], [_spent(bars)] if bars else ())
-
-
-def _spent(bars: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> Figure:
-    parts = "; ".join(f"{name}: {', '.join(f'{part} {ms:.2f}' for part, ms in each)}" for name, each in bars)
-    return Figure(figures.stacked(bars, "milliseconds"), f"Milliseconds of a step, in process 0, by part. {parts}")
+    for run, name in zip(runs, names, strict=True):
+        if parts := [row["split"] for row in run.metrics() if row["kind"] == "step" and row.get("split")]:
+            spent = [f"{part} {1e3 * statistics.fmean(row.get(part, 0.0) for row in parts):.2f}" for part in parts[-1]]
+            texts.append(f"{name}: milliseconds of a step, in process 0: {', '.join(spent)}.")
+    return Section("Speed", texts or ["No step is recorded."])
 
 
 def provenance(run: Run) -> Section:
@@ -233,12 +230,6 @@ def provenance(run: Run) -> Section:
     commands = [recipe.command("train", folder, "--name", f"{folder.name}-again"), recipe.command("verify", folder)]
     table = Table(["what", "value"], rows)
     return Section("How it was made", texts, table=table, folded="Recipe, environment and digests", commands=commands)
-
-
-def _split(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """Return the mean milliseconds of each part of a step."""
-    names = rows[-1]["split"]
-    return [(name, statistics.fmean(row["split"].get(name, 0.0) for row in rows) * 1e3) for name in names]
 
 
 def _tested(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
