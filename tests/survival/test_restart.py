@@ -115,12 +115,12 @@ def test_torchrun_restarts_a_run_without_a_name_and_without_resume(tmp_path, und
 
 
 def test_a_process_that_hangs_under_torchrun_ends_the_others_and_none_outlives_torchrun(tmp_path):
-    process = torchrun(tmp_path, "--timeout", "10")
+    process = torchrun(tmp_path, "--timeout", "1")
     until_step(process, 7)
     victim = ranks(process)[1]
     victim.suspend()
     for line in process.stdout:
-        if "no answer from the other processes within --timeout" in line:
+        if "no answer from the other processes within ten times --timeout" in line:
             break
     else:
         pytest.fail("the other process has not noticed")

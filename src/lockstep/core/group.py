@@ -124,7 +124,7 @@ def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
                 raise
             if "Timed out" in str(error):
                 raise PeerLostError(
-                    f"no answer from the other processes within --timeout ({error}): one of them hangs, or "
+                    f"no answer from the other processes within ten times --timeout ({error}): one of them hangs, or "
                     f"its host cannot be reached. The run continues from its newest checkpoint"
                 ) from error
             raise PeerLostError(f"lost the other processes: {error}") from error

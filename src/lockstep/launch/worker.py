@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
-from lockstep.core.monitor import Monitor
+from lockstep.core.monitor import SLOW, Monitor
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
 from lockstep.jobs.context import Context, Output
 from lockstep.jobs.specs import Spec, TrainSpec, decoded
@@ -119,7 +119,7 @@ def join(spec: Spec, world: World, ctx: Context) -> Spec:
     """Connect this process to the others: fill in `ctx.group`. Return the spec, which may continue an earlier start.
 
     On one host the launcher sees that a process hangs. On several hosts nothing does, so there a process waits for the
-    others for --timeout seconds, and then ends.
+    others for ten times --timeout, as long as the slowest part of a run may take, and then ends.
     """
     from lockstep.core.group import PATIENT_S, connect
 
@@ -131,7 +131,7 @@ def join(spec: Spec, world: World, ctx: Context) -> Spec:
         store, limit_s = open_store(world), PATIENT_S
         if world.outer:
             spec = _continued(spec, store, ctx) if world.process == 0 else spec
-            store, limit_s = meet(store, world), spec.placement.timeout
+            store, limit_s = meet(store, world), SLOW * spec.placement.timeout
         require_alike(store, world, ctx.device)
         ctx.group = connect(world.process, world.processes, ctx.device, store, ctx.monitor, limit_s)
     return spec
