@@ -50,10 +50,10 @@ logger.addFilter(_escape)
 class _Handler(logging.Handler):
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
-        self._write = write
+        self.write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._write(record.getMessage())
+        self.write(record.getMessage())
 
 
 def on_stderr(text: str) -> None:
@@ -62,12 +62,12 @@ def on_stderr(text: str) -> None:
 
 
 @contextmanager
-def handled(write: Callable[[str], None]) -> Iterator[None]:
-    """Give every message within the context to `write`, and to no other handler."""
-    before = logger.handlers[:], logger.propagate
-    logger.handlers, logger.propagate = [_Handler(write)], False
+def handled(write: Callable[[str], None]) -> Iterator[_Handler]:
+    """Give every message within the context to `write` of the handler that this returns, and to no other handler."""
+    before, handler = (logger.handlers[:], logger.propagate), _Handler(write)
+    logger.handlers, logger.propagate = [handler], False
     try:
-        yield
+        yield handler
     finally:
         logger.handlers, logger.propagate = before
 

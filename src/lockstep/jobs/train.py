@@ -1,6 +1,6 @@
 """The train job: a run from its folder to its result. All processes compute the same; only process 0 writes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -35,7 +35,10 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
     """
     with ExitStack() as stack:
         # What is trained? The arithmetic is probed before there is a folder: an unusable model leaves nothing behind.
-        send_notes_to = _hold_notes(spec, stack)
+        notes: list[str] = []  # until the start-up block is printed
+        messages = stack.enter_context(handled(notes.append))
+        for text in spec.notes:
+            logger.warning(text)
         session = Session(spec.recipe, spec.placement, ctx)
         facts = session.require_agreement()
 
@@ -46,7 +49,9 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         test_set = session.split(spec.recipe.evaluated_split)
         log = Log(session.course, run.listeners, ctx.monitor, session.device)
         run.begin(log, due, test_set)
-        send_notes_to(log.note)
+        messages.write = log.note
+        for text in notes:
+            log.note(text)
         stack.enter_context(_last_good_state_saved(session, due, run, ctx))
         run.save(due)
 
@@ -68,22 +73,6 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
             raise StoppedError(requested.stop)
         run.require_saved()
         return run.finish(_result(session, test_set, due, log, evaluations), log)
-
-
-def _hold_notes(spec: TrainSpec, stack: ExitStack) -> Callable[[Callable[[str], None]], None]:
-    """Hold messages, those of `spec` first. Return a function that sends them, and all later ones, to its argument."""
-    notes: list[str] = []
-    receivers: list[Callable[[str], None]] = [notes.append]
-    stack.enter_context(handled(lambda text: receivers[-1](text)))
-    for text in spec.notes:
-        logger.warning(text)
-
-    def send_to(receiver: Callable[[str], None]) -> None:
-        receivers.append(receiver)
-        for text in notes:
-            receiver(text)
-
-    return send_to
 
 
 def _evaluate_all(session: Session, test_set: Dataset, log: Log) -> dict[str, Evaluation]:
