@@ -155,7 +155,7 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
         ({"model": lambda shape, classes: None}, "cannot be imported by its name"),
         (("runs/none",), "there is no folder runs/none"),
         ({"name": "../x"}, "is not allowed"),
-        ({"resume": True}, "no run of digits"),
+        ({"resume": True}, "--resume continues a run"),
     ],
 )
 def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkeypatch, arguments, message):
