@@ -8,9 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from errno import EACCES
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from PIL import Image, ImageFile
@@ -126,12 +124,13 @@ def test_hosts_with_other_intervals_are_told_the_options():
 
 
 @pytest.mark.slow
-def test_a_log_that_cannot_be_written_refuses_a_resume_and_leaves_no_lock(here, trained_once, tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_written_refuses_a_resume_and_leaves_no_lock(here, trained_once, tmp_path):
     shutil.copytree(trained_once(*ALONE)[0], tmp_path / RUN)
     (tmp_path / RUN / "result.json").unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr("lockstep.jobs.open_run.append", Mock(side_effect=PermissionError(EACCES, "Permission denied")))
-        refused(here("train", RUN, "--resume"), ENVIRONMENT, f"cannot write in {RUN}: Permission denied")
+    (tmp_path / RUN / "log.txt").unlink()
+    (tmp_path / RUN / "log.txt").mkdir()
+    refused(here("train", RUN, "--resume"), ENVIRONMENT, f"cannot write in {RUN}: Is a directory")
+    (tmp_path / RUN / "log.txt").rmdir()
     assert here("train", RUN, "--resume").returncode == 0
 
 
