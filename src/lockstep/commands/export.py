@@ -86,7 +86,7 @@ def export(
     contains the preprocessing and, as metadata, the names of the classes, and computes in float32.
 
     Args:
-        source: a run, its folder, the folder of one of its checkpoints, or a model file.
+        source: a run, its folder, the file of one of its checkpoints, or a model file.
         file: the file to write, whose name ends in .onnx; an existing one is replaced. Needs the extra "export".
         checkpoint: "best", or a number of steps; None for the newest.
         data: folder of the dataset; None for that of training.

@@ -34,7 +34,7 @@ def load(
     are; another number than the recipe's, which `lockstep predict` sets, may change low-order bits of probabilities.
 
     Args:
-        source: a run, its folder, the folder of one of its checkpoints, or a model file.
+        source: a run, its folder, the file of one of its checkpoints, or a model file.
         checkpoint: "best", or a number of steps; None for the newest.
         trust_code: True to execute the run's own model.
         device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".

@@ -1,7 +1,7 @@
 """The flat vector of a tower: all that a step adds over towers, so that one reduction carries everything.
 
 A vector is float32 [metric sums | buffer_deltas | gradient sums]. The deltas are the changes that a step makes to the
-floating-point buffers (batch norm's running averages). ControlFlags to stop or save travel as metrics, so every process
+floating-point buffers (batch norm's running averages). Requests to stop or save travel as metrics, so every process
 reads the same requests after the same step. The backward pass computes the last gradients first, so a vector is filled
 from its end to its start, and can be exchanged in parts.
 """
@@ -23,7 +23,7 @@ MIN_PART, MAX_PARTS = 1 << 18, 8
 
 @dataclass(frozen=True)
 class ControlFlags:
-    """ControlFlags to all processes, to act on after a step."""
+    """Requests to all processes, to act on after a step."""
 
     stop: Signals | None = None  # the signal to stop for, or None
     save: bool = False  # True to save a checkpoint

@@ -17,9 +17,9 @@ DATASETS = {
     "mnist": "lockstep.data.readers:load_mnist",
 }
 
-# The dataset of a folder of images, which the placement names. `folder/` reads it.
+# The dataset of a folder of images, which the placement names. `folder.py` reads it.
 IMAGE_FOLDER = "folder"
-MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `custom.py` stores and reads it
+MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `arrays.py` stores and reads it
 
 # To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate | Crop
