@@ -17,10 +17,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import INLINE
-
 COMMAND = (
-    "lockstep", "train", "digits", "--name", "x", *INLINE["train"], "--steps", "3", "--save-every", "1", "--keep", "1",
+    "lockstep", "train", "digits", "--name", "x", "--inline", "--steps", "3", "--save-every", "1", "--keep", "1",
     "--eval-every", "2", "--log-every", "2", "--summary-every", "0", "--json",
 )  # fmt: skip
 _CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")  # audit events, raised before the operation
