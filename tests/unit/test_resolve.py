@@ -75,7 +75,7 @@ def test_two_folders_of_images_are_refused(photos, tmp_path):
 
 @pytest.fixture(params=["recipe file", "run"])
 def theirs(request, tmp_path):
-    """Return theirs(changes) -> the path of a recipe file, or of a run, of `digits` with `changes`."""
+    """Return a function that writes `digits` with `changes`, as a recipe file or as a run, and returns the path."""
 
     def write(changes):
         recipe = get_recipe("digits").replace(**changes)

@@ -7,8 +7,8 @@ examples of a split are either
 - anything that can be iterated over, of pairs (image, label), as torchvision's datasets give them. An image is a Pillow
   image or a uint8 array. An attribute "classes" has the names of the classes.
 
-All are copied once to a file that every process maps; see `pixels.py`. It is named after the SHA-256 of the dataset. A
-JSON file beside it has the labels and the classes.
+All are copied once to a file that every process maps; see `pixels.py`. It is named after the SHA-256 of the dataset.
+The labels and the classes are in a JSON file beside it.
 """
 
 import hashlib
