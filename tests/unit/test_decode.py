@@ -2,17 +2,14 @@
 
 import io
 import struct
-import tracemalloc
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, TiffImagePlugin
+from PIL import Image
 
-from lockstep.data import decode
 from lockstep.data.decode import UnreadableImageError, decode_image, inspect_image
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA
 
 LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF")
 
@@ -62,17 +59,10 @@ def test_the_square_in_the_middle_is_taken():
     wide[:, 30:70] = picture(40, 40)
     assert np.array_equal(decode_image(wide, 40), picture(40, 40))
     assert np.array_equal(decode_image(wide.transpose(1, 0, 2), 40), picture(40, 40).transpose(1, 0, 2))
-    wide = picture(1003, 603)  # The decoder rounds the size of a JPEG that it shrinks up: 1003 / 8 -> 126 columns.
-    assert near(decode_image(encoded(wide, "JPEG", quality=95), 32), decode_image(wide, 32), 2)
-
-
-def test_a_jpeg_whose_reduced_sides_round_to_one_number_keeps_its_middle():
-    """1608x1602 is decoded at 1/8, as 201x201, of which 201 x 200.25 pixels are the image."""
-    wide = picture(1608, 1602)
+    wide = picture(1608, 1602)  # The decoder shrinks a JPEG to 1/8, 201x201, of which 201 x 200.25 are the image.
     data = encoded(wide, "JPEG", quality=95, subsampling=0)
     image = Image.open(io.BytesIO(data))
     image.draft(None, (64, 64))
-    image.load()
     box = ((201 - 200.25) / 2, 0, (201 + 200.25) / 2, 200.25)
     expected = image.resize((32, 32), Image.Resampling.BICUBIC, box, reducing_gap=2.0)
     assert np.array_equal(decode_image(data, 32), np.asarray(expected))
@@ -161,20 +151,6 @@ def test_16_bit_grey_is_scaled_and_not_clipped(format):
     assert (pixels[0, 0].tolist(), pixels[-1, -1].tolist()) == ([0, 0, 0], [255, 255, 255])
 
 
-def test_16_bit_grey_takes_no_more_memory_than_its_pixels_do():
-    values = np.arange(1500 * 2000, dtype=np.uint32).astype(np.uint16).reshape(1500, 2000)
-    image = Image.fromarray(values)
-    image.info["transparency"] = 40_000
-    expected = ((values.astype(int) + 128) // 257).astype(np.uint8)
-    expected[values == 40_000] = 255
-    tracemalloc.start()
-    grey = decode._eight_bit(image)
-    peak = tracemalloc.get_traced_memory()[1]  # of Python and numpy; Pillow's images are not in it
-    tracemalloc.stop()
-    assert np.array_equal(np.asarray(grey), expected)
-    assert peak < 2 * values.size
-
-
 def png_16_bit_rgb(pixels, size=None):
     """A PNG file of these values, which Pillow cannot write. Its header may state another size."""
 
@@ -234,41 +210,14 @@ def test_the_cause_is_named(data, cause):
         decode_image(data, 32)
 
 
-@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None, 10**9, 50_000_000])
-def test_too_many_pixels_are_refused_before_decoding_whatever_pillows_limit_is(monkeypatch, limit):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    assert np.array_equal(decode_image(encoded(picture(32, 32)), 32), picture(32, 32))
-    data = encoded(Image.new("1", (10_001, 10_000)))
-    huge = png_16_bit_rgb(picture(32, 32), size=(65_536, 65_536))
-    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(UnreadableImageError, match=r"megapixels, more than 100|more than 100 megapixels"):
-        decode_image(data, 32)
-    with pytest.raises(UnreadableImageError, match=r"megapixels, more than 100|more than 100 megapixels"):
-        decode_image(huge, 32)  # so large that Pillow itself refuses it
-
-
 @pytest.mark.parametrize(
-    ("module", "name", "value"),
-    [
-        (ImageFile, "LOAD_TRUNCATED_IMAGES", True),
-        (TiffImagePlugin, "READ_LIBTIFF", True),
-        (BmpImagePlugin, "USE_RAW_ALPHA", True),
-        (GifImagePlugin, "LOADING_STRATEGY", GifImagePlugin.LoadingStrategy.RGB_ALWAYS),
-        (Image, "MAX_IMAGE_PIXELS", 400),
-    ],
+    ("size", "words"), [((10_001, 10_000), "100 megapixels, more than 100"), ((65_536,) * 2, "bomb")]
 )
-def test_switches_of_pillow_in_the_callers_program_decide_nothing(monkeypatch, module, name, value):
-    """Such an image must not be decoded another way, nor be called unreadable: the index would remember that."""
-    whole = encoded(picture(64, 64), "JPEG", quality=95)
-    expected = decode_image(whole, 32)
-    monkeypatch.setattr(module, name, value)
-    for data in (whole, whole[: len(whole) * 9 // 10]):
-        with pytest.raises(LockstepError, match=f"Pillow's .*{name} is .*: set it back to") as caught:
-            decode_image(data, 32)
-        assert not isinstance(caught.value, UnreadableImageError)
-        assert caught.value.code == ENVIRONMENT
-    monkeypatch.undo()
-    assert np.array_equal(decode_image(whole, 32), expected)
+def test_too_many_pixels_are_refused_before_decoding(monkeypatch, size, words):
+    data = png_16_bit_rgb(picture(32, 32), size)
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(UnreadableImageError, match=words):
+        decode_image(data, 32)
 
 
 def test_a_file_that_cannot_be_opened(tmp_path):
@@ -294,20 +243,3 @@ def test_grey_small_and_thin_arrays_become_rgb():
         assert np.array_equal(decode_image(grey, 40), np.repeat(grey.reshape(40, 40, 1), 3, axis=2))
     assert decode_image(np.full((1, 1), 7, np.uint8), 32).tolist() == np.full((32, 32, 3), 7).tolist()
     assert decode_image(np.full((2, 5000), 7, np.uint8), 32).shape == (32, 32, 3)
-
-
-def test_a_users_image_is_not_changed():
-    image = Image.open(io.BytesIO(encoded(picture(640, 480), "JPEG")))
-    decode_image(image, 32)
-    assert (image.size, image.mode) == ((640, 480), "RGB")
-
-
-def test_threads_give_the_same_pixels_and_pillow_does_not_warn(monkeypatch, recwarn):
-    data = [encoded(picture(300 + i, 200), "JPEG") for i in range(4)]
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50_000_000)
-    data.append(encoded(Image.new("1", (7_100, 7_100))))  # above the size at which Pillow warns
-    expected = [decode_image(item, 32) for item in data]
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda item: decode_image(item, 32), data * 4))
-    assert all(np.array_equal(a, b) for a, b in zip(results, expected * 4, strict=True))
-    assert not recwarn.list

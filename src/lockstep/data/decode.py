@@ -8,13 +8,12 @@ import contextlib
 import importlib
 import io
 import re
-import stat
 import warnings
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,6 @@ FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 byt
 RULES = 2  # the version of the rules in `decode_image`; another version may give other pixels
 
 REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
-_BAND_PIXELS = 1 << 18  # of a 16-bit image that become 8-bit at a time; the whole image would take 13 bytes a pixel
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS: dict[object, str] = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
@@ -45,7 +43,6 @@ _RESIZED_AS = {
     "HSV": "RGB",
 }  # fmt: skip
 _UNSUPPORTED_MODES = {"I": "32-bit integer pixels", "F": "floating-point pixels", "LAB": "CIE Lab colours"}
-_PILLOWS_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # as warnings.filterwarnings adds it
 
 
 class UnreadableImageError(LockstepError):
@@ -53,18 +50,6 @@ class UnreadableImageError(LockstepError):
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause, DATA)
-
-
-class ImageFacts(NamedTuple):
-    """What `inspect_image` finds: the format in Pillow's words, and the size in pixels as the image is stored.
-
-    `grey` is True if red, green and blue are equal in every pixel of the small image that `inspect_image` decodes.
-    """
-
-    format: str
-    width: int
-    height: int
-    grey: bool
 
 
 def decode_image(
@@ -97,7 +82,7 @@ def decode_image(
     else:
         with _one_error_type():
             pixels = _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px)
-    return _luminance(pixels) if grey else pixels
+    return np.array(_from_array(pixels).convert("L"))[..., None] if grey else pixels
 
 
 def upright(image: "Image") -> "Image":
@@ -107,13 +92,14 @@ def upright(image: "Image") -> "Image":
     return image if orientation is None else image.transpose(orientation)
 
 
-def inspect_image(data: bytes) -> ImageFacts:
-    """Return what is known of an image file's bytes, after decoding it once.
+def inspect_image(data: bytes) -> tuple[str, int, int, bool]:
+    """Return the format of an image file's bytes in Pillow's words, width and height as stored, and if it is grey.
 
+    It is grey if red, green and blue are equal in every pixel of a small image that is decoded.
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     pixels, format, (width, height) = _decode(data, 32)
-    return ImageFacts(format, width, height, grey=bool((pixels == pixels[..., :1]).all()))
+    return format, width, height, bool((pixels == pixels[..., :1]).all())
 
 
 def stored_pixels(data: bytes, limit: int) -> int:
@@ -139,9 +125,6 @@ def decoder_versions() -> dict[str, str | None]:
 def read_image(path: Path) -> bytes:
     """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too little memory."""
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Reading a pipe or a device may never end.
-            raise UnreadableImageError("not a regular file")
         return read_bytes(path, FILE_LIMIT)
     except ValueError:
         raise UnreadableImageError(f"more than {FILE_LIMIT / 1e9:.1f} GB") from None
@@ -155,16 +138,8 @@ def _no_memory() -> LockstepError:
     return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
 
 
-def _luminance(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return RGB pixels [H, W, 3] as [H, W, 1]. Grey pixels keep their value."""
-    from PIL import Image
-
-    return np.array(Image.fromarray(pixels).convert("L"))[..., None]
-
-
 def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
     """Return the pixels, the format and the stored size of a file's bytes. Raises: UnreadableImageError."""
-    _require_default_switches()
     with _opened(data) as image:
         format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
         pixels = _square(image, image_px, draft=True)
@@ -182,35 +157,15 @@ def _opened(data: bytes) -> "Iterator[Image]":
         yield image
 
 
-def _require_default_switches() -> None:
-    """Raise a LockstepError if the program has set a global switch of Pillow that changes what is read from files.
-
-    The switches belong to the whole program, so resetting them here would change what its other threads read. And an
-    image that is decoded under one cannot be told from others, so it must not reach the index of a folder.
-    """
-    from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, TiffImagePlugin
-
-    limit = Image.MAX_IMAGE_PIXELS  # Pillow refuses more than twice as many.
-    for name, value, changed in (
-        ("ImageFile.LOAD_TRUNCATED_IMAGES", ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.LOAD_TRUNCATED_IMAGES),
-        ("TiffImagePlugin.READ_LIBTIFF", TiffImagePlugin.READ_LIBTIFF, TiffImagePlugin.READ_LIBTIFF),
-        ("BmpImagePlugin.USE_RAW_ALPHA", BmpImagePlugin.USE_RAW_ALPHA, BmpImagePlugin.USE_RAW_ALPHA),
-        ("GifImagePlugin.LOADING_STRATEGY", (gif := GifImagePlugin.LOADING_STRATEGY), gif.name == "RGB_ALWAYS"),
-        ("Image.MAX_IMAGE_PIXELS", limit, limit is not None and 2 * limit < PIXEL_LIMIT),
-    ):
-        if changed:
-            raise LockstepError(
-                f"Pillow's {name} is {value} in this program, which changes what is read from images: set it back to "
-                f"its default",
-                ENVIRONMENT,
-            )
-
-
 @cache
 def _load_plugins() -> None:
-    """Import Pillow's plugins for `FORMATS`. Pillow itself finds them by a file's name, and bytes have none."""
+    """Import Pillow's plugins for `FORMATS`, which it finds by a file's name otherwise, and silence its warnings.
+
+    It warns of damaged EXIF blocks, and of sizes that are limited here.
+    """
     for name in ("Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
         importlib.import_module(f"PIL.{name}ImagePlugin")
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @contextlib.contextmanager
@@ -219,20 +174,15 @@ def _one_error_type() -> Iterator[None]:
 
     A MemoryError says nothing about the file, so it becomes an error of the host.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     _load_plugins()
-    # Pillow warns of damaged EXIF blocks, and of sizes that are limited here. catch_warnings is not for threads.
-    if warnings.filters[:1] != [_PILLOWS_WARNINGS]:
-        warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         yield
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
         raise UnreadableImageError("not a JPEG, PNG, WebP, BMP, GIF or TIFF image") from None
-    except Image.DecompressionBombError:  # Pillow's own limit is above this one.
-        raise UnreadableImageError(f"more than {PIXEL_LIMIT / 1e6:.0f} megapixels") from None
     except MemoryError:
         raise _no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
@@ -281,14 +231,12 @@ def _eight_bit(image: "Image") -> "Image":
     if image.mode in _UNSUPPORTED_MODES:
         raise UnreadableImageError(f"{_UNSUPPORTED_MODES[image.mode]} are not supported")
     if _SIXTEEN_BIT.fullmatch(image.mode):
-        transparent, grey = image.info.get("transparency"), Image.new("L", image.size)
-        for top in range(0, image.height, rows := 1 + _BAND_PIXELS // image.width):
-            values = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height)))).astype(np.uint32)
-            band = ((values + 128) // 257).astype(np.uint8)
-            if isinstance(transparent, int):
-                band[values == transparent] = 255
-            grey.paste(Image.fromarray(band), (0, top))
-        return grey
+        values, transparent = np.asarray(image), image.info.get("transparency")
+        whole, rest = np.divmod(values, 257)
+        grey = (whole + (rest > 128)).astype(np.uint8)  # values / 257, rounded
+        if isinstance(transparent, int):
+            grey[values == transparent] = 255
+        return Image.fromarray(grey)
     if image.mode in ("1", "L", "P", "RGB") and image.has_transparency_data:
         return image.convert("RGBA")
     return image.convert(_RESIZED_AS[image.mode]) if image.mode in _RESIZED_AS else image
