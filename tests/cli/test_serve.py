@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import re
 import shutil
 import signal
@@ -13,7 +12,6 @@ import threading
 import pytest
 from benchmarks import serve as load
 from benchmarks.browser import chromium, executable
-from PIL import Image
 from tests.conftest import start
 
 from lockstep.errors import ENVIRONMENT, USAGE
@@ -34,9 +32,11 @@ def address_of(process):
 def server(trained_once, tmp_path_factory):
     """The port of a server that all tests share."""
     process = start("serve", trained_once(*RUN)[0], "--port", 0, cwd=tmp_path_factory.mktemp("serve"))
-    yield address_of(process)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    port = address_of(process)
+    yield port
+    with half_sent(port, b"POST"):
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "ended\n", "")
 
 
@@ -45,13 +45,6 @@ def half_sent(port, text):
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(text)
         yield connection
-
-
-def bomb():
-    """Return a PNG of 100,000,000 pixels and one row, in a few kilobytes."""
-    file = io.BytesIO()
-    Image.new("L", (10_000, 10_001)).save(file, "PNG")
-    return file.getvalue()
 
 
 def test_500_requests_at_once_are_all_answered_beside_bad_clients(server):
@@ -64,14 +57,11 @@ def test_500_requests_at_once_are_all_answered_beside_bad_clients(server):
         huge = stack.enter_context(half_sent(server, large[0]))
         sender = threading.Thread(target=_send_much, args=(huge,))
         sender.start()
-        bombs = asyncio.run(load.burst(server, [bomb()] * 3))
         replies = asyncio.run(load.burst(server, PICTURES))
         sender.join()
         assert b" 413 " in huge.recv(4096)
     assert [reply.status for reply in replies] == [200] * 500
     assert {reply.body["predictions"][0]["error"] for reply in replies} == {None}
-    assert [reply.status for reply in bombs] == [422] * 3
-    assert "100 megapixels, more than 55" in bombs[0].body["error"]
 
 
 def _send_much(connection):
@@ -80,20 +70,8 @@ def _send_much(connection):
             connection.sendall(bytes(1 << 20))
 
 
-def test_ctrl_c_ends_it_at_once_though_clients_wait(started, trained_once):
-    process = started("serve", trained_once(*RUN)[0], "--port", 0)
-    port = address_of(process)
-    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 9\r\n\r\n"
-    with half_sent(port, b"POST"), half_sent(port, head):
-        assert asyncio.run(load.burst(port, PICTURES[:1]))[0].status == 200
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)  # less than the time limit of a request
-    assert (process.returncode, out, err) == (0, "ended\n", "")
-
-
-def test_a_mistake_is_one_error(here, trained_once, tmp_path):
+def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
     run, _ = trained_once(*RUN)
-    (tmp_path / "empty").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as other:
         busy = other.getsockname()[1]
         for words, code, message in (
@@ -101,18 +79,13 @@ def test_a_mistake_is_one_error(here, trained_once, tmp_path):
             ((run, "--port", 0, "--host", "no.such.host.invalid"), ENVIRONMENT, "cannot listen at --host no.such"),
             ((run, "--port", 70_000), USAGE, "less than or equal to 65535"),
             (("none", "--port", 0), USAGE, "none does not exist"),
-            (("empty", "--port", 0), USAGE, "empty is not a run"),
-            ((run, "--port", 0, "--checkpoint", 7), USAGE, "has no such checkpoint"),
         ):
             done = here("serve", *words)
             assert (done.returncode, done.stdout) == (code, ""), done.stderr
             assert message in " ".join(done.stderr.split())
             assert "Traceback" not in done.stderr
-
-
-def test_a_missing_extra_is_one_error(here, trained_once, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    done = here("serve", trained_once(*RUN)[0])
+    done = here("serve", run)
     assert (done.returncode, done.stdout) == (ENVIRONMENT, "")
     assert done.stderr == "lockstep: serve needs uvicorn: pip install '.[serve]' in the folder of Lockstep's source\n"
 
@@ -123,15 +96,11 @@ def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_i
     run = shutil.copytree(trained_once(*RUN)[0], tmp_path / "copy")
     (run / "result.json").unlink()
     (run / "model.safetensors").unlink()
-    monkeypatch.setattr("lockstep.classify.server.serve_until_signal", lambda server, listening: listening.close())
+    monkeypatch.setattr("lockstep.classify.serve.serve_until_signal", lambda server, listening: listening.close())
     done = here("serve", run, "--host", "0.0.0.0", "--port", 0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://0.0.0.0:")
     assert done.stderr == "--host 0.0.0.0: everyone on the network can use this server\n"
-    shutil.rmtree(run / "checkpoints")
-    refused, predicted = here("serve", run, "--port", 0), here("predict", run, "x.png")
-    assert (refused.returncode, refused.stdout, refused.stderr) == (predicted.returncode, "", predicted.stderr)
-    assert predicted.returncode != 0
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 import errno
 import hashlib
-import importlib
 import itertools
-import json
 import logging
 import os
 import shutil
@@ -82,14 +80,9 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
     assert first.top[0] == (first.label, first.probability)
     assert classifier.classes[first.index] == first.label
     assert [p.top for p in lockstep.predict(classifier.origin, tmp_path, top=3)] == [first.top]
-    assert [p.top for p in classifier.predict(str(tmp_path / "*.png"), top=3)] == [first.top]
-
-
-def test_a_batch_of_images_is_one_array(classifier):
-    arrays = TEST.images[:7].numpy()
-    assert labels(classifier.predict(arrays)) == labels(classifier.predict(list(arrays)))
-    assert labels(classifier.predict(TEST.images[:7])) == labels(classifier.predict(arrays))
-    assert [p.source for p in classifier.predict(arrays)] == list(range(7))
+    for batch in (TEST.images[2:5], TEST.images[2:5].numpy()):
+        several = list(classifier.predict(batch, top=3))
+        assert ([p.source for p in several], several[1].top) == ([0, 1, 2], first.top)
 
 
 # The recipe, the size and channels of its images, and its changes.
@@ -100,7 +93,6 @@ NETWORKS = {
     "cifar10": ((32, 32, 3), {"precision": "float32"}),
     "cifar10-bfloat16": ((32, 32, 3), {"precision": "bfloat16"}),
     "photos": ((64, 64, 3), {"precision": "float32"}),
-    "photos-bfloat16": ((64, 64, 3), {"precision": "bfloat16"}),
 }
 
 
@@ -119,14 +111,11 @@ def test_a_prediction_has_the_same_bits_beside_any_others(name, number, model_fi
     classifier = lockstep.load(model_file(recipe, facts={"image_shape": list(shape)}, shape=shape))
     generator = np.random.default_rng(0)
     images = [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(3)]
-    others = [TEST.images[i].numpy() for i in range(40)] if name == "digits" else [images[1] * 0, images[2] | 255]
+    others = [*TEST.images[:40].numpy()] if name == "digits" else [images[1] * 0, images[2] | 255]
     alone = next(classifier.predict(images[0], 10)).top
     for place in {0, len(others)}:
         row = list(classifier.predict([*others[:place], images[0], *others[place:]], 10))[place]
         assert row.top == alone, f"{place} before it"
-    assert [p.top for p in classifier.predict(images, 10)] == [p.top for p in classifier.predict(images[::-1], 10)][
-        ::-1
-    ]
     assert sum(probability for _, probability in alone) == pytest.approx(1)
 
 
@@ -143,25 +132,17 @@ def test_the_plain_module_and_preprocessing_give_the_same_classes(classifier, ru
     assert [str(label) for label in predicted] == labels(classifier.predict(TEST.images[:50].numpy()))
 
 
-def test_run_file_and_checkpoint_are_the_same_classifier(run):
+def test_run_file_and_checkpoint_are_the_same_classifier(run, tmp_path):
+    """Of a run that was stopped, the newest checkpoint counts."""
     images = TEST.images[:30].numpy()
+    stopped = shutil.copytree(run.path, tmp_path / "a", ignore=shutil.ignore_patterns("result.json", "model.*"))
     step = run.path / "checkpoints/step-000000030.safetensors"
     tops = [
         [p.top for p in lockstep.load(*arguments).predict(images, top=2)]
-        for arguments in ((run,), (run.path,), (str(run.model),), (step,), (run, 30), (run, "best"))
+        for arguments in ((run,), (run.path,), (str(run.model),), (step,), (run, 30), (run, "best"), (stopped,))
     ]
     assert all(top == tops[0] for top in tops)
     assert [p.top for p in lockstep.load(run, 0).predict(images, top=2)] != tops[0]
-
-
-def test_a_stopped_run_is_used_from_its_newest_checkpoint(run, tmp_path):
-    copy = tmp_path / "stopped"
-    shutil.copytree(run.path, copy)
-    for name in ("result.json", "model.safetensors"):
-        (copy / name).unlink()
-    assert lockstep.Run.open(copy).classes == run.classes
-    images = TEST.images[:30].numpy()
-    assert labels(lockstep.load(copy).predict(images)) == labels(lockstep.load(run).predict(images))
 
 
 def test_a_bad_image_gives_an_error_in_its_place_and_the_others_go_on(classifier, tmp_path):
@@ -169,19 +150,19 @@ def test_a_bad_image_gives_an_error_in_its_place_and_the_others_go_on(classifier
     (tmp_path / "bad.png").write_bytes(b"x")
     good = TEST.images[0].numpy()
     weights = torch.ones(8, 8, requires_grad=True)
+    os.mkfifo(tmp_path / "pipe.png")  # Reading it would never end.
     sources = [
-        good, tmp_path / "bad.png", tmp_path / "empty", np.zeros((8, 8, 2), np.uint8), tmp_path / "*.gif", good, None,
-        "", weights,
+        good, tmp_path / "bad.png", tmp_path / "empty", np.zeros((8, 8, 2), np.uint8), tmp_path / "none.gif", good,
+        None, weights, tmp_path / "pipe.png", Path("/dev/zero"),
     ]  # fmt: skip
     predictions = list(classifier.predict(sources))
     errors = [prediction.error for prediction in predictions]
     assert [number for number, error in enumerate(errors) if error is None] == [0, 5]
-    assert (errors[2], errors[4]) == ("no images in this folder", "no file matches")
+    assert (errors[2], errors[4]) == ("no images in this folder", "no such file or directory")
     assert errors[6].startswith("got NoneType: give a path")
-    assert errors[7].startswith("got an empty text: give a path")
-    assert errors[8].startswith("a tensor torch.float32 [8, 8]: give a path")
-    assert [prediction.error for prediction in classifier.predict("")] == [errors[7]]
-    assert [prediction.error for prediction in classifier.predict(weights)] == [errors[8]]
+    assert errors[7].startswith("a tensor torch.float32 [8, 8]: give a path")
+    assert errors[8:] == ["not a regular file"] * 2
+    assert [prediction.error for prediction in classifier.predict(weights)] == [errors[7]]
     bad = predictions[1]
     assert (bad.source, bad.label, bad.index, bad.probability, bad.top) == (tmp_path / "bad.png", None, None, None, ())
 
@@ -211,16 +192,6 @@ def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
     assert [item.name for item in items(tmp_path)] == [tmp_path / name for name in names]
 
 
-def test_a_pipe_or_a_device_is_an_error_in_its_place(classifier, tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")
-    Image.new("RGB", (8, 8)).save(tmp_path / "z.png")
-    sources = [tmp_path, Path("/dev/zero")]
-    results = {prediction.source: prediction.error for prediction in classifier.predict(sources)}
-    assert results == {
-        tmp_path / "pipe.png": "not a regular file", tmp_path / "z.png": None, Path("/dev/zero"): "not a regular file",
-    }  # fmt: skip
-
-
 def test_a_folder_that_can_be_listed_but_not_entered_gives_errors(classifier, tmp_path, monkeypatch):
     (tmp_path / "a.png").touch()
     real = os.stat
@@ -244,34 +215,20 @@ def test_a_wrong_argument_is_an_error_at_once(classifier):
     assert list(classifier.predict([])) == []
 
 
-def test_a_file_that_is_cut_off_or_missing_is_one_message(run, tmp_path):
-    data = run.model.read_bytes()
-    for content in (data[:1000], data[:-5]):
-        (tmp_path / "m.safetensors").write_bytes(content)
-        with pytest.raises(LockstepError, match="is damaged, or not a file that Lockstep wrote"):
-            lockstep.load(tmp_path / "m.safetensors")
-    with pytest.raises(LockstepError, match="does not exist"):
-        lockstep.load(Path("nothing/here"))
-
-
 @pytest.mark.parametrize(
     ("stated", "facts", "words"),
     [
-        ({}, {"classes": None}, "damaged: it does not state the names of the classes"),
-        ({}, {"classes": []}, "damaged: it does not state the names of the classes"),
-        ({}, {"classes": "ab"}, r"damaged, or .* \(classes: Input should be a valid list"),
-        ({}, {"image_shape": None}, "damaged: its images have the size"),
-        ({}, {"image_shape": [8, 8]}, "damaged: its images have the size"),
-        ({}, {"image_shape": [8, 0, 1]}, "damaged: its images have the size"),
+        ({}, {"classes": None}, "damaged: it states the classes None"),
+        ({}, {"classes": []}, r"damaged: it states the classes \[\]"),
+        ({}, {"image_shape": None}, "damaged: it states .* images of"),
+        ({}, {"image_shape": [8, 8]}, "damaged: it states .* images of"),
+        ({}, {"image_shape": [8, 0, 1]}, "damaged: it states .* images of"),
         ({}, {"image_shape": [8, "x", 1]}, r"damaged, or .* \(image_shape.1: Input should be a valid integer"),
-        ({}, {"image_shape": 8}, r"damaged, or .* \(image_shape: Input should be a valid list"),
-        ({}, {"image_shape": [200_000, 200_000, 1]}, r"damaged: its images have the size"),
+        ({}, {"image_shape": [200_000, 200_000, 1]}, "damaged: it states .* images of"),
         ({}, {"recipe": None}, "damaged: it does not contain its recipe"),
-        ({}, {"model_source": []}, r"damaged, or .* \(model_source: Input should be a valid dictionary"),
         ({"precision": "auto"}, {}, "damaged: its recipe does not fix the precision"),
         ({"augmentation": {"kind": "distort", "crop_px": 10**6}}, {}, "crop_px 1000000 is larger"),
         ({"eval_batch": 10**8}, {}, "eval_batch: got 100000000: .* less than or equal to 65536"),
-        ({"threads_per_tower": 10**6}, {}, "threads_per_tower: got 1000000: .* less than or equal to 1024"),
         ({"model": "residual", "model_options": {"widths": [10**9]}, "augmentation": "plain"},
          {"image_shape": [16, 16, 1]}, "widths: got .* from 1 to 16384"),
         ({"model": "residual", "model_options": {"widths": [1000]}, "augmentation": "plain"},
@@ -323,7 +280,7 @@ def test_a_network_is_computed_uncompiled_and_the_flags_of_the_program_stay(mode
     assert torch.get_deterministic_debug_mode() == before
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if "-" not in name])
+@pytest.mark.parametrize("name", ["digits", "cifar10"])
 def test_the_default_dtype_of_the_callers_program_changes_no_bit(name, model_file):
     shape, changes = NETWORKS[name]
     path = model_file(get_recipe(name).replace(**changes), facts={"image_shape": list(shape)}, shape=shape)
@@ -361,18 +318,4 @@ def test_a_model_that_was_edited_after_its_import_is_reported(model_file, tmp_pa
     assert f"not the one it was trained with ({name}.py: " in caplog.text
     assert "start the program again" in caplog.text
     assert isinstance(loaded.module[2], torch.nn.ReLU)
-    caplog.clear()
-    importlib.reload(sys.modules[name])
-    loaded = lockstep.load(model_file(recipe, facts={"model_source": edited}), trust_code=True)
-    assert not caplog.text
-    assert isinstance(loaded.module[2], torch.nn.Sigmoid)
     del sys.modules[name]
-
-
-@pytest.mark.parametrize("stated", ["[]", "3", '"text"', "[" * 100_000])
-def test_metadata_that_is_no_object_is_damage(tmp_path, stated):
-    header = json.dumps({"__metadata__": {"lockstep": stated}}).encode()
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(LockstepError, match="is damaged, or not a file that Lockstep wrote"):
-        lockstep.load(path)

@@ -6,8 +6,7 @@ import torch
 
 import lockstep
 from lockstep.classify import export
-from lockstep.classify.export import batch_of, exported, loaded
-from lockstep.classify.graph import Graph, graph_recipe
+from lockstep.classify.export import Graph, batch_of, exported, graph_recipe, loaded
 from lockstep.commands.export import _in_batches
 from lockstep.core.evaluate import classify
 from lockstep.core.model import build_model

@@ -1,6 +1,5 @@
 """From the files and arrays that a user wants classified to single images. A few threads work ahead."""
 
-import glob
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ from lockstep import numerics
 from lockstep.data.scan import IGNORED, SUFFIXES, UNSUPPORTED
 from lockstep.errors import DATA, LockstepError
 
-# One image, or the path of a file, of a folder, or of files as in "photos/*.jpg".
+# One image, or the path of a file or of a folder.
 Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8] | Tensor
 _ALLOWED = "give a path, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or [H, W, C]"
 Sources: TypeAlias = Source | Iterable[Source]
@@ -43,13 +42,10 @@ def items(sources: Sources) -> Iterator[Item]:
     elif isinstance(sources, str | Path | bytes | Image):
         sources = [sources]
     for number, source in enumerate(sources):
-        if isinstance(source, Path) or (isinstance(source, str) and source):
-            yield from _files(source)
-            continue
-        try:
-            yield Item(number, image_of(source))
-        except LockstepError as error:
-            yield Item(number, error)
+        if isinstance(source, str | Path):
+            yield from _files(Path(source).expanduser())
+        else:
+            yield Item(number, source)
 
 
 def image_of(source: Any) -> Path | str | bytes | Image | NDArray[np.uint8]:
@@ -60,28 +56,17 @@ def image_of(source: Any) -> Path | str | bytes | Image | NDArray[np.uint8]:
         return source.cpu().numpy()
     if not isinstance(source, str | Path | bytes | Image | np.ndarray):
         raise LockstepError(f"got {type(source).__name__}: {_ALLOWED}", DATA)
-    if isinstance(source, str) and not source:
-        raise LockstepError(f"got an empty text: {_ALLOWED}", DATA)
     return source
 
 
-def _files(path: str | Path) -> Iterator[Item]:
-    """Yield the images of a path: a file, a folder, or a pattern of file names."""
-    file = Path(path).expanduser()
-    if os.path.isdir(file):  # Path.is_dir raises an error where the folder above cannot be entered.
-        nothing = True
-        for member in _in_folder(file):
-            nothing = False
-            yield member
-        if nothing:
-            yield Item(file, LockstepError("no images in this folder", DATA))
-    elif os.path.lexists(file) or not glob.has_magic(str(path)):
-        yield Item(file, file)
-    elif matches := sorted(glob.glob(str(file), recursive=True)):
-        for match in matches:
-            yield from _files(match)
-    else:
-        yield Item(file, LockstepError("no file matches", DATA))
+def _files(path: Path) -> Iterator[Item]:
+    """Yield the images of a path: of a file or a folder."""
+    if not os.path.isdir(path):  # Path.is_dir raises an error where the folder above cannot be entered.
+        yield Item(path, path)
+        return
+    images = _in_folder(path)
+    yield next(images, Item(path, LockstepError("no images in this folder", DATA)))
+    yield from images
 
 
 def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:

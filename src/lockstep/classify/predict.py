@@ -144,8 +144,8 @@ class Classifier:
         """Classify images, and yield a prediction for each, in order.
 
         `sources` is one of these, or an iterable of them: a path of a file or a folder (with its subfolders, sorted by
-        name), a pattern such as "photos/*.jpg", the bytes of a file, a Pillow image, an array or tensor uint8 [H, W] or
-        [H, W, C], or one [N, H, W, C] for several. An iterable is read a few images ahead.
+        name), the bytes of a file, a Pillow image, an array or tensor uint8 [H, W] or [H, W, C], or one [N, H, W, C]
+        for several. An iterable is read a few images ahead.
 
         Each image is computed alone, so its prediction has the same bits beside any others. With
         test_views=flip-translate-unsure, every image has the further views, and not a quarter of a batch. Several
@@ -244,8 +244,9 @@ def load(
     """
     recipe, file = weights_of(source, checkpoint)
     recipe.require_trust(file.path, trust_code, ["model"])
+    gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
     with _memory_named():
-        classifier = Classifier(recipe, file, _device(device_for(recipe.arithmetic, device)))
+        classifier = Classifier(recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"))
     own = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
     recorded = file.facts.get("model_source", {})
@@ -325,16 +326,8 @@ def _damaged(file: StateFile, problem: object) -> LockstepError:
 
 def _classes_and_shape(file: StateFile) -> tuple[tuple[str, ...], tuple[int, int, int]]:
     """Return the names of the classes, and (height, width, channels). Raises: LockstepError if either is not sound."""
-    classes, shape = file.facts.get("classes"), file.facts.get("image_shape")
-    if not classes:
-        raise _damaged(file, "it does not state the names of the classes")
-    if not shape or len(shape) != 3 or min(shape) < 1 or math.prod(shape) > _MAX_IMAGE_VALUES:
-        raise _damaged(file, f"its images have the size {shape}")
+    classes, shape = file.facts.get("classes"), file.facts.get("image_shape") or []
+    if not classes or len(shape) != 3 or min(shape) < 1 or math.prod(shape) > _MAX_IMAGE_VALUES:
+        raise _damaged(file, f"it states the classes {classes} and images of {shape}")
     height, width, channels = shape
     return tuple(classes), (height, width, channels)
-
-
-def _device(name: str) -> torch.device:
-    """Return the device that a placement's `device` names: its first GPU. Raises: LockstepError if it is not here."""
-    numbers = gpus_here(validated(Placement, {"device": name}))
-    return torch.device("cuda", numbers[0]) if numbers else torch.device("cpu")

@@ -1,17 +1,26 @@
-"""The web application: the page, POST /predict and GET /health. Whatever it refuses, it refuses with a sentence."""
+"""The web application: the page, POST /predict and GET /health; and its server.
+
+Whatever it refuses, it refuses with a sentence.
+"""
 
 import asyncio
 import base64
 import contextlib
+import errno
 import io
+import logging
+import os
 import secrets
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
+from types import FrameType
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
+import uvicorn
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from PIL import Image
@@ -28,11 +37,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lockstep import numerics
 from lockstep.classify.predict import Classifier, Prediction
 from lockstep.data.decode import stored_pixels
-from lockstep.errors import DATA, LockstepError, printable
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
+from lockstep.launch.signals import handled_by
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
+CONNECTION_LIMIT = 960  # Beyond it the answer is 503. Most systems allow a program 1,024 open files.
+END_LIMIT_S = 5  # to answer the requests that have arrived when the server ends
 FILE_LIMIT = 16  # files of a request
 REQUEST_LIMIT_S = 60.0  # from the head of a request to its answer
 TOP = 5  # classes in an answer
@@ -45,11 +57,16 @@ Answer: TypeAlias = tuple[Prediction, Pixels | None]  # None if the picture cann
 
 _TYPE = "send a picture as the body (Content-Type image/jpeg, for example), or files in the field image of a form"
 _PATHS = "this server answers GET /, GET /health and POST /predict"
+_OWN = "only this server's page may use it, at its address, as localhost, or by the name that it was started with"
 # A page that the network's user opens may load nothing from elsewhere, and no other page may frame it.
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_HEADERS = [
+    ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+]  # fmt: skip
 
 
 def application(classifier: Classifier, name: str, host: str) -> Starlette:
@@ -76,13 +93,12 @@ class _Service:
     """The answers to requests: the pictures of all, from the bytes of a file to a prediction, in a bounded memory.
 
     A decoded picture takes 1 to 16 bytes a pixel, however small its file is. So large ones are decoded one at a time,
-    in a thread of their own, and small ones do not wait for them. At most `PIXEL_LIMIT` + `_WORKERS` * `_SMALL` pixels
-    are decoded at a time.
+    in a thread of their own, and small ones do not wait for them.
     """
 
     def __init__(self, classifier: Classifier, name: str) -> None:
         self._classifier = classifier
-        self._held = self._unanswered = 0  # bytes and pictures of requests that are being answered
+        self._held = 0  # bytes of requests that are being answered
         self._workers = numerics.pool(min(_WORKERS, numerics.workers()), "classify")
         self._large = ThreadPoolExecutor(1, "decode")
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
@@ -110,23 +126,21 @@ class _Service:
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
     async def health(self, request: Request) -> Response:
-        """Answer GET /health: what is served, and how many pictures wait for an answer."""
-        return JSONResponse({"status": "ok", **self._facts, "unanswered": self._unanswered})
+        """Answer GET /health: what is served."""
+        return JSONResponse({"status": "ok", **self._facts})
 
     async def predict(self, request: Request) -> Response:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it."""
-        request.state.held = count = 0
+        request.state.held = 0
         try:
             async with asyncio.timeout(REQUEST_LIMIT_S):
                 pictures = await self._pictures(request)
-                self._unanswered += (count := len(pictures))
                 answers = await asyncio.gather(*(self._answer(picture) for _, picture in pictures))
         except TimeoutError:
             problem = f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time"
             raise HTTPException(504, problem, {"Connection": "close"}) from None
         finally:
             self._held -= request.state.held
-            self._unanswered -= count
         records = []
         for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
             records.append({**prediction.record(), "source": name})
@@ -140,23 +154,13 @@ class _Service:
     async def _answer(self, picture: bytes) -> Answer:
         run = asyncio.get_running_loop().run_in_executor
         try:
-            answer = await run(self._workers, self._small_answer, picture)
-            if answer is None:
-                pixels = await run(self._large, self._classifier.pixels, picture)
-                answer = await run(self._workers, self._classified, pixels)
-            return answer
+            large = await run(self._workers, stored_pixels, picture, PIXEL_LIMIT) > _SMALL
+            pixels = await run(self._large if large else self._workers, self._classifier.pixels, picture)
+            return await run(self._workers, self._classifier.predict_pixels, pixels, TOP), pixels
         except LockstepError as error:
             if error.code != DATA:
                 raise
             return Prediction(0, error=str(error)), None
-
-    def _small_answer(self, picture: bytes) -> Answer | None:
-        """Return the answer for a picture, or None if it is a large one."""
-        large = stored_pixels(picture, PIXEL_LIMIT) > _SMALL
-        return None if large else self._classified(self._classifier.pixels(picture))
-
-    def _classified(self, pixels: Pixels) -> Answer:
-        return self._classifier.predict_pixels(pixels, TOP), pixels
 
     async def _pictures(self, request: Request) -> list[tuple[str, bytes]]:
         """Return the name and the content of each file in a request. Raises: HTTPException."""
@@ -220,24 +224,17 @@ class _OwnPagesOnly:
         self._app, self._names = app, {"localhost", host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = self._problem(Headers(scope=scope)) if scope["type"] == "http" else None
-        app = self._app if problem is None else JSONResponse({"error": problem}, 403)
-        await app(scope, receive, send)
+        own = scope["type"] != "http" or self._is_own(Headers(scope=scope))
+        await (self._app if own else JSONResponse({"error": _OWN}, 403))(scope, receive, send)
 
-    def _problem(self, headers: Headers) -> str | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._is_own(host):
-            return f"this server is not {host!r}: use its address, localhost, or start it with --host and this name"
-        if origin is not None and origin != f"http://{host}":
-            return f"a page of {origin} may not use this server"
-        return None
-
-    def _is_own(self, host: str) -> bool:
+    def _is_own(self, headers: Headers) -> bool:
+        host = headers.get("host", "")
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            return name in self._names or bool(ip_address(name))
+            known = name in self._names or bool(ip_address(name))
         except ValueError:
             return False
+        return known and headers.get("origin", f"http://{host}") == f"http://{host}"
 
 
 def _busy(cause: str) -> HTTPException:
@@ -256,3 +253,44 @@ async def _refused(request: Request, error: Exception) -> Response:
         case ClientDisconnect():
             return Response(status_code=400)  # which nobody reads
     return JSONResponse({"error": "an error of the server: its terminal shows it"}, 500)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at a host name or address. Raises: LockstepError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=CONNECTION_LIMIT)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise LockstepError(
+                f"--port {port}: another program uses it: give another one, or 0 for any that is free", ENVIRONMENT
+            ) from None
+        cause = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise LockstepError(f"cannot listen at --host {host} --port {port}: {cause}", ENVIRONMENT) from None
+
+
+def url(host: str, listening: socket.socket) -> str:
+    """Return the address of the page."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+
+
+def server_of(application: Starlette) -> uvicorn.Server:
+    """Return the server of an application, which is not started."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
+    options: dict[str, Any] = {"http": "h11", "ws": "none", "loop": "asyncio", "lifespan": "on"}
+    options |= {"limit_concurrency": CONNECTION_LIMIT, "timeout_graceful_shutdown": END_LIMIT_S}
+    options |= {"log_config": None, "log_level": "error", "access_log": False}
+    options |= {"proxy_headers": False, "server_header": False, "date_header": False, "headers": _HEADERS}
+    return uvicorn.Server(uvicorn.Config(application, **options))
+
+
+def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> None:
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. Requests that have arrived by then are answered, for some seconds."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # uvicorn would log a traceback for each request that has not arrived when the server ends.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
+    with handled_by(end):  # uvicorn raises SIGINT and SIGTERM again at its end.
+        server.run(sockets=[listening])

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lockstep import numerics
 from lockstep.commands.options import Checkpoint, Source, TrustCode, options_from
 from lockstep.commands.predict import load_in_own_program
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
@@ -40,16 +41,15 @@ def serve(
     """
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
         raise LockstepError(f"serve needs {', '.join(missing)}: {extra('serve')}", ENVIRONMENT)
-    from lockstep.classify import server
+    numerics.prepare(1)  # before torch is imported
+    from lockstep.classify import serve as web
 
-    with server.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
+    with web.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
         classifier = load_in_own_program(source, checkpoint, trust_code, options["device"])
-        from lockstep.classify.serve import application  # imports torch, after the number of threads is set
-
-        app = application(classifier, source.resolve().name, host)
+        app = web.application(classifier, source.resolve().name, host)
         if host not in _LOOPBACK:
             logger.warning(f"--host {host}: everyone on the network can use this server")
         print(printable(f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"), flush=True)
-        print(f"{server.url(host, listening)}  (Ctrl-C ends it)", flush=True)
-        server.serve_until_signal(server.server_of(app), listening)
+        print(f"{web.url(host, listening)}  (Ctrl-C ends it)", flush=True)
+        web.serve_until_signal(web.server_of(app), listening)
     print("ended", flush=True)
