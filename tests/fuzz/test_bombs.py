@@ -15,7 +15,6 @@ import numpy as np, torch
 from lockstep.config.overrides import make, read_file
 from lockstep.data import readers
 from lockstep.data.decode import decode_image
-from lockstep.data.folder import _examined
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -93,11 +92,6 @@ call = lambda: decode_image(b"BM" + struct.pack("<IHHI", 100, 0, 0, 54) + struct
     "<IiiHHIIiiII", 40, 2**31 - 1, 2**31 - 1, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(100), 32)
 """,
     "an image of 4 GB": "sparse('a.png', 1 << 32); call = lambda: decode_image(Path('a.png'), 32)",
-    "an image of 4 GB in a folder": """
-sparse('a.png', 1 << 32)
-facts = _examined(Path('a.png'))
-def call(): raise LockstepError(facts.cause)
-""",
 }
 MEASURE = """
 def measure(bomb):

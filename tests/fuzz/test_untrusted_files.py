@@ -27,7 +27,7 @@ from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
 from lockstep.data import arrays, fetch, readers
 from lockstep.data.decode import decode_image, inspect_image
-from lockstep.data.folder import index_file, read, survey
+from lockstep.data.photos import index_file, read, survey
 from lockstep.data.scan import scan
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights

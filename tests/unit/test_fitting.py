@@ -11,7 +11,8 @@ from tests.images import bright_and_dark
 from lockstep.commands.specs import FolderWords, fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
 from lockstep.data.decode import decode_image
-from lockstep.data.folder import Facts, Photo, load
+from lockstep.data.photos import load
+from lockstep.data.scan import Photo
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
 from lockstep.recipes import RECIPES, get_recipe
@@ -28,7 +29,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 def survey_of(sides, grey, train=None):
     """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
-    photos = [Photo(None, Facts("", "PNG", side, side + 5, one)) for side, one in zip(sides, grey, strict=True)]
+    photos = [Photo("", "", "", (), "", "PNG", side, side + 5, one) for side, one in zip(sides, grey, strict=True)]
     return SimpleNamespace(splits={"train": photos[: train or -1], "test": photos[-1:]})
 
 

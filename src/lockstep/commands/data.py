@@ -172,7 +172,7 @@ def check(
 def _check_folder(folder: Path, data: Path | None, json_output: bool, labels: bool, html: Path | None) -> None:
     """Print the report on a folder of images. Raises: LockstepError if it cannot be trained on."""
     from lockstep.data.check import lines_of, record_of
-    from lockstep.data.folder import survey
+    from lockstep.data.photos import survey
     from lockstep.launch.signals import handled_by, leave
     from lockstep.recipes import RECIPES
 

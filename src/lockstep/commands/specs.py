@@ -159,7 +159,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     if stated:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
         return make(stated, changes) if same else recipe
-    from lockstep.data.folder import survey
+    from lockstep.data.photos import survey
 
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
     found = survey(subject.data, recipe.test_share).require_sound()

@@ -17,7 +17,7 @@ DATASETS = {
     "mnist": "lockstep.data.readers:load_mnist",
 }
 
-# The dataset of a folder of images, which the placement names. `folder.py` reads it.
+# The dataset of a folder of images, which the placement names. `photos.py` reads it.
 IMAGE_FOLDER = "folder"
 MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `arrays.py` stores and reads it
 

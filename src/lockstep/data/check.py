@@ -4,10 +4,17 @@ from collections import Counter
 from statistics import median
 from typing import Any
 
-from lockstep.data.folder import ORDER, Survey
-from lockstep.data.scan import UNSUPPORTED
+from lockstep.data.photos import Survey
+from lockstep.data.scan import SPLITS, UNSUPPORTED
 
 _SHOWN = 20  # lines of each list in the text; --json has all
+_LISTS = {
+    "unreadable": "cannot be read",
+    "contradicting": "in several classes",
+    "leaks": "in several splits",
+    "duplicates": "in several files",
+    "in_no_class": "in no class",
+}
 
 Record = dict[str, Any]
 
@@ -18,31 +25,29 @@ def record_of(found: Survey) -> Record:
     Sizes are of the images as they are stored, in pixels. `imbalance` is the number of training images in the largest
     class, divided by that in the smallest; None if a class has none.
     """
-    splits = {
-        split: Counter(photo.file.class_name for photo in found.splits[split])
-        for split in ORDER
-        if split in found.splits
-    }
+    scan = found.scan
+    splits = {name: Counter(photo.class_name for photo in found.splits.get(name, ())) for name in SPLITS}
+    splits = {name: counts for name, counts in splits.items() if name in found.splits}
     training = [splits.get("train", Counter())[name] for name in found.classes]
     least = min(training, default=0)
-    readable = [facts for _, facts in found.photos if not facts.cause]
-    others = found.scan.others
+    readable = [photo for photo in scan.photos if not photo.cause]
+    unsupported = {suffix: number for suffix, number in sorted(scan.others.items()) if suffix in UNSUPPORTED}
     return {
-        "folder": str(found.scan.root),
-        "images": len(found.photos),
+        "folder": str(scan.root),
+        "images": len(scan.photos),
         "splits": {split: counts.total() for split, counts in splits.items()},
         "classes": {name: {split: counts[name] for split, counts in splits.items()} for name in found.classes},
         "imbalance": round(max(training) / least, 3) if least else None,
-        "width": _range([facts.width for facts in readable]),
-        "height": _range([facts.height for facts in readable]),
-        "formats": dict(sorted(Counter(facts.format for facts in readable).items())),
-        "unreadable": {file.path: facts.cause for file, facts in found.photos if facts.cause},
+        "width": _range([photo.width for photo in readable]),
+        "height": _range([photo.height for photo in readable]),
+        "formats": dict(sorted(Counter(photo.format for photo in readable).items())),
+        "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
         "duplicates": found.duplicates(),
         "contradicting": found.conflicts(),
         "leaks": found.leaks(),
-        "in_no_class": found.scan.loose,
-        "unsupported": {suffix: number for suffix, number in sorted(others.items()) if suffix in UNSUPPORTED},
-        "other_files": sum(number for suffix, number in others.items() if suffix not in UNSUPPORTED),
+        "in_no_class": scan.loose,
+        "unsupported": unsupported,
+        "other_files": scan.others.total() - sum(unsupported.values()),
         "problems": found.problems,
         "notes": found.notes,
     }
@@ -65,16 +70,12 @@ def lines_of(record: Record) -> list[str]:
         lines.append(f"  imbalance   the largest class has {record['imbalance']:.1f} times the images of the smallest")
     lines.append(f"  duplicates  {len(record['duplicates']):,} (the same image in several files)")
     lines.append(f"  ignored     {record['other_files']:,} (files that are no images)")
-    for title, items in (
-        ("cannot be read", [f"{path}: {cause}" for path, cause in record["unreadable"].items()]),
-        ("in several classes", [" = ".join(paths) for paths in record["contradicting"]]),
-        ("in several splits", [" = ".join(paths) for paths in record["leaks"]]),
-        ("in several files", [" = ".join(paths) for paths in record["duplicates"]]),
-        ("in no class", record["in_no_class"]),
-    ):
+    for key, title in _LISTS.items():
+        items = [f"{path}: {cause}" for path, cause in record[key].items()] if key == "unreadable" else record[key]
         if items:
+            shown = [item if isinstance(item, str) else " = ".join(item) for item in items[:_SHOWN]]
             rest = [f"and {len(items) - _SHOWN:,} more (--json lists all)"] if len(items) > _SHOWN else []
-            lines += ["", f"{title}:", *(f"  {item}" for item in [*items[:_SHOWN], *rest])]
+            lines += ["", f"{title}:", *(f"  {line}" for line in shown + rest)]
     return lines
 
 

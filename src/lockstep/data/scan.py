@@ -1,4 +1,4 @@
-"""The files of a folder of images, by split and class. Nothing is read but names, sizes and times.
+"""The images of a folder, by split and class. Nothing is read but names, sizes and times.
 
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may have other usual names,
 such as training_set or seg_test, and may hold a folder of the same name that holds the classes.
@@ -6,9 +6,9 @@ such as training_set or seg_test, and may hold a folder of the same name that ho
 
 import os
 import re
+import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from lockstep.errors import DATA, LockstepError
 from lockstep.words import listed
 
-# Word in the name of a split's folder -> the split.
-_SPLITS = {"train": "train", "training": "train", "trainval": "train", "val": "validation", "valid": "validation",
-           "validation": "validation", "test": "test", "testing": "test"}  # fmt: skip
-_WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # in a name such as seg_train, TrainImages or 2testing
-_OF_DATA = re.compile("(set|data|images|imgs)$")  # the end of a word such as trainset
+SPLITS = ("train", "validation", "test")
+# The word of each split in a folder's name such as seg_train, TrainImages or 2testing.
+_SPLIT = re.compile(
+    "(?<![a-z])(?i:(train(?:ing|val)?)|(val(?:id|idation)?)|(test(?:ing)?))(?i:set|data|images|imgs)?(?![a-z])"
+)
 SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff"}
 # Suffixes of images that cannot be read. A user expects them to be trained on, so a note counts them.
 UNSUPPORTED = {
@@ -31,22 +31,30 @@ IGNORED = {
     "__MACOSX", "Thumbs.db", "thumbs.db", "desktop.ini", "Desktop.ini", "$RECYCLE.BIN", "System Volume Information",
     "lost+found", "@eaDir", "__pycache__",
 }  # fmt: skip
-_MAX_LOOKED_AT = 20_000  # entries that `is_image_folder` looks at, so that it ends soon in a folder like /
 
 
-class File(NamedTuple):
-    """An image file that has a class.
+class Photo(NamedTuple):
+    """An image file that has a class, and what reading it once told; the defaults mean that it was not read.
 
     path: relative to the scanned folder, with "/".
-    split: as in `Scan.splits`.
-    stamps: size, st_mtime_ns, st_ctime_ns and st_ino; () if the file cannot be examined, as a link to nowhere. A
-    program can set st_mtime_ns to any time, so only the last two show that another file of equal size took its place.
+    split: as in `Scan.folders`.
+    stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program can
+        set st_mtime_ns to any time, so only the last one shows that another file of equal size took its place.
+    sha256: of the file's bytes, in hex; "" if they cannot be read.
+    format, width, height, grey: see `inspect_image`.
+    cause: why the file cannot be decoded; "" if it can.
     """
 
     path: str
     split: str
     class_name: str
     stamps: tuple[int, ...]
+    sha256: str = ""
+    format: str = ""
+    width: int = 0
+    height: int = 0
+    grey: bool = False
+    cause: str = ""
 
 
 @dataclass
@@ -55,29 +63,34 @@ class Scan:
 
     Attributes:
         root: the folder.
-        splits: split -> its folder relative to the root, with "/", for those of "train", "validation" and "test" that
-            exist; or {"": ""} if the folder has no splits.
+        folders: split -> its folder relative to the root, for those of SPLITS that exist; {"": ""} without splits.
         classes: split -> the sorted names of its classes, also of those without images.
-        files: the images that have a class, sorted by split, class and path.
+        photos: the images that have a class, sorted by split, class and path.
         loose: paths of images that are in no class.
+        links: paths of links to folders within a class, which are not followed.
         others: suffix -> number of files that are not read as images.
         problems: what makes training impossible.
     """
 
     root: Path
-    splits: dict[str, str] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
     classes: dict[str, list[str]] = field(default_factory=dict)
-    files: list[File] = field(default_factory=list)
+    photos: list[Photo] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def divided(self) -> bool:
+        """Whether the folder has no test images of its own, so that `survey` divides its images."""
+        return not {"test", "validation"} & self.folders.keys()
 
 
 def scan(root: Path) -> Scan:
     """List the images under `root`.
 
-    Names that begin with a dot, and those in IGNORED, are ignored. Links to files and folders are followed, except to
-    a folder above, and to one that the class has already: a class has the images of each folder once. The name of a
+    Names that begin with a dot, and those in IGNORED, are ignored. A class may be a link to a folder. The name of a
     class is its folder's name in Unicode's composed form (NFC), so that macOS and Linux agree on it.
     Raises: LockstepError if `root` is not a folder or cannot be read.
     """
@@ -86,39 +99,21 @@ def scan(root: Path) -> Scan:
         raise LockstepError(f"{root} {problem}: give a folder that holds a folder of images for each class", DATA)
     result = Scan(root)
     try:
-        result.splits = _split_folders(result)
-        for split, path in result.splits.items():
+        result.folders = _split_folders(result)
+        for split, path in result.folders.items():
             _add_split(result, split, path)
     except OSError as error:
         raise LockstepError(f"{error.filename or root} cannot be read: {error.strerror}", DATA) from None
     return result
 
 
-def is_divided(root: Path) -> bool:
-    """Return whether the folder of images `root` has no test images of its own, so that `survey` divides its images.
-
-    Raises: OSError if `root` cannot be read.
-    """
-    return not {"test", "validation"} & _split_folders(Scan(root)).keys()
-
-
 def is_image_folder(root: Path) -> bool:
-    """Return whether `root` is a folder with a folder in it that holds an image, so that it can be trained on."""
-    looked_at, waiting = 0, [(root, 0)]
-    while waiting and looked_at < _MAX_LOOKED_AT:
-        folder, depth = waiting.pop()
-        try:
-            entries = _visible(folder)
-        except OSError:
-            continue
-        looked_at += len(entries)
-        for entry in entries:
-            if _is_dir(entry):
-                if depth < 2 or not entry.is_symlink():
-                    waiting.append((Path(entry.path), depth + 1))
-            elif depth and _suffix(entry.name) in SUFFIXES:
-                return True
-    return False
+    """Return whether `root` is a folder with a folder in it that holds an image, or is named like a split."""
+    try:
+        found = scan(root)
+    except LockstepError:
+        return False
+    return bool(found.photos or found.problems or found.folders != {"": ""})
 
 
 def _split_folders(result: Scan) -> dict[str, str]:
@@ -162,8 +157,8 @@ def _split_folders(result: Scan) -> dict[str, str]:
 
 def _split_of(name: str) -> str:
     """Return the split that a folder's name suggests, or ""."""
-    words = (_OF_DATA.sub("", word.lower()) for word in _WORD.findall(name))
-    return next((_SPLITS[word] for word in words if word in _SPLITS), "")
+    word = _SPLIT.search(name)
+    return SPLITS[word.lastindex - 1] if word and word.lastindex else ""
 
 
 def _nested(root: Path, name: str) -> str:
@@ -177,10 +172,10 @@ def _nested(root: Path, name: str) -> str:
 
 def _add_split(result: Scan, split: str, path: str) -> None:
     """Add the images of all classes in the folder `path` of the root."""
-    folder, prefix = result.root / path, path and f"{path}/"
+    prefix = path and f"{path}/"
     _add_loose(result, path)
     folders: dict[str, str] = {}  # class -> its folder
-    for name in _folders(folder):
+    for name in _folders(result.root / path):
         class_name = unicodedata.normalize("NFC", name)
         if any("\ud800" <= c <= "\udfff" for c in name):  # as Python decodes other bytes
             result.problems.append(f"the name of the folder {prefix}{name!a} is not UTF-8: rename it")
@@ -190,69 +185,49 @@ def _add_split(result: Scan, split: str, path: str) -> None:
             folders[class_name] = name
     result.classes[split] = sorted(folders)
     for class_name in result.classes[split]:
-        files: list[File] = []
-        for entry, name in _images(result, folder / folders[class_name], f"{prefix}{folders[class_name]}/"):
+        _add_class(result, split, class_name, prefix + folders[class_name])
+
+
+def _add_class(result: Scan, split: str, class_name: str, path: str) -> None:
+    """Add the images in the folder `path` of the root, and in the folders in it."""
+    photos: list[Photo] = []
+
+    def unreadable(error: OSError) -> None:
+        result.problems.append(f"{os.path.relpath(error.filename, result.root)} cannot be read: {error.strerror}")
+
+    for folder, folders, names in os.walk(result.root / path, onerror=unreadable):
+        folders[:] = _visible(folders)
+        below = os.path.relpath(folder, result.root)
+        result.links += [f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")]
+        for name in _visible(names):
             try:
-                facts = entry.stat()
-                stamps: tuple[int, ...] = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+                facts = os.stat(f"{folder}/{name}")
+                stamps: tuple[int, ...] = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
             except OSError:  # The file is listed all the same, so that its cause is shown.
-                stamps = ()
-            files.append(File(name, split, class_name, stamps))
-        result.files += sorted(files)
-
-
-def _images(result: Scan, folder: Path, prefix: str) -> Iterator[tuple["os.DirEntry[str]", str]]:
-    """Yield the images under the folder of a class, and their paths, which begin with `prefix`."""
-    seen = {_identity(above) for above in (result.root, folder.parent)}
-    waiting = [(str(folder), prefix)]
-    while waiting:
-        path, prefix = waiting.pop()
-        try:
-            entries = sorted(_visible(path), key=lambda entry: entry.name, reverse=True)
-            identity = _identity(path)
-        except OSError as error:
-            result.problems.append(f"{prefix} cannot be read: {error.strerror}")
-            continue
-        for entry in entries if identity not in seen else ():
-            if _is_dir(entry):
-                waiting.append((entry.path, f"{prefix}{entry.name}/"))
-            elif _suffix(entry.name) in SUFFIXES and (entry.is_symlink() or entry.is_file()):
-                yield entry, prefix + entry.name
+                facts, stamps = None, ()
+            if _suffix(name) in SUFFIXES and (facts is None or stat.S_ISREG(facts.st_mode)):
+                photos.append(Photo(f"{below}/{name}", split, class_name, stamps))
             else:  # A pipe counts here too: reading it would wait for its writer.
-                result.others[_suffix(entry.name)] += 1
-        seen.add(identity)
+                result.others[_suffix(name)] += 1
+    result.photos += sorted(photos)
 
 
 def _add_loose(result: Scan, path: str) -> None:
     """Add the files that lie directly in the folder `path` of the root, in no class."""
-    for entry in _visible(result.root / path):
-        if not _is_dir(entry):
-            if _suffix(entry.name) in SUFFIXES:
-                result.loose.append(f"{path}/{entry.name}" if path else entry.name)
+    for name in _visible(os.listdir(result.root / path)):
+        if not (result.root / path / name).is_dir():
+            if _suffix(name) in SUFFIXES:
+                result.loose.append(f"{path}/{name}" if path else name)
             else:
-                result.others[_suffix(entry.name)] += 1
-
-
-def _visible(folder: Path | str) -> list["os.DirEntry[str]"]:
-    with os.scandir(folder) as entries:
-        return [entry for entry in entries if entry.name[0] != "." and entry.name not in IGNORED]
-
-
-def _is_dir(entry: "os.DirEntry[str]") -> bool:
-    """Return whether `entry` is a folder. An entry that the system cannot examine is none, as a link to itself."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
+                result.others[_suffix(name)] += 1
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in _visible(folder) if _is_dir(entry))
+    return sorted(name for name in _visible(os.listdir(folder)) if (folder / name).is_dir())
 
 
-def _identity(folder: Path | str) -> tuple[int, int]:
-    facts = os.stat(folder)
-    return facts.st_dev, facts.st_ino
+def _visible(names: list[str]) -> list[str]:
+    return [name for name in names if name[0] != "." and name not in IGNORED]
 
 
 def _suffix(name: str) -> str:

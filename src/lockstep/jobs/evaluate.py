@@ -6,7 +6,7 @@ from typing import Any
 from lockstep.core.evaluate import Chunk, Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.scan import is_divided
+from lockstep.data.scan import scan
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
@@ -96,7 +96,7 @@ def _note_division(spec: EvaluateSpec, session: Session) -> None:
     folder, trained = spec.placement.data, Run(spec.path).data()
     if spec.recipe.dataset != IMAGE_FOLDER or folder is None or spec.split not in session.splits:
         return
-    if (trained is not None and folder.resolve() == trained.resolve()) or not is_divided(folder):
+    if (trained is not None and folder.resolve() == trained.resolve()) or not scan(folder).divided:
         return
     evaluated, every = len(session.splits[spec.split]), sum(map(len, session.splits.values()))
     logger.warning(

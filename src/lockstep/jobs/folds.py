@@ -20,8 +20,9 @@ from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction, owned
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
-from lockstep.data.folder import ORDER, Survey, survey
+from lockstep.data.photos import Survey, survey
 from lockstep.data.progress import progress
+from lockstep.data.scan import SPLITS
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
@@ -52,7 +53,7 @@ def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
     labels = np.concatenate([part.labels.cpu().numpy() for part in parts])
     if not np.array_equal(labels, np.concatenate([found.labels(name) for name in names])):
         raise LockstepError(f"{found.scan.root} has changed while it was read: start again", DATA)
-    _, contents = np.unique([photo.facts.sha256 for photo in photos], return_inverse=True)
+    _, contents = np.unique([photo.sha256 for photo in photos], return_inverse=True)
     fold_of = divide(labels, contents, spec.folds, found.classes)
     features = torch.cat([part.pixels(slice(None)) for part in parts]).cpu().numpy()
     images = Dataset.of(features, labels, found.classes)
@@ -63,7 +64,7 @@ def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
         probabilities = _calibrated(_judged(session, images, fold_of, trusted, ctx), labels, trusted)
     if not ctx.first:
         return None
-    paths = [photo.file.path for photo in photos]
+    paths = [photo.path for photo in photos]
     return _record(spec, session, probabilities, labels, fold_of, paths)
 
 
@@ -91,10 +92,9 @@ def divide(labels: Rows, contents: Rows, count: int, classes: tuple[str, ...]) -
 
 def _splits(found: Survey, labels: bool) -> list[str]:
     """Return the splits whose images are judged: for `labels` all, else those that no test is made with."""
-    stated = found.scan.splits
-    if not {"test", "validation"} & {*stated}:
+    if found.scan.divided:
         return ["train", "test"]  # `test_share` has divided the images: together they are all images
-    return [name for name in ORDER if name in stated] if labels else ["train"]
+    return [name for name in SPLITS if name in found.scan.folders] if labels else ["train"]
 
 
 def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx: Context) -> Probabilities:

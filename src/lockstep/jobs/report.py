@@ -8,7 +8,7 @@ from torch import Tensor
 from lockstep.core.evaluate import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.folder import survey
+from lockstep.data.photos import survey
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge
 from lockstep.jobs.session import Session
@@ -71,7 +71,7 @@ def _names(spec: ReportSpec) -> list[str]:
     if spec.recipe.dataset != IMAGE_FOLDER:
         return []
     found = survey(spec.placement.data, spec.recipe.test_share)
-    return [photo.file.path for photo in found.splits.get(spec.split, ())]
+    return [photo.path for photo in found.splits.get(spec.split, ())]
 
 
 def _shown(images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:

@@ -373,7 +373,7 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:
-            from lockstep.data.folder import load as load_folder
+            from lockstep.data.photos import load as load_folder
 
             assert recipe.image_px is not None
             return load_folder(

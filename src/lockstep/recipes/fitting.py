@@ -8,7 +8,7 @@ from lockstep.messages import command
 from lockstep.words import listed
 
 if TYPE_CHECKING:
-    from lockstep.data.folder import Survey
+    from lockstep.data.photos import Survey
 
 PHOTOS, FOLDER = "photos", "folder"
 _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photos` is for
@@ -51,8 +51,8 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     Colour images whose median shorter side is 96 pixels or more are photos. All others get the recipe `folder`, whose
     size, channels, mirror images and length follow the images.
     """
-    used = [photo.facts for photos in found.splits.values() for photo in photos]
-    side, grey = median(min(facts.width, facts.height) for facts in used), all(facts.grey for facts in used)
+    used = [photo for photos in found.splits.values() for photo in photos]
+    side, grey = median(min(photo.width, photo.height) for photo in used), all(photo.grey for photo in used)
     count = len(found.splits["train"])
     colours = "all images are grey" if grey else "the images are in colour"
     why = f"{colours} and their median shorter side is {side:g} pixels"
