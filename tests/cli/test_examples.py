@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests import synthetic
+from tests.replicas import on_replicas
 
 from lockstep.commands.specs import subject_of
 from lockstep.config import overrides
@@ -74,12 +75,18 @@ def test_a_mistake_gives_one_line(tmp_path, monkeypatch, arguments, message):
 ONE_STEP = SCRIPT.with_name("one_step.py")
 
 
-def test_the_loop_in_one_file_has_the_bits_of_train(trained_once, capsys, tmp_path):
-    recipe = overrides.make(get_recipe("digits").model_dump(), {"steps": 12})
-    weights = [f"weights {trained_once('digits', '--steps', 12)[1]['weights_sha256']}"]
-    runpy.run_path(str(ONE_STEP))["train"](0, 1, recipe, None, str(tmp_path / "store"))
-    assert capsys.readouterr().out.splitlines()[-1:] == weights
-    assert one_step("digits", "--steps", 12, "--processes", 3) == weights
+def test_the_loop_in_one_file_has_the_bits_of_train(trained_once, capsys, tmp_path, monkeypatch):
+    recipe = overrides.make(get_recipe("digits").model_dump(), {"steps": 4})
+    weights = [f"weights {trained_once('digits', '--steps', 4)[1]['weights_sha256']}"]
+    train = runpy.run_path(str(ONE_STEP))["train"]
+    for processes in (1, 3):  # which are threads
+
+        def work(group, processes=processes):
+            monkeypatch.setitem(train.__globals__, "connect", lambda *_: group)
+            train(group.process, processes, recipe, None, str(tmp_path / f"store-{processes}"))
+
+        assert on_replicas(processes, work) == [None] * processes
+        assert capsys.readouterr().out.splitlines()[-1:] == weights
 
 
 @pytest.mark.slow
@@ -87,7 +94,7 @@ def test_the_loop_in_one_file_has_the_bits_of_train(trained_once, capsys, tmp_pa
 def test_other_numbers_of_processes_and_the_tutorial_too(options, trained_once, synthetic_data):
     data = () if options[0] == "digits" else ("--data", synthetic_data("cifar10"))
     _, result = trained_once(*options, *data)
-    for processes in (2, 4):
+    for processes in (2, 3, 4):
         assert one_step(*options, *data, "--processes", processes) == [f"weights {result['weights_sha256']}"]
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from tests.conftest import run_program
+from tests.conftest import in_this_process
 
 import lockstep
+from lockstep.classify import export
+from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
-from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
+from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.runs import statefile
 from lockstep.runs.statefile import SHA256, facts_of, read_tensors
 
@@ -23,11 +26,11 @@ SHORT = ("digits", "--steps", 30, "--processes", 1)
 
 @pytest.fixture(scope="module")
 def written(trained_once, made_once):
-    """Return (the run's folder, the ONNX file, the printed record): the real program wrote it."""
+    """Return (the run's folder, the ONNX file, the printed record)."""
     path = trained_once(*SHORT)[0]
 
     def export(folder):
-        done = run_program("export", path, "-o", "d.onnx", "--json", cwd=folder)
+        done = in_this_process("export", path, "-o", "d.onnx", "--json", cwd=folder)
         assert done.returncode == 0, done.stderr  # which has the progress on a slow machine
         (folder / "record.json").write_text(done.stdout)
 
@@ -40,6 +43,13 @@ def picture(tmp_path_factory):
     path = tmp_path_factory.mktemp("picture") / "five.png"
     Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 30), dtype=np.uint8)).save(path)
     return path
+
+
+@pytest.fixture
+def traced(written, monkeypatch):
+    """The exporter gives the bytes of the written file, and not in seconds."""
+    content = written[1].read_bytes()
+    monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: content)
 
 
 def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
@@ -55,6 +65,36 @@ def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
     assert stated["recipe_digest"] == lockstep.Run(path).recipe().digest()
     assert stated["weights_sha256"] == record["weights_sha256"]
     assert {entry.name for entry in file.parent.iterdir() if entry.suffix} == {"d.onnx", "record.json"}
+    classifier = lockstep.load(path)
+    graph, run = Graph(classifier.recipe, classifier.module, classifier.image_shape), loaded(file.read_bytes())
+    for count, height, width in ((3, 8, 8), (1, 61, 47), (4, 20, 90)):
+        images = np.random.default_rng(0).integers(0, 256, (count, height, width, 1), dtype=np.uint8)
+        with torch.no_grad():
+            assert abs(run(images) - graph(torch.from_numpy(images)).numpy()).max() < 1e-5
+
+
+class Odd(torch.nn.Module):
+    """A network with a branch on values, or with an operator that ONNX does not have."""
+
+    def __init__(self, branch):
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x):
+        if self.branch:
+            return x.flatten(1)[:, :10] if x.sum() > 0 else x.flatten(1)[:, 10:20]
+        return torch.special.bessel_j0(x.flatten(1)[:, :10])
+
+
+def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(written, monkeypatch):
+    classifier = lockstep.load(written[0])
+    for branch, words in ((False, "operator .*bessel_j0"), (True, "")):
+        classifier.module = Odd(branch)
+        with pytest.raises(LockstepError, match=f"digits cannot be exported: {words}"):
+            exported(classifier, {"classes": []})
+    monkeypatch.setattr(export, "MAX_BYTES", 1000)
+    with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take"):
+        exported(lockstep.load(written[0]), {"classes": []})
 
 
 def test_the_example_uses_the_file_without_lockstep(written, picture):
@@ -68,6 +108,7 @@ def test_the_example_uses_the_file_without_lockstep(written, picture):
     assert share.endswith("%")
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_model_file_alone_is_exported(written, tmp_path, here, monkeypatch):
     path, _, record = written
     monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
@@ -78,6 +119,7 @@ def test_a_model_file_alone_is_exported(written, tmp_path, here, monkeypatch):
     assert (tmp_path / "model.onnx").exists()
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch):
     monkeypatch.setattr(api, "TOLERANCE", 0.0)
     done = here("export", written[0], "-o", "d.onnx")
@@ -86,7 +128,11 @@ def test_a_file_that_differs_is_not_written(written, tmp_path, here, monkeypatch
     assert not (tmp_path / "d.onnx").exists()
 
 
-def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(tmp_path, here):
+def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(tmp_path, here, monkeypatch):
+    monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: b"not made, which takes seconds")
+    monkeypatch.setattr(
+        "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load("runs/a", None, True))
+    )
     (tmp_path / "alone.py").write_text(
         "import numpy as np\n"
         "def train_only():\n"
@@ -126,6 +172,7 @@ def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
     assert not (tmp_path / "d.onnx").exists()
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_missing_package_is_named_with_its_remedy(written, here, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     done = here("export", written[0], "-o", "d.onnx")

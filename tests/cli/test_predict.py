@@ -19,7 +19,7 @@ from lockstep.messages import handled, logger, on_stderr
 from lockstep.recipes import get_recipe
 
 RUNS = [
-    ("digits", "--steps", 30, "--processes", 2),
+    ("digits", "--steps", 30, "--processes", 1),
     ("digits", "--steps", 60, "--precision", "bfloat16", "--set", "test_views=flip-translate", "--processes", 1),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from tests.conftest import start
 
 from lockstep.errors import ENVIRONMENT, USAGE
 
-RUN = ("digits", "--steps", 30, "--processes", 2)  # as in tests/cli/test_predict.py
+RUN = ("digits", "--steps", 30, "--processes", 1)  # as in tests/cli/test_predict.py
 PICTURES = load.digits()
 CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 

@@ -21,7 +21,7 @@ import lockstep
 from lockstep.classify import serve as application
 from lockstep.errors import ENVIRONMENT, LockstepError
 
-RUN = ("digits", "--steps", 30, "--processes", 2)  # as in tests/cli/test_predict.py
+RUN = ("digits", "--steps", 30, "--processes", 1)  # as in tests/cli/test_predict.py
 PICTURES = load.digits()[:40]
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 

@@ -25,7 +25,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.provenance import sources
 
-OPTIONS = ("digits", "--steps", 30, "--processes", 2)
+OPTIONS = ("digits", "--steps", 30, "--processes", 1)
 TEST = load(None)["test"]
 
 

@@ -148,8 +148,8 @@ def test_a_process_takes_the_gpu_of_its_number_on_the_host(gpus, world, number, 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_port_of_another_program_or_of_none_ends_every_process(monkeypatch, process, words, taken):
     # A program that listens and is not process 0 costs seconds; only a program that is not there yet is awaited.
-    monkeypatch.setattr(meeting, "JOIN_S", 60.0 if taken else 0.5)
-    monkeypatch.setattr(meeting, "ANSWER_S", 0.5)
+    monkeypatch.setattr(meeting, "JOIN_S", 2.0 if taken else 0.2)
+    monkeypatch.setattr(meeting, "ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         if not taken:
