@@ -112,7 +112,7 @@ def torchrun(folder, *options, agent=()):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 3,
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", 0.2, *agent,
-        "-m", "lockstep", "train", "--steps", STEPS, "--log-every", 1, "--save-every", 5, *options,
+        "-m", "lockstep", "train", "--name", "x", "--steps", STEPS, "--log-every", 1, "--save-every", 5, *options,
     ]  # fmt: skip
     return subprocess.Popen(
         [*map(str, command)], cwd=folder, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

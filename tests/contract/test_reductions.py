@@ -119,11 +119,11 @@ def child(folder: str) -> None:
     """Run in each real process: reduce, gather and broadcast; process 0 writes the results."""
     import torch.distributed as dist
 
-    from lockstep.launch.world import World, open_store
+    from lockstep.launch.world import World, meet
 
     world = World.from_environment()
     process = world.process
-    members = group.connect(process, world.processes, CPU, open_store(world), Monitor())
+    members = group.connect(process, world.processes, CPU, meet(world, "cpu"), Monitor())
     gloo = group.Processes(CPU, Monitor(), dist.new_group(backend="gloo"))  # as beside a group of GPUs
     found = {kind: reduced(members, kind, 7) for kind in REDUCTIONS}
     found["in parts"] = in_parts(members, 7, [500, 700])

@@ -88,17 +88,17 @@ def trained(tmp_path, monkeypatch, error, world):
 )
 def test_too_little_memory_is_one_error_that_says_what_takes_less(tmp_path, monkeypatch, error):
     with pytest.raises(LockstepError, match=r"too little memory \(.*more --towers or a smaller --batch") as raised:
-        trained(tmp_path, monkeypatch, error, World("lockstep"))
+        trained(tmp_path, monkeypatch, error, World())
     assert raised.value.code == ENVIRONMENT
     assert "\n" not in str(raised.value)
 
 
 def test_a_lost_gpu_is_a_crash_after_which_a_restart_may_help(tmp_path, monkeypatch):
     with pytest.raises(torch.AcceleratorError):
-        trained(tmp_path, monkeypatch, torch.AcceleratorError("CUDA error: device lost"), World("lockstep"))
+        trained(tmp_path, monkeypatch, torch.AcceleratorError("CUDA error: device lost"), World())
 
 
 def test_an_error_of_nccl_is_the_loss_of_another_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "join", lambda spec, *_: spec)
+    monkeypatch.setattr(worker, "_join", lambda *_: None)
     with pytest.raises(PeerLostError, match="lost the other processes"):
-        trained(tmp_path, monkeypatch, dist.DistBackendError("NCCL error: remote process exited"), World("Slurm"))
+        trained(tmp_path, monkeypatch, dist.DistBackendError("NCCL error: remote process exited"), World("Slurm", 0, 2))

@@ -67,9 +67,9 @@ def test_a_killed_launcher_leaves_no_process_and_no_folder(started, temporary):
     ("condition", "action", "options", "code", "restarts", "words"),
     [
         ("True", "os.kill(os.getpid(), signal.SIGKILL)", ["--max-restarts", 1], 4, 1,
-         ["was killed by SIGKILL", "--max-restarts 1 allows no further restart"]),
+         ["was killed by SIGKILL"]),
         ("True", "raise RuntimeError('no such weights')", ["--max-restarts", 2], 1, 2,
-         ["RuntimeError: no such weights", "--max-restarts 2 allows no further restart"]),
+         ["RuntimeError: no such weights"]),
         ("os.environ['RANK'] == '1'", "time.sleep(600)", ["--timeout", 3, "--max-restarts", 0], 4, 0,
          ["the run hangs: no process has moved on for 3 s"]),
     ],
@@ -87,22 +87,22 @@ def test_a_step_that_always_fails_ends_the_run_with_a_diagnosis(
 
 
 def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path, undisturbed):
-    process, children = begin(started, 2)
+    process, children = begin(started, 2, "--timeout", 5)
     workers(children)[1].suspend()
     time.sleep(1)  # so that the others wait for it
     begun = time.monotonic()
     process.terminate()
     _, err = end(process)
-    assert time.monotonic() - begun < 90  # 10 to 15 s on a quiet machine
-    assert process.returncode == 143
-    assert "All were killed, and the newest checkpoint stays" in err
+    assert time.monotonic() - begun < 60  # 5 s on a quiet machine
+    assert process.returncode == 4
+    assert HANGS in err
     assert "lockstep train runs/x --resume" in err
     assert gone(children)
     assert max(checkpoints_in(tmp_path / RUN / "checkpoints")) >= 5  # 7 was printed, and every fifth step is due
     assert resume(here, 1) == undisturbed
 
 
-def test_torchrun_restarts_a_run_without_a_name_and_without_resume(tmp_path, undisturbed):
+def test_torchrun_restarts_a_run_without_resume(tmp_path, undisturbed):
     process = torchrun(tmp_path)
     until_step(process, 7)
     ranks(process)[1].kill()
@@ -111,7 +111,7 @@ def test_torchrun_restarts_a_run_without_a_name_and_without_resume(tmp_path, und
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     assert sha256(out) == undisturbed
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-1"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x"]
 
 
 def test_a_process_that_hangs_under_torchrun_ends_the_others_and_none_outlives_torchrun(tmp_path):

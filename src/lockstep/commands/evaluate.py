@@ -108,13 +108,13 @@ def evaluate(
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
     opened = run if isinstance(run, Run) else Run.existing(Path(run).expanduser())
     placement = placement_of({"device": device, "processes": processes, "data": data})
-    with muted(quiet), streams(quiet) as (out, err):
+    with muted(quiet), streams(quiet) as (out, _):
         fields = of_run(opened, placement, trust_code)
         spec = EvaluateSpec(
             **fields, split=split or fields["recipe"].evaluated_split, checkpoint=chosen_checkpoint(checkpoint),
             weights=weights, examples=examples,
         )  # fmt: skip
-        outcome = submit(spec, Output(quiet, lines_to_stderr=True), streams=(out, err))
+        outcome = submit(spec, Output(quiet, lines_to_stderr=True), stdout=out)
     if outcome.record is None:
         raise KeyboardInterrupt
     return EvaluationRecord(**outcome.record)

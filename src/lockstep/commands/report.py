@@ -86,7 +86,7 @@ def report(
     require_alone("report")
     runs = [one if isinstance(one, Run) else Run.existing(Path(one).expanduser()) for one in (run, *others)]
     placement = placement_of({"device": device, "processes": processes, "data": data})
-    with muted(quiet), streams(quiet) as screens:
+    with muted(quiet), streams(quiet) as (out, _):
         if empty := [one for one in runs if not one.steps]:
             raise empty[0].no_checkpoint()
         if len(runs) > 1:
@@ -94,7 +94,7 @@ def report(
         try:
             fields = of_run(runs[0], placement, trust_code)
             spec = ReportSpec(**fields, split=fields["recipe"].evaluated_split)
-            outcome = submit(spec, Output(quiet, lines_to_stderr=True), streams=screens)
+            outcome = submit(spec, Output(quiet, lines_to_stderr=True), stdout=out)
         except LockstepError as error:
             if error.code != DATA:
                 raise

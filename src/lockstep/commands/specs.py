@@ -256,9 +256,11 @@ def folder_for(subject: Subject, words: FolderWords, world: World) -> tuple[Path
                 path.rmdir()
         # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
         # may always pass --resume, so it starts a run that does not exist.
-        resume = (world.outer and (path / "recipe.json").is_file()) or (resume and is_begun(path))
+        resume = (world.launcher and (path / "recipe.json").is_file()) or (resume and is_begun(path))
     elif subject.run is not None:
         path = subject.run
+    elif world.launcher:
+        raise LockstepError(f"give --name: if {world.launcher} starts the processes again, they continue the run")
     elif resume:
         raise LockstepError(
             f"--resume continues a run: give its folder in {words.runs}/ in place of the recipe, or its --name"

@@ -1,46 +1,48 @@
 """Signals that stop a job: SIGINT (Ctrl-C), SIGTERM (from a scheduler) and SIGHUP (a closed terminal)."""
 
 import contextlib
-import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from lockstep.errors import SIGNAL_BASE, STOP_SIGNALS
-
-REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends a program at once.
+from lockstep.messages import logger
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
-class StopRequests:
-    """The signals to stop that this process has received. Calling it returns the one to stop for, or None.
-
-    The training loop carries the request to all processes, which stop after the same step. A repeated SIGTERM means the
-    same as the first one, because schedulers send it to every process of a group. A second Ctrl-C, at least a second
-    later, ends the process at once; the last checkpoint stays.
+class StopRequest:
+    """The first signal to stop that this process receives. The training loop carries it to all processes.
 
     Attributes:
         at_once: True while there is nothing to save: a signal then ends the process.
+        received: SIGINT, SIGTERM, SIGHUP or None.
     """
 
     def __init__(self, at_once: bool = False) -> None:
         self.at_once = at_once
-        self._received: dict[int, float] = {}
-
-    def __call__(self) -> signal.Signals | None:
-        """Return SIGINT, SIGTERM or SIGHUP, the first in this order that was received; or None."""
-        return next((number for number in STOP_SIGNALS if number in self._received), None)
+        self.received: signal.Signals | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.at_once:
             leave(number, frame)
-        now = time.monotonic()
-        if now - self._received.setdefault(number, now) > REPEAT_S and number == signal.SIGINT:
-            os._exit(SIGNAL_BASE + number)
+        self.received = self.received or signal.Signals(number)
+
+    @contextlib.contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """Let a signal end the program at once, after it has removed unfinished files: while the data are prepared."""
+        before, self.at_once = self.at_once, True
+        try:
+            if self.received is not None:
+                leave(self.received, None)
+            yield
+        except SystemExit:
+            logger.warning("stopped while the data were prepared: start again with the same command")
+            raise
+        finally:
+            self.at_once = before
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -49,18 +51,10 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def handled_by(handler: Handler, others: Mapping[int, Handler] = MappingProxyType({})) -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP with `handler` within the context, and `others` with their own handlers.
-
-    A signal that is ignored at the program's start (by nohup, or a shell without job control) stays ignored, except
-    SIGINT and SIGTERM.
-    """
-    handlers: dict[int, Handler] = {**dict.fromkeys(STOP_SIGNALS, handler), **others}
-    before = {
-        number: signal.signal(number, one)
-        for number, one in handlers.items()
-        if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
-    }
+def handled_by(handler: Handler, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
+    """Handle signals with `handler` within the context. A SIGHUP that nohup lets a program ignore stays ignored."""
+    ignored = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else []
+    before = {number: signal.signal(number, handler) for number in numbers if number not in ignored}
     try:
         yield
     finally:

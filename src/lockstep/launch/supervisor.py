@@ -1,0 +1,278 @@
+"""The launcher's side of a job: it starts the worker processes of this host, watches them, and ends or restarts them.
+
+If a worker dies or hangs, the others cannot continue, so all end; training starts again from the newest checkpoint,
+with the same bits.
+"""
+
+import codecs
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, NamedTuple
+
+from lockstep import hardware
+from lockstep.core.monitor import Beat, Memory
+from lockstep.core.reduction import owned_in_words
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
+from lockstep.jobs.context import Output
+from lockstep.jobs.specs import Spec, TrainSpec, encoded
+from lockstep.launch.world import RENDEZVOUS, World
+
+_POLL_S = 0.01  # seconds between two looks at the workers
+_MAX_LOOK_S = 1.0  # If a look took longer, this program was stopped, and its workers may have been too.
+_END_S = 20.0  # seconds that the others have to end and save after a process has failed
+_REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends the workers at once.
+_KILLED_S = 5.0  # seconds for a killed worker to end
+_STOPPED = {
+    *(SIGNAL_BASE + number for number in STOP_SIGNALS),
+    -signal.SIGTERM,
+}  # exit codes; the last before `compute`
+
+
+class Outcome(NamedTuple):
+    """How a job ended.
+
+    record: what process 0 returned, or None. code: 0, or 128 + the number of the signal that stopped it.
+    run: the folder of the run that was trained, or None.
+    """
+
+    record: dict[str, Any] | None
+    code: int = 0
+    run: Path | None = None
+
+
+class End(NamedTuple):
+    """How a worker, or all of them, ended. A worker writes it into a file, unless it is killed.
+
+    code: the exit code; below 0 the signal that killed it. message: the error, or "". known: True for an error that the
+    user must fix, so that a restart does not help. lost: True if it has only lost the other processes. time: when that
+    was.
+    """
+
+    code: int
+    message: str = ""
+    known: bool = False
+    lost: bool = False
+    time: float = 0.0
+
+
+class Supervisor:
+    """Computes `spec` in worker processes of this host, and starts them again if one fails.
+
+    A worker is a new program, never a fork of this process, which may have threads and may have imported torch.
+
+    Attributes:
+        received: the first signal to stop that this program received, or None.
+        killed: True if a second Ctrl-C killed the workers.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        output: Output,
+        world: World,
+        processes: int,
+        folder: Path,
+        variables: Mapping[str, str],
+        relay: "Relay | None" = None,
+    ) -> None:
+        """Prepare `processes` workers that print `output`, with `variables` in their environment.
+
+        `folder` takes the files by which they talk to this program. `world` is the place of this program: in an outer
+        launch, every program starts one of the workers.
+        """
+        self._spec, self._output, self._world, self._processes = spec, output, world, processes
+        self._parent, self._folder, self._variables, self._relay = folder, folder, variables, relay
+        self.received: int | None = None
+        self.killed = False
+        self._when = 0.0
+        self._run_folder: Path | None = None
+        self._started_by = os.getppid()
+        self._restarts = 0
+        self._programs: dict[int, subprocess.Popen[bytes]] = {}
+        self._memories: dict[int, Memory] = {}
+
+    def run(self) -> Outcome:
+        """Do the job and return how it ended. Raises: LockstepError with the first cause if it failed."""
+        while True:
+            try:
+                self._start()
+                hang = self._wait()
+            finally:
+                self._kill()
+            if not (failures := self._failures()):
+                return Outcome(self._told("record"), run=self._run_folder)
+            stopped = [end.code in _STOPPED or (end.lost and self.received is not None) for end in failures.values()]
+            if self.killed or all(stopped):
+                return Outcome(None, SIGNAL_BASE + (self.received or signal.SIGTERM), self._run_folder)
+            self._prepare_restart(End(ENVIRONMENT, hang) if hang else self._first_cause(failures))
+
+    def _start(self) -> None:
+        """Start all processes. They search modules also where this program does: after all other folders."""
+        self._folder = self._parent / f"start-{self._restarts}"
+        self._folder.mkdir(parents=True)
+        (self._folder / "spec.json").write_text(encoded(self._spec))
+        import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
+        for process in [self._world.process] if self._world.launcher else range(self._processes):
+            place = {RENDEZVOUS: ""}  # In an outer launch, the launcher's variables number the worker.
+            if not self._world.launcher:
+                place = {"RANK": str(process), "WORLD_SIZE": str(self._processes), "LOCAL_RANK": str(process)}
+                # They meet in a file, so no port can be in use already, and listen only where no other host connects.
+                place |= {RENDEZVOUS: str(self._folder / "rendezvous"), "GLOO_SOCKET_IFNAME": hardware.LOOPBACK}
+            self._memories[process] = Memory(self._folder / f"heartbeat-{process}")
+            self._programs[process] = subprocess.Popen(
+                # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
+                [
+                    sys.executable, "-P", "-m", "lockstep.launch.worker",
+                    str(self._folder), str(os.getpid()), json.dumps(self._output), *import_folders,
+                ],
+                env={**os.environ, **self._variables, **place},
+                stdin=subprocess.DEVNULL,
+                stdout=self._relay.descriptor if self._relay else None,
+                start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
+            )  # fmt: skip
+        if self.received is not None:  # while they started
+            self._send(signal.SIGTERM)
+
+    def _wait(self) -> str:
+        """Wait until the workers have ended, or one has failed and the others had time to end. Return how they hang."""
+        beats: dict[int, Beat] = {}
+        idle_s, failed_s, last = 0.0, 0.0, time.monotonic()
+        while (running := self._running()) and failed_s < _END_S and not self.killed:
+            try:
+                if self._relay is None:
+                    time.sleep(_POLL_S)
+                else:
+                    self._relay.write(_POLL_S)
+                now, seen = time.monotonic(), {process: self._memories[process].beat for process in running}
+                passed_s = min(now - last, _MAX_LOOK_S)
+                if (told := self._told("run")) is not None:
+                    self._run_folder = Path(told)
+                if self._failures():
+                    if failed_s == 0.0:
+                        self._send(signal.SIGTERM)
+                    failed_s += passed_s
+                idle_s = idle_s + passed_s if seen == beats else 0.0
+                beats, last = seen, now
+                # In an outer launch the one worker here may wait for another host, and ends by itself.
+                limit_s = self._spec.placement.timeout * max(beat.slow for beat in seen.values())
+                if idle_s >= limit_s and not self._world.launcher:
+                    where = max(seen.values(), key=lambda beat: beat.step).where
+                    return f"the run hangs: no process has moved on for {idle_s:.0f} s, {where}"
+                if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._started_by:
+                    raise LockstepError("torchrun has ended, so this process ends too", ENVIRONMENT)
+            except KeyboardInterrupt:  # in a program that calls Lockstep
+                self.stop(signal.SIGINT, None)
+        return ""
+
+    def _told(self, kind: str) -> Any:
+        """Return what process 0 has told: its "run", or its "record"; None before."""
+        path = self._folder / f"{kind}.json"
+        return json.loads(path.read_bytes()) if path.exists() else None
+
+    def _running(self) -> list[int]:
+        return [process for process, worker in self._programs.items() if worker.poll() is None]
+
+    def _failures(self) -> dict[int, End]:
+        """Return how the workers that failed or were stopped ended, by number."""
+        ends = {process: self._end(process) for process, worker in self._programs.items() if worker.poll() is not None}
+        return {process: end for process, end in ends.items() if end.code}
+
+    def _end(self, process: int) -> End:
+        path = self._folder / f"ended-{process}"
+        return End(*json.loads(path.read_text())) if path.exists() else End(self._programs[process].returncode or CRASH)
+
+    def _first_cause(self, failures: Mapping[int, End]) -> End:
+        """Return why the job failed: the error of a worker that failed by itself; else the signal that killed one."""
+
+        def rank(end: End) -> tuple[bool, bool, float]:  # A worker that aborts has usually lost one that was killed.
+            return end.lost or not end.message, end.code > 0, end.time
+
+        process = min(failures, key=lambda number: rank(failures[number]))
+        if (end := failures[process]).message:
+            return end
+        towers = owned_in_words(self._spec.recipe.towers, self._processes, process)
+        how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"
+        hint = ". Often this means that the system ran out of memory" if end.code == -signal.SIGKILL else ""
+        message = f"process {process} of {self._processes} ({towers}) {how} {self._memories[process].beat.where}{hint}"
+        return End(ENVIRONMENT if end.code < 0 else CRASH, message)
+
+    def _prepare_restart(self, failure: End) -> None:
+        """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if there must be none."""
+        spec, run = self._spec, self._run_folder
+        if failure.known:
+            raise LockstepError(failure.message, failure.code)
+        message, limit = failure.message.rstrip(), spec.placement.max_restarts
+        # A program that crashes before its first step does so again.
+        hopeless = (failure.code == CRASH and run is None) or self.received is not None
+        if not isinstance(spec, TrainSpec) or hopeless or self._restarts == limit:
+            again = f". Continue with: {spec.recipe.command('train', run, '--resume')}" if run else ""
+            raise LockstepError(message + again, failure.code)
+        self._restarts += 1
+        note = f"{message}: all processes were started again (restart {self._restarts} of {limit})"
+        self._spec = spec.replace(notes=(*spec.notes, note))
+        if run is not None:  # The notes of earlier starts are in its log.
+            self._spec = spec.replace(path=run, resume=True, numbered=False, notes=(note,))
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal to stop: the workers get SIGTERM, stop together and end, however long saving takes.
+
+        A second Ctrl-C, at least a second later, kills them.
+        """
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self._when = number, now
+        self.killed = self.killed or (number == signal.SIGINT and now - self._when > _REPEAT_S)
+        self._send(signal.SIGKILL if self.killed else signal.SIGTERM)
+
+    def _send(self, number: int) -> None:
+        """Send a signal to the workers that run. No other child of this process receives it."""
+        for worker in self._programs.values():
+            worker.send_signal(number)
+
+    def _kill(self) -> None:
+        """Kill all workers, also stopped ones. One that the system holds, as for a disk, ends when it lets go."""
+        self._send(signal.SIGKILL)
+        for worker in self._programs.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(_KILLED_S)
+
+
+class Relay:
+    """A pipe from the workers' stdout to a stream that only this program can write to, as a notebook's.
+
+    A notebook shows what a thread prints in the cell that the thread runs, so the caller of `write` writes.
+
+    Attributes:
+        descriptor: the end into which worker processes write UTF-8.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._pipe, self.descriptor = os.pipe()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, wait_s: float) -> bool:
+        """Write what the workers have printed, or wait for it at most `wait_s` seconds. Return whether any came."""
+        ready, _, _ = select.select([self._pipe], [], [], wait_s)
+        if ready:
+            text = self._decoder.decode(os.read(self._pipe, 1 << 16))
+            with contextlib.suppress(OSError, ValueError):  # A stream that is closed loses text, not the run.
+                self._stream.write(text)
+                self._stream.flush()
+        return bool(ready)
+
+    def close(self) -> None:
+        """Write the rest and close the pipe, after all workers have ended."""
+        while self.write(0.0):
+            pass
+        os.close(self.descriptor)
+        os.close(self._pipe)
