@@ -133,7 +133,7 @@ def in_terminal(words: Sequence[str], folder: Path, columns: int = COLUMNS, out:
     hints = ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE")
     environment = {name: value for name, value in os.environ.items() if name not in hints}
     process = subprocess.Popen(
-        [sys.executable, "-m", *words], env={**environment, "TERM": "xterm-256color", "LOCKSTEP_PROGRAM": "lockstep"},
+        [sys.executable, "-m", *words], env={**environment, "TERM": "xterm-256color"},
         cwd=folder, stdin=subprocess.DEVNULL, stdout=its if out is None else out, stderr=its,
     )  # fmt: skip
     os.close(its)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface of this host alone
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the container, in Linux's second version of control groups
 _PROCESS = psutil.Process()
 _GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
 _OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
@@ -52,17 +51,15 @@ def gpus() -> int:
 
 def gpu_problem() -> str | None:
     """Return why torch sees no GPU although a driver is here; None if it sees one, or CUDA_VISIBLE_DEVICES is set."""
-    if not has_gpu_driver() or "CUDA_VISIBLE_DEVICES" in os.environ:
+    if not has_gpu_driver() or "CUDA_VISIBLE_DEVICES" in os.environ or gpus():
         return None
     import torch
 
-    with warnings.catch_warnings(record=True) as caught:  # torch warns of a driver that is too old, and sees no GPU.
-        warnings.simplefilter("always")
-        if torch.cuda.is_available():
-            return None
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is a build for CPUs"
-    return str(caught[-1].message).splitlines()[0] if caught else "torch gives no reason"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return "torch gives no reason"
 
 
 def memory_problem(error: Exception) -> str | None:
@@ -75,12 +72,8 @@ def memory_problem(error: Exception) -> str | None:
 
 
 def cores() -> int:
-    """Return how many CPU cores this process may use, by its affinity and its container's CPU quota; at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # The file is missing or says "max": there is no quota.
-        limit, period = _QUOTA.read_text().split()
-        allowed = min(allowed, int(limit) // int(period))
-    return max(1, allowed)
+    """Return how many CPU cores this process may use, by its affinity. A container's CPU quota does not count."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:

@@ -5,32 +5,23 @@ command line and the worker processes handle them with `handled`.
 """
 
 import logging
-import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from lockstep.errors import printable
 
 logger = logging.getLogger("lockstep")
 
-PROGRAM = "LOCKSTEP_PROGRAM"  # the variable that tells workers how the user starts Lockstep
-
 
 def program() -> str:
-    """Return how the user's shell starts Lockstep: as this program was started, or as the script beside its Python."""
-    if PROGRAM in os.environ:
-        return os.environ[PROGRAM]
-    started = Path(sys.argv[0])
-    if started.parts[-2:] == ("lockstep", "__main__.py"):
-        return shlex.join([sys.orig_argv[0], "-m", "lockstep"])
-    script = started if started.name == "lockstep" else Path(sys.executable).with_name("lockstep")
-    found = shutil.which(script.name)
-    by_name = not script.exists() or (found and script.samefile(found))
-    return script.name if by_name else shlex.quote(str(script))
+    """Return how the user's shell starts Lockstep: by its name, if that is the program beside this Python."""
+    found, beside = shutil.which("lockstep"), Path(sys.executable).with_name("lockstep")
+    by_name = found and beside.exists() and beside.samefile(found)
+    return "lockstep" if by_name else shlex.join([sys.executable, "-m", "lockstep"])
 
 
 def command(*words: object) -> str:
@@ -84,12 +75,6 @@ def collected() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-@contextmanager
-def muted(quiet: bool) -> Iterator[None]:
+def muted(quiet: bool) -> AbstractContextManager[object]:
     """If `quiet`, drop all messages within the context."""
-    before = logger.level
-    logger.setLevel(logging.ERROR if quiet else before)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+    return handled(lambda text: None) if quiet else nullcontext()

@@ -4,14 +4,10 @@ The recipe fixes the number of CPU threads, and torch reads that number from the
 settings class names its implementation and imports it only when it is asked to build it.
 """
 
-import hashlib
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -21,7 +17,6 @@ from lockstep.words import extra
 
 S = TypeVar("S", bound="Settings")
 _SHOWN = 300  # characters of a wrong value in a message
-_imported: dict[str, tuple[ModuleSpec | None, str]] = {}  # by module: as `imported_sha256` found it
 _OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that the extra timm adds
 
 
@@ -136,25 +131,6 @@ def load_object(path: str) -> Any:
             raise  # The module exists, but one of its own imports fails: its author needs the traceback.
         how = f": {extra('timm')}" if module_name.partition(".")[0] in _OF_EXTRA_TIMM else ""
         raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it{how}") from None
-    imported_sha256(module)
     if not hasattr(module, name):
         raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))
     return getattr(module, name)
-
-
-def imported_sha256(module: ModuleType) -> str | None:
-    """Return the SHA-256, in hex, of the source that `module` was imported from; None if it has no source file.
-
-    The file may be edited after the import, and the program still executes the code from before. So the SHA-256 is
-    taken at the first call, which `load_object` makes, and again if the module is imported or reloaded again.
-    """
-    known_spec, sha256 = _imported.get(module.__name__, (None, None))
-    if known_spec is not None and known_spec is module.__spec__:
-        return sha256
-    try:
-        source = Path(getattr(module, "__file__", None) or "").read_bytes()
-    except OSError:  # a built-in module, or one in a zip archive
-        return None
-    sha256 = hashlib.sha256(source).hexdigest()
-    _imported[module.__name__] = module.__spec__, sha256
-    return sha256

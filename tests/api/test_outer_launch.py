@@ -67,7 +67,7 @@ def test_an_error_of_one_program_ends_both(tmp_path):
         "        raise RuntimeError('no such weights')\n"
         "    return digits(shape, classes)\n"
     )
-    code = "import lockstep\nlockstep.train('digits', model='mine:build', settings={'weight_decay': {}}, steps=2)\n"
+    code = "import lockstep\nlockstep.train('digits', model='mine:build', settings={'weight_decay': {}}, steps=2, name='x')\n"
     (first, _, err), (second, _, other_err) = programs(tmp_path, code)
     assert (first, second) == (1, 1)
     assert "LockstepError" in err
@@ -78,7 +78,7 @@ def test_what_an_outer_launch_does_not_allow_is_refused(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LockstepError, match="--processes 3, but RANK and WORLD_SIZE started 2"):
-        lockstep.train("digits", processes=3, quiet=True)
+        lockstep.train("digits", processes=3, name="x", quiet=True)
     with pytest.raises(LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"):
         lockstep.evaluate("runs/x")
 

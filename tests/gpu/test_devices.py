@@ -1,6 +1,5 @@
 """What a GPU's driver, NCCL or torch may answer, by stand-ins for these alone: choice, connection and failures."""
 
-import warnings
 from datetime import timedelta
 
 import pytest
@@ -30,14 +29,13 @@ OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.
 def old_driver(monkeypatch, tmp_path):
     """A driver that torch refuses, with its warning."""
 
-    def is_available():
-        warnings.warn(TOO_OLD, UserWarning, stacklevel=2)
-        return False
+    def init():
+        raise RuntimeError(TOO_OLD)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(hardware, "has_gpu_driver", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", is_available)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
 
 
 def test_a_driver_that_torch_refuses_is_named_and_no_run_falls_back_silently(old_driver, tmp_path, capfd):
@@ -50,9 +48,8 @@ def test_a_driver_that_torch_refuses_is_named_and_no_run_falls_back_silently(old
     assert "torch sees no GPU" not in capfd.readouterr().err
 
 
-def test_a_build_of_torch_for_cpus_and_hidden_gpus_are_told_apart(old_driver, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert hardware.gpu_problem() == f"torch {torch.__version__} is a build for CPUs"
+def test_hidden_gpus_are_no_problem(old_driver, monkeypatch):
+    assert hardware.gpu_problem() == TOO_OLD
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert hardware.gpu_problem() is None
 

@@ -1,4 +1,4 @@
-"""Settings: `replace` returns a changed copy or rejects the change. Imports: which source a module is from."""
+"""Settings: `replace` returns a changed copy or rejects the change."""
 
 import hashlib
 import importlib
@@ -14,7 +14,7 @@ from lockstep.data import Shift
 from lockstep.errors import USAGE, LockstepError
 from lockstep.optim import EMA, SGD
 from lockstep.recipes import get_recipe
-from lockstep.settings import imported_sha256, load_object
+from lockstep.settings import load_object
 
 DIGITS = get_recipe("digits")
 
@@ -81,33 +81,6 @@ def write_module(tmp_path, monkeypatch):
 
     yield write
     sys.modules.pop(name, None)
-
-
-def sha256(text):
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-CODE = """
-import torch
-@torch.no_grad()
-def f(x): return x + 1
-class C:
-    def m(self): return lambda: {}
-"""
-
-
-def test_the_sha256_of_an_imported_module_is_that_of_its_code_and_not_of_an_edited_file(write_module):
-    name = write_module(CODE.format(1))
-    load_object(f"{name}:f")
-    write_module(CODE.format(22))
-    assert load_object(f"{name}:C")().m()() == 1
-    assert imported_sha256(sys.modules[name]) == sha256(CODE.format(1))
-    importlib.reload(sys.modules[name])
-    assert imported_sha256(sys.modules[name]) == sha256(CODE.format(22))
-    del sys.modules[name]
-    write_module(CODE.format(333))
-    assert load_object(f"{name}:C")().m()() == 333
-    assert imported_sha256(sys.modules[name]) == sha256(CODE.format(333))
 
 
 def test_the_current_folder_is_searched_last(write_module, tmp_path):

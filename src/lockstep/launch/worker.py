@@ -23,7 +23,7 @@ from lockstep.jobs.specs import Spec, TrainSpec, decoded
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
 from lockstep.launch.world import World, meet
-from lockstep.messages import handled, muted, on_stderr
+from lockstep.messages import handled, on_stderr
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ def compute(spec: Spec, world: World, ctx: Context) -> tuple[dict[str, Any] | No
     request = StopRequest(at_once=not training)
     shown = world.process == 0 and not ctx.output.quiet
     ctx.stop, ctx.loading_guard, ctx.local = lambda: request.received, request.ending_at_once, world.local
-    with handled_by(request.handle), handled(on_stderr if shown else lambda text: None), muted(not shown):
+    with handled_by(request.handle), handled(on_stderr if shown else lambda text: None):
         numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
         ctx.device = device_of(spec.placement, world)
         from lockstep.core.group import is_lost_peer

@@ -22,7 +22,7 @@ from lockstep import hardware, numerics
 from lockstep.config.recipe import Recipe
 from lockstep.errors import printable
 from lockstep.files import sha256
-from lockstep.settings import dotted, imported_sha256
+from lockstep.settings import dotted
 
 _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
 _VARIABLES = re.compile(r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE")
@@ -148,21 +148,19 @@ def deciding(variables: Iterable[str]) -> list[str]:
 def sources(function: str) -> dict[str, str]:
     """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
 
-    The files are the function's module, and all modules of its folder or package that this process has imported, as
-    they were when it did (`imported_sha256`). For an installed package it is the module alone: the package's version
-    covers the rest.
+    The files are the function's module, and all modules of its folder or package that this process has imported. For an
+    installed package it is the module alone: the package's version covers the rest.
     """
     name = function.partition(":")[0] if ":" in function else ""
     path = _file(sys.modules.get(name))
     if path is None:
         return {}
     root = path.parents[name.count(".") + (path.name == "__init__.py")]
-    files = {path: sys.modules[name]}
+    files = {path}
     if not _is_installed(path):
-        modules = [module for other, module in list(sys.modules.items()) if other != "__main__"]
-        found = ((file, module) for module in modules if (file := _file(module)) and file.is_relative_to(root))
-        files |= {file: module for file, module in found if not _is_installed(file)}
-    return {str(file.relative_to(root)): imported_sha256(files[file]) or sha256(file) for file in sorted(files)}
+        found = {_file(module) for other, module in list(sys.modules.items()) if other != "__main__"}
+        files |= {file for file in found if file and file.is_relative_to(root) and not _is_installed(file)}
+    return {str(file.relative_to(root)): sha256(file) for file in sorted(files)}
 
 
 def describe_custom_code(recipe: Recipe) -> str:
