@@ -67,7 +67,7 @@ def test_an_error_of_one_program_ends_both(tmp_path):
         "        raise RuntimeError('no such weights')\n"
         "    return digits(shape, classes)\n"
     )
-    code = "import lockstep\nlockstep.train('digits', model='mine:build', settings={'weight_decay': {}}, steps=2, name='x')\n"
+    code = "import lockstep\nlockstep.train('digits', model='mine:build', settings={'weight_decay': {}}, name='x')\n"
     (first, _, err), (second, _, other_err) = programs(tmp_path, code)
     assert (first, second) == (1, 1)
     assert "LockstepError" in err

@@ -117,7 +117,9 @@ def test_processes_with_other_code_end_before_the_first_update(tmp_path):
     hashes = [code_sha256(folder)[:8] for folder in (package, tmp_path / "other/lockstep")]
     for done in launched(tmp_path, PLAIN, *LAUNCHED, PYTHONPATH=str(tmp_path / "other")):
         assert done.returncode == ENVIRONMENT
-        assert f"do not run the same code (versions.lockstep_sha256: {hashes[0]} -> {hashes[1]})" in done.stderr
+        assert (
+            f"do not run the same code and device (versions.lockstep_sha256: {hashes[0]} -> {hashes[1]})" in done.stderr
+        )
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 
