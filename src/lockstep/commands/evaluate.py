@@ -108,7 +108,7 @@ def evaluate(
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
     opened = run if isinstance(run, Run) else Run.existing(Path(run).expanduser())
     placement = placement_of({"device": device, "processes": processes, "data": data})
-    with muted(quiet), streams(quiet) as (out, _):
+    with muted(quiet), streams(quiet) as out:
         fields = of_run(opened, placement, trust_code)
         spec = EvaluateSpec(
             **fields, split=split or fields["recipe"].evaluated_split, checkpoint=chosen_checkpoint(checkpoint),

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import IO, Annotated, Any, get_args, get_origin
@@ -157,11 +157,6 @@ def present(lines: Iterable[str], record: Mapping[str, Any] | None = None) -> No
         discard(sys.stdout)
 
 
-@contextlib.contextmanager
-def streams(quiet: bool) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Return the streams for results and for messages: the caller's stdout and stderr, or none at all if `quiet`."""
-    if not quiet:
-        yield sys.stdout, sys.stderr
-        return
-    with open(os.devnull, "w") as nowhere:
-        yield nowhere, nowhere
+def streams(quiet: bool) -> contextlib.AbstractContextManager[IO[str]]:
+    """Return the stream for results: the caller's stdout, or none at all if `quiet`."""
+    return open(os.devnull, "w") if quiet else contextlib.nullcontext(sys.stdout)

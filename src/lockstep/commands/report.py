@@ -86,7 +86,7 @@ def report(
     require_alone("report")
     runs = [one if isinstance(one, Run) else Run.existing(Path(one).expanduser()) for one in (run, *others)]
     placement = placement_of({"device": device, "processes": processes, "data": data})
-    with muted(quiet), streams(quiet) as (out, _):
+    with muted(quiet), streams(quiet) as out:
         if empty := [one for one in runs if not one.steps]:
             raise empty[0].no_checkpoint()
         if len(runs) > 1:

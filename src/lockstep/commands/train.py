@@ -106,7 +106,7 @@ def train(
         changes, data = _stored(data, _word(what), weights, changes), None
     placement = placement_of(places | {"data": data, "init": weights, "processes": processes, "device": device})
     words = FolderWords(name, Path(runs).expanduser(), resume)
-    with muted(quiet or world.process != 0), streams(quiet) as (out, _):
+    with muted(quiet or world.process != 0), streams(quiet) as out:
         spec = train_spec(_word(what), changes, placement, words, world, trust_code=trust_code)
         complete = spec.resume and Run(spec.path).result() is not None
         if not complete:
