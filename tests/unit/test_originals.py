@@ -5,13 +5,11 @@ import pytest
 import torch
 from tests.unit.test_tower import parts, plan
 
-from lockstep.config.overrides import make
 from lockstep.core.model import build_model
 from lockstep.core.tower import Tower
 from lockstep.data import Distort
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Pipeline, Plan
-from lockstep.kernels import fused
 from lockstep.recipes import get_recipe
 
 COUNT = 8_000
@@ -124,29 +122,3 @@ def test_mnists_dropout_depends_on_seed_tower_and_step():
 
     assert loss(0, 0) == loss(0, 0)
     assert len({loss(0, 0), loss(1, 0), loss(0, 1), loss(0, 0, other_seed)}) == 4
-
-
-BFLOAT16 = {("bfloat16", amx) for amx in (False, True)}
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "convolutions", "except_in"),
-    [("mnist", (1, 28, 28), 2, {("bfloat16", True)}), ("cifar10-tutorial", (3, 24, 24), 1, BFLOAT16)],
-)
-def test_which_convolutions_use_winograds_scheme(monkeypatch, name, shape, convolutions, except_in):
-    """MNIST's conv2 and conv3, unless a CPU with AMX computes them in bfloat16; the tutorial's conv2, which is 5x5."""
-    transformed = []
-
-    class Recorded(fused.Winograd):
-        def __init__(self, *args):
-            transformed.append(args)
-            super().__init__(*args)
-
-    monkeypatch.setattr(fused, "Winograd", Recorded)
-    for precision in ("float32", "bfloat16", "float16"):  # float16's convolutions compute in float32 on a CPU
-        tower, _, _ = parts(make(get_recipe(name).model_dump(mode="json"), {"precision": precision}), shape)
-        for amx in (False, True):
-            monkeypatch.setattr(torch.cpu, "get_capabilities", lambda amx=amx: {"amx_tile": amx})
-            transformed.clear()
-            tower._network(torch.rand(2, *shape))
-            assert len(transformed) == (0 if (precision, amx) in except_in else convolutions), (precision, amx)

@@ -15,12 +15,10 @@ from lockstep.config.overrides import make
 from lockstep.errors import LockstepError
 from lockstep.kernels import rounding
 from lockstep.kernels.portable import NotPortableError, Portable, arithmetic, elementary, is_active, native, products
-from lockstep.kernels.portable.integers import sliced
 from lockstep.kernels.portable.operations import EXACT, PORTABLE
-from lockstep.kernels.portable.sums import neighbours, total
-from lockstep.kernels.portable.units import Float32, Geometry, Int8, unit
+from lockstep.kernels.portable.sums import total
+from lockstep.kernels.portable.units import Float32, Geometry, Int8
 from lockstep.recipes import get_recipe
-from lockstep.runs import statefile
 
 UNITS = [Int8(), Float32()]
 COMPLEX = torch.ones(2, dtype=torch.complex64)
@@ -52,22 +50,6 @@ def on_each_unit(monkeypatch):
     return compute
 
 
-def test_slices_are_the_nearest_integers_and_stay_in_seven_bits():
-    x = seeded(3, 5, 40, 50).contiguous(memory_format=torch.channels_last) * 7
-    slices = sliced(x)
-    high, low = slices.signed().parts.double()
-    assert slices.signed().parts.min() >= -64
-    assert slices.signed().parts.max() <= 63
-    assert ((128 * high + low) * 2.0**-slices.exponent - x).abs().max() <= 2.0**-slices.exponent / 2
-    assert sliced(torch.tensor([1.0, math.nan])) is None
-    assert sliced(torch.tensor([1.0, math.inf])) is None
-    assert not sliced(torch.zeros(3)).signed().parts.any()
-
-
-def test_the_unit_of_this_machine_is_exact():
-    assert type(unit()) in {type(one) for one in UNITS}
-
-
 def geometries(count):
     """Yield random convolutions: ((b, C, K, H, W), side, geometry)."""
     draw = random.Random(0)
@@ -84,7 +66,7 @@ def geometries(count):
 
 
 def test_convolutions_of_any_geometry_are_exact_on_each_unit_and_near_float64(on_each_unit):
-    for number, ((b, inputs, outputs, height, width), side, at) in enumerate(geometries(120)):
+    for number, ((b, inputs, outputs, height, width), side, at) in enumerate(geometries(60)):
         x, weight = seeded(b, inputs, height, width), seeded(outputs, inputs // at.groups, side, side, seed=1)
         x = x.contiguous(memory_format=torch.channels_last) if number % 2 else x
         numbers = None, at.stride, at.padding, at.dilation, at.groups
@@ -169,13 +151,6 @@ def test_sums_over_any_dimensions_are_near_float64(dims, last):
     assert total(x, dims, keepdim=True).ndim == 4
 
 
-def test_the_sum_of_neighbouring_channels_is_near_float64():
-    x = seeded(2, 12, 5, 5).square()
-    band = ((torch.arange(12)[:, None] - torch.arange(12)).abs() <= 2).float()[:, :, None, None] * 0.1
-    expected = functional.conv2d(x.double(), band.double(), torch.ones(12).double())
-    assert relative(neighbours(x, band, torch.ones(12)), expected) < 5 * 2.0**-20
-
-
 def test_elementary_functions_are_near_float64():
     x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
     positive = x[x > 0]
@@ -234,53 +209,6 @@ def test_draws_have_their_distributions_and_follow_the_seed():
     assert float(kept.mean()) == pytest.approx(0.3, abs=0.02)
 
 
-class Everything(nn.Module):
-    """A layer of each kind that networks of images have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16)
-        self.second, self.last = nn.Conv2d(16, 16, 3, padding=1, groups=4, bias=False), nn.Linear(16, 5)
-
-    def forward(self, x):
-        x = functional.relu(self.norm(self.first(x)))
-        x = functional.avg_pool2d(x + functional.silu(self.second(x)), 2)
-        x = functional.max_pool2d(functional.leaky_relu(x), 2).flatten(2).transpose(1, 2)
-        return self.last(torch.sigmoid(x.mean(1)) * torch.tanh(x.amax(1)))
-
-
-def test_a_network_has_the_gradients_of_native_arithmetic_up_to_its_rounding():
-    torch.manual_seed(0)
-    model, images, labels = Everything(), seeded(8, 3, 16, 16), torch.arange(8) % 5
-    names, parameters = zip(*model.named_parameters(), strict=True)
-
-    def gradients():
-        loss = functional.cross_entropy(model(images), labels, label_smoothing=0.1)
-        return loss.detach(), *torch.autograd.grad(loss, parameters)
-
-    expected = gradients()
-    with Portable():
-        found = gradients()
-    for name, one, right in zip(("loss", *names), found, expected, strict=True):
-        torch.testing.assert_close(one, right, rtol=2e-2, atol=2e-3, msg=name)
-
-
-def _copied(x):
-    y = torch.empty_like(x)
-    y.copy_(x)
-    return y.clone()
-
-
-def _padded(x):
-    for mode in ("constant", "reflect", "replicate"):
-        x = functional.pad(x, (1, 2, 0, 1), mode)
-    return x
-
-
-def _resized(x):
-    return functional.interpolate(x, size=(4, 9), mode="bilinear", antialias=True)
-
-
 def _rows(x):
     """Return activations [4, 8, 6, 6] as a matrix [32, 36]."""
     return x.flatten(0, 1).flatten(1)
@@ -288,7 +216,7 @@ def _rows(x):
 
 # What a network does with its activations x [4, 8, 6, 6], which are not 0, by the name in docs/portable.md.
 OPERATIONS = {
-    "copies": _copied,
+    "copies": lambda x: torch.empty_like(x).copy_(x).clone(),
     "views": lambda x: x.permute(2, 0, 3, 1).reshape(4, 72, 4).transpose(1, 2)[..., None].expand(-1, -1, -1, 2),
     "padding": lambda x: functional.pad(
         functional.pad(functional.pad(x, (1, 2)), [2] * 4, "reflect"), [2] * 4, "replicate"
@@ -338,7 +266,7 @@ OPERATIONS = {
     "`lerp`": lambda x: torch.lerp(x, x.flip(2), 0.3) + torch.lerp(x, x.flip(3), x.square()),
     "`addcmul`": lambda x: torch.addcmul(x, x.flip(2), x.flip(3), value=0.5),
     "`addcdiv`": lambda x: torch.addcdiv(x, x.flip(2), x.abs() + 0.5, value=0.5),
-    "antialiased bilinear resizing": _resized,
+    "antialiased bilinear resizing": lambda x: functional.interpolate(x, (4, 9), mode="bilinear", antialias=True),
 }
 # Native arithmetic draws other numbers.
 DRAWS = {
@@ -379,24 +307,12 @@ def test_the_page_lists_exactly_the_operations_that_are_tested():
     assert {name for row in rows for name in row.split(", ")} - {""} == (OPERATIONS | DRAWS).keys()
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.to(torch.complex64),
-        lambda x: x * 1j,
-        lambda x: torch.zeros(2, dtype=torch.complex64),
-        lambda x: COMPLEX.abs(),
-        lambda x: COMPLEX.split(1),
-    ],
-)
-def test_complex_numbers_are_refused(function):
-    with pytest.raises(NotPortableError, match=r"aten\..* of complex numbers.*--no-portable"), Portable():
-        function(torch.ones(2))
-
-
 def test_what_is_not_covered_is_refused_with_its_name():
     with pytest.raises(NotPortableError, match=r"aten\.erf\.default"), Portable():
         torch.erf(torch.ones(2))
+    for complex_numbers in (lambda: torch.ones(2) * 1j, lambda: torch.zeros(2, dtype=torch.complex64), COMPLEX.abs):
+        with pytest.raises(NotPortableError, match=r"aten\..* of complex numbers.*--no-portable"), Portable():
+            complex_numbers()
     for refused in (
         lambda: functional.conv_transpose2d(seeded(1, 2, 4, 4), seeded(2, 2, 3, 3)),
         lambda: functional.gelu(seeded(3), approximate="tanh"),
@@ -433,22 +349,6 @@ def test_a_model_that_is_not_covered_leaves_no_run(tmp_path):
     with pytest.raises(LockstepError, match=r"native_layer_norm.*--no-portable"):
         fit_here(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def deep(shape, classes):
-    """A network without norms, in which a loss that diverges soon exceeds the range of float32."""
-    layers = [nn.Conv2d(1 if i == 0 else 8, 8, 3, padding=1) for i in range(4)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 64, classes))
-
-
-def test_a_run_that_diverges_ends_with_its_last_good_state(tmp_path):
-    changes = {"model": f"{__name__}:deep", "weight_decay": {}, "epochs": None, "steps": 9, "towers": 1, "batch": 8}
-    recipe = get_recipe("digits").replace(**changes, lr=1e5, schedule={"kind": "constant"})
-    with pytest.raises(LockstepError, match=r"is not finite at step \d.*The last good state, after \d steps, is saved"):
-        fit_here(recipe, tmp_path / "run")
-    state = statefile.latest(tmp_path / "run/checkpoints")
-    assert state.tensors["step"] > 1
-    assert all(tensor.isfinite().all() for name, tensor in state.tensors.items() if name.startswith("parameter/"))
 
 
 def test_settings_that_only_native_arithmetic_has():
