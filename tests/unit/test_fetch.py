@@ -1,6 +1,5 @@
 """Downloads from a real server on this machine, and every way they fail: with one error, and no file left."""
 
-import contextlib
 import gzip
 import io
 import resource
@@ -104,7 +103,7 @@ def test_a_terminal_shows_a_progress_bar(server, destination, monkeypatch):
     [
         (404, "the server says 404"),
         (500, "the server says 500"),
-        (lambda handler: handler.send(TOY[:3000], len(TOY)), "the answer ended too early"),
+        (lambda handler: handler.send(TOY[:3000], len(TOY)), "no connection, or not to the end"),
         (TOY[:2000] + b"?" + TOY[2001:], "wrong checksum"),
         (b"<html>Log in to use this network</html>", "wrong checksum"),
         (lambda handler: handler.connection.close(), "no connection"),
@@ -116,8 +115,6 @@ def test_a_terminal_shows_a_progress_bar(server, destination, monkeypatch):
 def test_a_bad_answer_is_reported(server, destination, answer, words):
     server.files["toy.tar.gz"] = answer
     refused(toy(TOY, server.url), destination, DATA, f"{server.url}toy.tar.gz: {words}")
-    server.files["toy.tar.gz"] = TOY
-    assert fetch.fetch(toy(TOY, server.url), destination)  # the next attempt succeeds
 
 
 def test_an_address_is_tried_again(server, destination, monkeypatch):
@@ -129,41 +126,12 @@ def test_an_address_is_tried_again(server, destination, monkeypatch):
     assert server.requests == ["toy.tar.gz"] * 2
 
 
-def test_an_endless_answer_is_cut_off(server, destination):
-    source = toy(TOY, server.url)
-    sent = []
-
-    def endless(handler):
-        handler.send_response(200)
-        handler.end_headers()
-        with contextlib.suppress(OSError):  # until the client closes the connection
-            while True:
-                handler.wfile.write(bytes(2**16))
-                sent.append(2**16)
-
-    server.files["toy.tar.gz"] = endless
-    refused(source, destination, DATA, "wrong checksum")
-    assert sum(sent) < 2 * len(TOY) + 2**24  # sockets and chunks buffer some bytes
-
-
-def test_unreachable_and_invalid_addresses_are_reported(destination):
-    for address, words in (
-        ("http://127.0.0.1:9/", "no connection"),
-        ("https://files.invalid/", "no connection"),
-        ("nonsense/", "wrong|address"),
-        ("http://[half/", "address"),
-    ):
-        with pytest.raises(LockstepError, match=words) as error:
-            fetch.fetch(toy(TOY, address), destination)
-        assert error.value.code == DATA
-        assert listing(destination.parent) == []
-
-
 def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destination, monkeypatch):
     server.files |= {"first/toy.tar.gz": 500, "second/toy.tar.gz": TOY[:-1], "own/toy.tar.gz": 404}
-    bases = [f"{server.url}{name}/" for name in ("first", "second")]
+    bases = [*(f"{server.url}{name}/" for name in ("first", "second")), "http://127.0.0.1:9/", "http://[half/"]
     monkeypatch.setenv("LOCKSTEP_MIRROR", f"{server.url}own")
-    refused(toy(TOY, *bases), destination, DATA, "own/toy.tar.gz: the server says 404", "500", "wrong checksum")
+    words = ("own/toy.tar.gz: the server says 404", "500", "wrong checksum", "(ConnectionError)", "(InvalidURL)")
+    refused(toy(TOY, *bases), destination, DATA, *words)
     server.requests.clear()
     assert fetch.fetch(toy(TOY, *bases, server.url), destination)
     assert server.requests == [f"{folder}toy.tar.gz" for folder in ("own/", "first/", "second/", "")]
@@ -220,22 +188,6 @@ def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch)
     assert listing(destination) == [fetch.SUMS, "toy-files"]
 
 
-def test_a_waiting_program_downloads_if_the_first_one_fails(server, destination, caplog, monkeypatch):
-    monkeypatch.setattr(fetch, "_TIMEOUT_S", 60)
-    half = server.half(TOY[:-1])
-    server.files["toy.tar.gz"] = lambda handler: half(handler) if len(server.requests) == 1 else handler.send(TOY)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
-        assert server.halfway.wait(60)
-        second = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
-        while "waiting" not in caplog.text:
-            time.sleep(0.01)
-        server.go_on.set()
-        assert second.result()
-        assert isinstance(first.exception(), LockstepError)
-    assert listing(destination.parent) == ["toy"]
-
-
 @pytest.mark.parametrize("damage", ["flipped", "missing", "sums", "empty sums"])
 def test_a_damaged_download_is_named_and_never_touched(server, destination, damage):
     source = toy(TOY, server.url)
@@ -246,9 +198,8 @@ def test_a_damaged_download_is_named_and_never_touched(server, destination, dama
     else:
         path.write_bytes(b"" if damage == "empty sums" else b"?" + path.read_bytes()[1:])
     before = {p: p.read_bytes() for p in destination.rglob("*") if p.is_file()}
-    assert str(path if damage != "sums" else destination) in str(fetch.problem(destination))
     assert fetch.located(source, destination.parent) == (destination, True)
-    with pytest.raises(LockstepError, match=f"Delete {destination}, and download it again") as error:
+    with pytest.raises(LockstepError, match=f"is damaged: .*Delete {destination}, and download it again") as error:
         fetch.fetch(source, destination)
     assert error.value.code == DATA
     assert {p: p.read_bytes() for p in destination.rglob("*") if p.is_file()} == before

@@ -1,9 +1,9 @@
 """The files of each dataset: where they can be downloaded, and where they are on this machine. Needs no torch."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import platformdirs
 
@@ -96,13 +96,6 @@ _ALL = (
 SOURCES = {source.name: source for source in _ALL}
 
 
-class Incomplete(NamedTuple):
-    """A folder that has some of the files of a dataset, and the first file that it lacks."""
-
-    folder: Path
-    missing: str
-
-
 def find(source: Source, folder: Path | None) -> list[Path]:
     """Return the paths of a dataset's files, one for each of `source.files`.
 
@@ -110,65 +103,49 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     each of them, the folder with the dataset's name and the subfolders of `source` are searched too.
     Raises: LockstepError that names the searched folders and the first missing file.
     """
-    if folder is not None and not folder.is_dir():
-        raise LockstepError(
-            f"data folder {folder} does not exist: give an existing folder as --data{_or_fetch(source, folder)}", DATA
-        )
-    paths = present(source, folder)
-    if paths is not None:
+    if paths := present(source, folder):
         return paths
-    if (part := incomplete(source, folder)) is not None:
-        hint = f"add it{_or_fetch(source, folder)}"
-        raise LockstepError(f"dataset {source.name}: {part.folder} has no file {part.missing}: {hint}", DATA)
-    default = filter(None, [_from_environment(), _cache(source)])
-    searched = ", ".join(map(str, default)) if folder is None else folder
-    raise LockstepError(
-        f"dataset {source.name}: no {source.files[0][0]} in {searched}. Give its folder as --data DIR or in "
-        f"LOCKSTEP_DATA{_or_fetch(source, folder)}; the recipe 'digits' needs no files",
-        DATA,
-    )
+    fetch = command("data", "fetch", source.name, *(() if folder is None else ("--data", folder)))
+    if folder is not None and not folder.is_dir():
+        problem = f"data folder {folder} does not exist: give an existing folder as --data"
+    elif missing := incomplete(source, folder):
+        problem = f"dataset {source.name}: {missing}: add it"
+    else:
+        searched = ", ".join(map(str, _roots(source, folder)))
+        problem = (
+            f"dataset {source.name}: no {source.files[0][0]} in {searched}. The recipe 'digits' needs no files. Give "
+            f"the folder as --data DIR or in LOCKSTEP_DATA"
+        )
+    raise LockstepError(f"{problem}, or download it: {fetch}", DATA)
 
 
 def present(source: Source, folder: Path | None) -> list[Path] | None:
     """Return the same paths as `find`, or None where `find` raises."""
-    return _search(source, folder)[0]
+    return next((paths for _, paths, missing in _places(source, folder) if not missing), None)
 
 
-def incomplete(source: Source, folder: Path | None) -> Incomplete | None:
-    """Return the first searched folder that has some of the files but not all, or None."""
-    return _search(source, folder)[1]
-
-
-def _search(source: Source, folder: Path | None) -> tuple[list[Path] | None, Incomplete | None]:
-    """Return the paths in the first folder that has all files, and the first folder before it with only some files."""
-    data, part = folder or _from_environment(), None
-    roots = [data, data / source.name] if data else []
-    roots += [] if folder else [_cache(source)]
-    for place in (place for root in roots for place in (root, *(root / sub for sub in source.subfolders))):
-        paths = [next((place / name for name in names if (place / name).is_file()), None) for names in source.files]
-        if all(paths):
-            return [path for path in paths if path], part
-        if any(paths) and part is None:
-            part = Incomplete(place, source.files[paths.index(None)][0])
-    return None, part
-
-
-def _from_environment() -> Path | None:
-    data = os.environ.get("LOCKSTEP_DATA")
-    return Path(data) if data else None
+def incomplete(source: Source, folder: Path | None) -> str | None:
+    """Return `FOLDER has no file NAME` for the first searched folder that has some of the files only, or None."""
+    parts = [f"{place} has no file {missing}" for place, paths, missing in _places(source, folder) if paths and missing]
+    return parts[0] if parts else None
 
 
 def destination(source: Source, folder: Path | None) -> Path:
     """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else in the cache."""
-    data = folder or _from_environment()
-    path = data / source.name if data else _cache(source)
+    path = _roots(source, folder)[1 if folder or os.environ.get("LOCKSTEP_DATA") else 0]
     return Path(os.path.realpath(path))  # a download replaces the folder that a link points to, not the link
 
 
-def _cache(source: Source) -> Path:
-    return Path(platformdirs.user_cache_dir("lockstep")) / source.name
+def _places(source: Source, folder: Path | None) -> Iterator[tuple[Path, list[Path], str]]:
+    """Yield each searched folder, the paths of the files that it has, and the name of the first one that it lacks."""
+    for root in _roots(source, folder):
+        for place in (root, *(root / sub for sub in source.subfolders)):
+            paths = [next((place / name for name in names if (place / name).is_file()), None) for names in source.files]
+            missing = source.files[paths.index(None)][0] if None in paths else ""
+            yield place, [path for path in paths if path], missing
 
 
-def _or_fetch(source: Source, folder: Path | None) -> str:
-    option = ("--data", folder) if folder is not None else ()
-    return f", or download it: {command('data', 'fetch', source.name, *option)}"
+def _roots(source: Source, folder: Path | None) -> list[Path]:
+    data = folder or os.environ.get("LOCKSTEP_DATA")
+    roots = [Path(data), Path(data) / source.name] if data else []
+    return roots if folder else [*roots, Path(platformdirs.user_cache_dir("lockstep")) / source.name]

@@ -10,10 +10,8 @@ The file SUMS in a downloaded folder has the SHA-256 of every other file, as sha
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
@@ -36,11 +34,10 @@ def ensure(name: str, folder: Path | None) -> None:
     Raises: LockstepError if files are missing in these cases, or if the download fails.
     """
     source = SOURCES.get(name)
-    if source is None or not source.archives:
+    if source is None or not source.archives or catalog.present(source, folder):
         return
-    if folder is not None or catalog.incomplete(source, None) or catalog.present(source, None):
-        catalog.find(source, folder)
-        return
+    if folder is not None or catalog.incomplete(source, None):
+        catalog.find(source, folder)  # raises
     destination = catalog.destination(source, None)
     if fetch(source, destination):
         logger.warning(f"dataset {name} is in {destination}")
@@ -52,33 +49,31 @@ def located(source: Source, folder: Path | None) -> tuple[Path, bool] | None:
     A folder that a download made counts even if files are missing from it. The data folder `folder` is as in
     `catalog.find`.
     """
-    if paths := catalog.present(source, folder):
-        parents = paths[0].parent, paths[0].parent.parent
-        made = next((parent for parent in parents if (parent / SUMS).is_file()), None)
-        return (made, True) if made else (paths[0].parent, False)
-    destination = catalog.destination(source, folder)
-    return (destination, True) if (destination / SUMS).is_file() else None
+    paths, destination = catalog.present(source, folder), catalog.destination(source, folder)
+    for made in (paths[0].parent, paths[0].parent.parent) if paths else (destination,):
+        if (made / SUMS).is_file():
+            return made, True
+    return (paths[0].parent, False) if paths else None
 
 
 def sums(folder: Path) -> dict[str, str]:
     """Return file -> SHA-256 of a downloaded folder. Raises: OSError; ValueError if SUMS is damaged."""
     lines = (folder / SUMS).read_text(encoding="ascii").splitlines()
+    if not lines:
+        raise ValueError("it is empty")
     return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
 
 
 def problem(folder: Path) -> str | None:
     """Describe the first file of a downloaded folder that is not as it was; return None if all are."""
+    name = SUMS
     try:
-        expected = sums(folder)
-    except (OSError, ValueError):
-        return f"{folder / SUMS} is damaged"
-    for name, digest in expected.items():
-        try:
+        for name, digest in sums(folder).items():
             if sha256(folder / name) != digest:
-                return f"{folder / name} is damaged: its SHA-256 is not that of the download"
-        except (OSError, ValueError) as error:
-            return f"{folder / name} cannot be read: {error}"
-    return None if expected else f"{folder / SUMS} is damaged"
+                raise ValueError("its SHA-256 is not that of the download")
+    except (OSError, ValueError) as error:
+        return f"{folder / name} is damaged: {error}"
+    return None
 
 
 def fetch(source: Source, folder: Path) -> bool:
@@ -88,22 +83,26 @@ def fetch(source: Source, folder: Path) -> bool:
     """
     if _is_complete(folder):
         return False
+    unfinished = folder.with_name(f".{folder.name}-partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         busy = f"another program is downloading dataset {source.name}: waiting for it"
         with locked(folder.parent / f".{folder.name}-lock", waiting=lambda: logger.warning(busy)):
             if _is_complete(folder):
                 return False  # another program downloaded it while this one waited for the lock
-            with _partial(folder) as partial:
+            try:
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
+                unfinished.mkdir()
                 for archive in source.archives:
-                    _transfer(archive, partial)
-                if catalog.present(source, partial) is None:
-                    part = catalog.incomplete(source, partial)
-                    raise LockstepError(f"the download has no file {part.missing if part else source.name}", DATA)
-                paths = sorted(path for path in partial.rglob("*") if path.is_file())
-                lines = [f"{sha256(path)}  {path.relative_to(partial).as_posix()}\n" for path in paths]
-                (partial / SUMS).write_text("".join(lines), encoding="ascii")
-                partial.rename(folder)
+                    _transfer(archive, unfinished)
+                if catalog.present(source, unfinished) is None:
+                    raise LockstepError(f"the download is not whole: {catalog.incomplete(source, unfinished)}", DATA)
+                paths = sorted(path for path in unfinished.rglob("*") if path.is_file())
+                lines = [f"{sha256(path)}  {path.relative_to(unfinished).as_posix()}\n" for path in paths]
+                (unfinished / SUMS).write_text("".join(lines), encoding="ascii")
+                unfinished.rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     except LockstepError as error:
         raise LockstepError(f"dataset {source.name}: {error}. {_by_hand(source, folder)}", error.code) from None
     except OSError as error:
@@ -111,19 +110,11 @@ def fetch(source: Source, folder: Path) -> bool:
         # An archive is deleted only after it is unpacked.
         needed = sum(archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives)
         raise LockstepError(
-            f"dataset {source.name}: {cause} {folder} ({error.strerror or error}): it needs "
-            f"{size(needed)}. LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. "
-            f"{_by_hand(source, folder)}",
+            f"dataset {source.name}: {cause} {folder} ({error.strerror or error}): it needs {size(needed)}. "
+            f"LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. {_by_hand(source, folder)}",
             ENVIRONMENT,
         ) from None
     return True
-
-
-def _addresses(archive: Archive) -> list[str]:
-    """Return the folders in which `archive` is tried: LOCKSTEP_MIRROR, if it is set, before the known ones."""
-    mirror = os.environ.get("LOCKSTEP_MIRROR", "").rstrip("/")
-    on_mirror = [f"{mirror}/"] if mirror else []
-    return [*on_mirror, *archive.bases]
 
 
 def _is_complete(folder: Path) -> bool:
@@ -141,34 +132,25 @@ def _is_complete(folder: Path) -> bool:
     return False
 
 
-@contextmanager
-def _partial(folder: Path) -> Iterator[Path]:
-    """Yield a new folder beside `folder`, which is removed at the end. The caller holds the lock."""
-    partial = folder.with_name(f".{folder.name}-partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a program that was killed
-    partial.mkdir()
-    try:
-        yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def _transfer(archive: Archive, folder: Path) -> None:
     """Download `archive` into `folder`, verify it, and unpack it if it is a tar archive.
 
+    LOCKSTEP_MIRROR, if it is set, is tried before the known addresses.
     Raises: LockstepError that says for each address why it failed; OSError if a file cannot be written.
     """
     import pooch
     import requests
 
     pooch.get_logger().setLevel(logging.ERROR)
-    failures = []
-    for base in _addresses(archive):
+    failures, mirror = [], os.environ.get("LOCKSTEP_MIRROR", "").rstrip("/")
+    for base in (*([f"{mirror}/"] if mirror else []), *archive.bases):
         logger.warning(f"fetching {archive.name} ({size(archive.size_bytes)}) from {base}{archive.name}")
         known = {archive.name: f"sha256:{archive.sha256}"}
         place = pooch.create(folder, base, registry=known, retry_if_failed=_RETRIES)
         try:
-            place.fetch(archive.name, pooch.Untar(extract_dir=".") if archive.packed else None, _downloader(archive))
+            place.fetch(
+                archive.name, pooch.Untar(extract_dir=".") if archive.packed else None, partial(_download, archive)
+            )
         except (requests.RequestException, ValueError) as error:  # before OSError, its base
             failures.append(f"{base}{archive.name}: {_reason(error)}")
             continue
@@ -181,24 +163,18 @@ def _transfer(archive: Archive, folder: Path) -> None:
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)})", DATA)
 
 
-def _downloader(archive: Archive) -> Any:
+def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
+    """Write what is at `url` to the file `path`, as pooch asks its downloaders, and show the progress."""
     import requests
 
-    def download(url: str, path: str, pooch: object) -> None:
-        with ExitStack() as ends:
-            response = ends.enter_context(requests.get(url, stream=True, timeout=_TIMEOUT_S))
-            response.raise_for_status()
-            # Some servers call the compression of a .gz file an encoding, which requests would undo.
-            response.raw.headers.pop("Content-Encoding", None)
-            advance = ends.enter_context(progress(archive.name, archive.size_bytes, "bytes"))
-            file, left = ends.enter_context(open(path, "wb")), archive.size_bytes
+    with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, open(path, "wb") as file:
+        response.raise_for_status()
+        # Some servers call the compression of a .gz file an encoding, which requests would undo.
+        response.raw.headers.pop("Content-Encoding", None)
+        with progress(archive.name, archive.size_bytes, "bytes") as advance:
             for chunk in response.iter_content(_CHUNK_BYTES):
-                if (left := left - len(chunk)) < 0:
-                    raise ValueError("more bytes than the file has")
                 file.write(chunk)
                 advance(len(chunk))
-
-    return download
 
 
 def _reason(error: Exception) -> str:
@@ -207,12 +183,10 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"the server says {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.Timeout) or "timed out" in str(error):
+        return f"no answer in {_TIMEOUT_S:g} s"
     if isinstance(error, requests.RequestException):
-        if isinstance(error, requests.Timeout) or "timed out" in str(error):
-            return f"no answer in {_TIMEOUT_S:g} s"
-        if isinstance(error, requests.exceptions.ChunkedEncodingError):
-            return "the answer ended too early"
-        return "no connection" if isinstance(error, requests.ConnectionError) else "not a valid address"
+        return f"no connection, or not to the end ({type(error).__name__})"
     return "wrong checksum: the file is damaged or another one"
 
 
