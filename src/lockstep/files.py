@@ -97,7 +97,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
             except BlockingIOError:
                 waiting()
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
+            if os.fstat(lock).st_nlink == 0:
                 continue  # The last holder removed this lock file while we waited: lock the new one.
             try:
                 yield
