@@ -114,7 +114,7 @@ def program(tmp_path):
     return partial(run_program, cwd=tmp_path)
 
 
-INLINE = {"train": "train", "eval": "evaluate", "verify": "verify", "bench": "bench"}  # command -> its module
+INLINE = ("train", "eval", "verify", "bench")  # commands whose jobs this process computes
 
 
 def inline(submit: Callable) -> Callable:
@@ -129,6 +129,7 @@ def _is_alone(words: list[str]) -> bool:
 
 def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
     """Run the command line's main() in `cwd`, in this process, which has torch already, and undo what it changed."""
+    from lockstep.commands import shell
     from lockstep.commands.program import main
 
     words = [*map(str, args)]
@@ -143,8 +144,7 @@ def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.
     level, log_handlers = logger.level, [*logger.handlers]
     with contextlib.ExitStack() as stack:
         if words[0] in INLINE and _is_alone(words):  # This process computes, as with `train --inline`.
-            module = importlib.import_module(f"lockstep.commands.{INLINE[words[0]]}")
-            stack.enter_context(mock.patch.object(module, "submit", inline(module.submit)))
+            stack.enter_context(mock.patch.object(shell, "submit", inline(shell.submit)))
         out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(2))
         for change in (
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd),

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from lockstep.commands.export import ExportRecord as ExportRecord
     from lockstep.commands.export import export as export
     from lockstep.commands.predict import load as load
-    from lockstep.commands.predict import predict as predict
     from lockstep.commands.report import Report as Report
     from lockstep.commands.report import report as report
     from lockstep.commands.train import train as train
@@ -63,7 +62,6 @@ _PUBLIC = {
     "evaluate": "lockstep.commands.evaluate",
     "export": "lockstep.commands.export",
     "load": "lockstep.commands.predict",
-    "predict": "lockstep.commands.predict",
     "report": "lockstep.commands.report",
     "train": "lockstep.commands.train",
 }

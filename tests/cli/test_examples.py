@@ -10,7 +10,7 @@ import pytest
 from tests import synthetic
 from tests.replicas import on_replicas
 
-from lockstep.commands.specs import subject_of
+from lockstep.commands.to_spec import subject_of
 from lockstep.config import overrides
 from lockstep.recipes import get_recipe
 

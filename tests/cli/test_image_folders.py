@@ -125,7 +125,7 @@ def test_notes_are_printed_at_the_start(here, tmp_path):
         (["train", "digits", "--set", "test_share=0.5"], USAGE, ["test_share is for folders of images"]),
         (["bench", "one", "--processes", "1"], DATA, ["only one class, cats"]),
         (["data", "check", "nowhere/"], DATA, ["nowhere does not exist"]),
-        (["data", "check", "good", "--data", "one"], USAGE, ["good is a folder: leave it out"]),
+        (["data", "check", "good", "--data", "one"], USAGE, ["good is none: leave it out"]),
         (["data", "check", "god"], USAGE, ["unknown dataset 'god'"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

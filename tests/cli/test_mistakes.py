@@ -78,7 +78,6 @@ def refused(done, code, *words):
         (["train", "RUN", "--resume", "--init", "RUN"], USAGE, ["leave out --init to resume"]),
         (["verify", "RUN", "--processes", "5"], USAGE, ["5 processes for 4 towers"]),
         (["predict", "RUN"], USAGE, ["Missing argument"]),
-        (["predict", "RUN", ""], USAGE, ["as the name of an image"]),
         (["predict", "RUN", "x.png", "--top", "0"], USAGE, ["--top"]),
         (["predict", "RUN", "x.png", "--checkpoint", "7"], USAGE, ["has no such checkpoint"]),
         (["predict", "RUN", "x.png", "--device", "cuda"], USAGE, ["portable arithmetic, which computes on a CPU"]),

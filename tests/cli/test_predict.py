@@ -145,7 +145,7 @@ def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictur
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.wait() == 1
+    assert process.wait() == 0
 
 
 def test_a_name_that_is_not_utf8_is_classified(trained_once, predict, pictures, tmp_path):

@@ -125,7 +125,6 @@ def test_what_cannot_be_reported_is_refused_before_anything_is_computed(trained_
         ((path, "-o", "nowhere/r.html"), ENVIRONMENT, "there is no folder nowhere"),
         (("missing", "-o", "r.html"), USAGE, "missing"),
         ((unfinished, "-o", "r.html"), DATA, "has no checkpoint yet"),
-        ((path,), USAGE, "--output"),
     ):
         done = here("report", *words)
         assert done.returncode == code, done.stderr

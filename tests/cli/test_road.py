@@ -97,7 +97,7 @@ def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_p
     assert not (tmp_path / "runs").exists()
     run, opened = train(), lockstep.Run.open("runs/photos-1")
     assert run.path == opened.path == tmp_path / "runs/photos-1"
-    assert {p.label for p in lockstep.predict(run, photos)} <= {"bright", "dark"} == set(run.classes)
+    assert {p.label for p in lockstep.load(run).predict(photos)} <= {"bright", "dark"} == set(run.classes)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     for each in (run, opened):

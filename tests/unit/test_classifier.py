@@ -79,7 +79,7 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
     first = predictions[0]
     assert first.top[0] == (first.label, first.probability)
     assert classifier.classes[first.index] == first.label
-    assert [p.top for p in lockstep.predict(classifier.origin, tmp_path, top=3)] == [first.top]
+    assert [p.top for p in lockstep.load(classifier.origin).predict(tmp_path, top=3)] == [first.top]
     for batch in (TEST.images[2:5], TEST.images[2:5].numpy()):
         several = list(classifier.predict(batch, top=3))
         assert ([p.source for p in several], several[1].top) == ([0, 1, 2], first.top)

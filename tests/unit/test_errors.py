@@ -50,7 +50,8 @@ def test_console_and_log_escape_control_codes():
 
 def test_the_table_of_an_evaluation_escapes_class_names():
     counts = Evaluation(2, 1, 0.5, (1, 1), ((1, 0), (1, 0)))
-    lines = table_lines(record_of(counts, (f"cat{CLEAR}", "dog\n")))
+    record = record_of(counts, (f"cat{CLEAR}", "dog\n"))
+    lines = table_lines(record["classes"], record["confusion"])
     assert all(printable(line) == line for line in lines)
     assert lines[1].startswith("  cat\\x1b[2J ")
     assert len(lines) == 3

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.commands.evaluate import precision_line, summary_line, table_lines
+from lockstep.commands.evaluate import EvaluationRecord, WatchedRecord
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
 from lockstep.jobs.evaluate import _note_division, record_of
@@ -39,7 +39,7 @@ def evaluation(classes, confusion, lost=0, loss=0.5):
     correct = sum(row[label] for label, row in enumerate(confusion))
     result = Evaluation(sum(examples), correct, loss, examples, tuple(map(tuple, confusion)))
     subject = {"run": "runs/x", "step": 1000, "split": "test", "weights": "ema"}
-    return json.loads(json.dumps(subject | record_of(result, classes)))
+    return EvaluationRecord(**json.loads(json.dumps(subject | record_of(result, classes))))
 
 
 SMALL = evaluation(
@@ -48,13 +48,13 @@ SMALL = evaluation(
 
 
 def test_summary_and_precision_lines():
-    assert summary_line(SMALL) == (
+    assert str(SMALL).splitlines()[0] == (
         "runs/x after 1000 steps, ema weights, test: accuracy 88.57% (93 of 105; 95% interval 81.1 to 93.3%), "
         "loss 0.5000"
     )
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: precision @ 1 = 0\.886  \(step 1000, ema, 105 test images\)",
-        precision_line(SMALL),
+        str(WatchedRecord(**vars(SMALL))),
     )
 
 
@@ -66,7 +66,7 @@ def test_the_interval_is_that_of_published_examples():
         assert [round(bound, 4) for bound in wilson_interval(correct, examples)] == expected
         above = [1 - bound for bound in reversed(wilson_interval(examples - correct, examples))]
         assert above == pytest.approx(wilson_interval(correct, examples))
-    assert SMALL["accuracy_interval"] == wilson_interval(93, 105)
+    assert SMALL.accuracy_interval == wilson_interval(93, 105)
 
 
 def test_only_few_images_are_stated_with_their_interval():
@@ -76,7 +76,7 @@ def test_only_few_images_are_stated_with_their_interval():
 
 
 def test_each_class_has_its_row_of_the_confusion_matrix():
-    assert table_lines(SMALL) == [
+    assert str(SMALL).splitlines()[2:] == [
         "  class                     examples  accuracy  cat  a name of more than twe…  dog",
         "  cat                              5     60.0%    3                         1    0",
         "  a name of more than twe…         0         -    0                         0    0",
@@ -87,7 +87,7 @@ def test_each_class_has_its_row_of_the_confusion_matrix():
 def test_many_classes_have_their_most_frequent_mistakes():
     confusion = [[10 if row == column else 0 for column in range(21)] for row in range(21)]
     confusion[4][7], confusion[4][1], confusion[4][9], confusion[4][20] = 2, 3, 2, 1
-    lines = table_lines(evaluation(tuple(f"c{i}" for i in range(21)), confusion))
+    lines = str(evaluation(tuple(f"c{i}" for i in range(21)), confusion)).splitlines()[2:]
     assert len(lines) == 22
     assert lines[0] == "  class  examples  accuracy  most often taken for"
     assert lines[1] == "  c0           10    100.0%"

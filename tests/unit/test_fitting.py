@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tests.images import bright_and_dark
 
-from lockstep.commands.specs import FolderWords, fitted, subject_of, train_spec
+from lockstep.commands.to_spec import FolderWords, fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
 from lockstep.data.decode import decode_image
 from lockstep.data.photos import load

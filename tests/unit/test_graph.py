@@ -6,7 +6,7 @@ import torch
 
 import lockstep
 from lockstep.classify.export import Graph, batch_of, exported, graph_recipe, loaded
-from lockstep.commands.export import _in_batches
+from lockstep.commands.export import in_batches
 from lockstep.core.evaluate import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
@@ -109,7 +109,7 @@ def test_every_recipe_exports_for_any_number_and_size_of_images(name):
 
 def test_large_images_are_computed_in_small_batches():
     sizes, few = [], batch_of((224, 224, 3))
-    found, _ = _in_batches(lambda part: np.zeros((len(part), 2)), images(60, 224, 224), few, sizes.append)
+    found, _ = in_batches(lambda part: np.zeros((len(part), 2)), images(60, 224, 224), few, sizes.append)
     assert found.shape == (60, 2)
     assert max(sizes) == few < 60
     assert lockstep.RECIPES["photos"]().eval_batch > max(sizes)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.commands.specs import subject_of
+from lockstep.commands.to_spec import subject_of
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe

@@ -8,7 +8,7 @@ from PIL import Image
 from tests.cli.test_mistakes import refused
 
 import lockstep
-from lockstep.commands.specs import FolderWords, folder_for, subject_of
+from lockstep.commands.to_spec import FolderWords, folder_for, subject_of
 from lockstep.errors import USAGE, LockstepError
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe

@@ -1,48 +1,36 @@
 """`lockstep bench`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import Json, Set, TrustCode, options_from, placement_of, present
-from lockstep.commands.specs import data_for, fitted, placed, subject_of, with_precision
-from lockstep.config import overrides
-from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
-from lockstep.jobs.context import Output
-from lockstep.jobs.specs import BenchSpec
-from lockstep.launch.submit import capacity, require_alone, submit
+from lockstep.commands.shell import SettingsOption, record_of
+from lockstep.commands.to_spec import bench_spec, divided
+from lockstep.config.overrides import make
+from lockstep.launch.submit import capacity, require_alone
 from lockstep.words import plural
 
 Record = dict[str, Any]
 
-_RECIPE = ("tower_batch", "precision", "portable", "model", "dataset")
+FIELDS = ("tower_batch", "precision", "portable", "model", "dataset", "reduction")
 _LARGE_SHARE = 0.2  # share of a step from which input or exchange limits it
 _COLUMNS = "processes images/s   +/- speed-up efficiency   MiB ms a step: data compute exchange report update"
 
 
-@options_from(
-    recipe=_RECIPE,
-    placement=("processes", "reduction", "device", "data"),
-    defaults={"processes": "number of GPUs; on CPU cores / threads. Smaller numbers are measured too, unless --only"},
-)
 def bench(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RECIPE|FILE.toml|RUN|PHOTOS]",
-            help="Name of a recipe, a recipe file, the folder of a run, or a folder of images.",
-        ),
-    ] = "cifar10-tutorial",
-    only: Annotated[bool, typer.Option("--only", help="Measure --processes only, not 1 to --processes.")] = False,
-    steps: Annotated[int, typer.Option(min=2, help="Number of timed steps.")] = 50,
-    warmup: Annotated[int, typer.Option(min=0, help="Number of untimed steps before the timed ones.")] = 10,
-    settings: Set = None,
-    trust_code: TrustCode = False,
-    json_output: Json = False,
+    what: Annotated[str, typer.Argument(metavar="[RECIPE|FILE.toml|RUN|PHOTOS]")] = "cifar10-tutorial",
+    only: bool = False,
+    steps: Annotated[int, typer.Option(min=2)] = 50,
+    warmup: Annotated[int, typer.Option(min=0)] = 10,
+    settings: SettingsOption = None,
+    data: Path | None = None,
+    processes: Annotated[int | None, typer.Option(min=1)] = None,
+    device: str = "auto",
+    trust_code: bool = False,
     **options: Any,
-) -> None:
+) -> Iterator[str | Record]:
     """Measure training speed on 1 to N processes, and what limits it.
 
     Each process computes one tower of the recipe's size. A row has images/s with their standard error, speed-up and
@@ -52,36 +40,43 @@ def bench(
 
     No run is written. The command starts its own processes: do not start it with torchrun, srun or mpirun.
 
-    \b
     Examples:
       lockstep bench cifar10-tutorial --precision bfloat16
       lockstep bench digits --no-portable                          the cost of portable arithmetic: compare
       lockstep bench mnist --processes 2 --only --steps 5 --json
+
+    Args:
+        what: Name of a recipe, a recipe file, the folder of a run, or a folder of images.
+        only: Measure --processes only, not 1 to --processes.
+        steps: Number of timed steps.
+        warmup: Number of untimed steps before the timed ones.
+        settings: Change any recipe setting; `lockstep show` lists them.
+        data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download.
+        processes: Number of processes. Default: number of GPUs; on CPU cores / threads. Smaller numbers are measured
+            too, unless --only.
+        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute the model and dataset of your own that a file or a run names.
+        **options: Those of `FIELDS`.
     """
     require_alone("bench")
-    changes = overrides.parse(settings or [], {name: options[name] for name in _RECIPE})
-    placement = placement_of(options)
-    subject = subject_of(what, changes, placement.data, trust_code)
-    recipe = fitted(subject)
-    recipe = with_precision(subject, recipe, placement.device)
-    placement = placed(recipe, placement.replace(data=data_for(subject)))
+    changes, placement = divided(settings, {**options, "data": data, "processes": processes, "device": device})
+    spec = bench_spec(what, changes, placement, trust_code, steps=steps, warmup=warmup)
+    recipe, placement = spec.recipe, spec.placement
     most = placement.processes or capacity(recipe, placement)
     records: list[Record] = []
     for count in range(most if only else 1, most + 1):
-        record = _measure(recipe, placement.on(count), steps, warmup)
+        towers = make(recipe.model_dump(mode="json"), {"towers": count})
+        record = record_of(spec.replace(recipe=towers, placement=placement.on(count)))
         facts = {name: record.pop(name) for name in ("device", "versions")}
         records.append(record | _ratios(record, records[0] if records else record))
-        if not json_output:
-            if len(records) == 1:
-                each = record["batch"] // count
-                print(f"{recipe.name}, {recipe.precision}, {each} images a process; {facts['device']}\n{_COLUMNS}")
-            print(_row(records[-1]), flush=True)
+        if len(records) == 1:
+            yield f"{recipe.name}, {recipe.precision}, {record['batch'] // count} images a process; {facts['device']}"
+            yield _COLUMNS
+        yield _row(records[-1])
     limit = verdict(records[-1]["split"])
-    if json_output:
-        subject_facts = {"recipe": recipe.name, "precision": recipe.precision, "threads": recipe.threads_per_tower}
-        present([], {**subject_facts, **facts, "records": records, "verdict": limit})
-    else:
-        print(f"\non {plural(most, 'process')}, {limit}")
+    yield f"on {plural(most, 'process')}, {limit}"
+    subject = {"recipe": recipe.name, "precision": recipe.precision, "threads": recipe.threads_per_tower}
+    yield {**subject, **facts, "records": records, "verdict": limit}
 
 
 def verdict(split: Mapping[str, float]) -> str:
@@ -100,16 +95,6 @@ def verdict(split: Mapping[str, float]) -> str:
 
 def _part(seconds: float, total: float) -> str:
     return f"{seconds * 1e3:.1f} of {total * 1e3:.1f} ms ({seconds / total:.0%})"
-
-
-def _measure(recipe: Recipe, placement: Placement, steps: int, warmup: int) -> Record:
-    """Measure in new processes, and return their record. Raises: typer.Exit if they are stopped."""
-    recipe = overrides.make(recipe.model_dump(mode="json"), {"towers": placement.processes})
-    spec = BenchSpec(recipe=recipe, placement=placement, steps=steps, warmup=warmup)
-    outcome = submit(spec, Output())
-    if outcome.record is None:
-        raise typer.Exit(outcome.code)
-    return outcome.record
 
 
 def _ratios(record: Record, first: Record) -> Record:

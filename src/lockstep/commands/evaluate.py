@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,28 +10,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lockstep.commands import watch as loop
-from lockstep.commands.options import (
-    AS_TRAINED,
-    EVERYWHERE,
-    Checkpoint,
-    Json,
-    RunPath,
-    TrustCode,
-    options_from,
-    placement_of,
-    present,
-    streams,
-)
-from lockstep.commands.specs import chosen_checkpoint, of_run
+from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
+from lockstep.commands.to_spec import existing, fields_of_run, step_or_best
 from lockstep.errors import LockstepError, printable
-from lockstep.jobs.context import Output
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.signals import handled_by, leave
-from lockstep.launch.submit import Outcome, require_alone, submit
-from lockstep.launch.world import World
+from lockstep.launch.submit import require_alone
+from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.folder import Run
+from lockstep.runs.statefile import checkpoints_in
 from lockstep.words import counted, loss_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
@@ -67,101 +55,38 @@ class EvaluationRecord:
     confusion: list[list[int]]
     accuracy_one_view: float | None = None
 
+    def __str__(self) -> str:
+        """Return a line with the checkpoint, the weights, the accuracy and the loss, and a table of the classes."""
+        subject = f"{self.run} after {self.step} steps, {self.weights} weights, {self.split}"
+        correct = counted(self.correct, self.examples)
+        result = f"accuracy {self.accuracy:.2%} ({correct}), loss {loss_text(self.loss)}"
+        return "\n".join([printable(f"{subject}: {result}"), "", *table_lines(self.classes, self.confusion)])
+
+
+class WatchedRecord(EvaluationRecord):
+    """A record of `lockstep eval --watch`, whose text is the line of TensorFlow's CIFAR-10 evaluator."""
+
+    def __str__(self) -> str:
+        subject = f"step {self.step}, {self.weights}, {self.examples} {self.split} images"
+        return f"{datetime.now()}: precision @ 1 = {self.accuracy:.3f}  ({subject})"
+
 
 def evaluate(
-    run: str | Path | Run,
+    run: AnyRun,
     split: str | None = None,
-    checkpoint: str | int | None = None,
+    checkpoint: Checkpoint = None,
     weights: Literal["ema", "raw"] | None = None,
     *,
-    examples: int | None = None,
-    data: str | Path | None = None,
+    examples: Annotated[int | None, typer.Option(metavar="N")] = None,
+    watch: bool = False,
+    interval: Annotated[float | None, typer.Option(metavar="S")] = None,
+    once: bool = False,
+    data: Path | str | None = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
-    quiet: bool = False,
-) -> EvaluationRecord:
-    """Evaluate a checkpoint of a run on a split, in worker processes. `lockstep eval` does the same.
-
-        record = lockstep.evaluate("runs/first", checkpoint="best")
-        print(record.accuracy, record.correct, record.confusion[3])
-
-    Args:
-        run: a run, or its folder.
-        split: "train", "test" or another split; None for the one that training evaluates.
-        checkpoint: "best", or the number of steps; None for the newest.
-        weights: "ema" or "raw"; None for those of the classifier.
-        examples: only the first N of the split, or N evenly spread ones of a folder of images; None for all.
-        data: folder of the dataset; None for that of training.
-        processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
-        device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
-        trust_code: True to execute the run's own model and dataset.
-        quiet: True to print no messages.
-
-    Raises:
-        LockstepError: a run, checkpoint or split that does not exist, damaged or missing data, a device that is not
-            here.
-        KeyboardInterrupt: Ctrl-C.
-    """
-    require_alone("evaluate")
-    if weights not in ("ema", "raw", None):
-        raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
-    opened = run if isinstance(run, Run) else Run.existing(Path(run).expanduser())
-    placement = placement_of({"device": device, "processes": processes, "data": data})
-    with muted(quiet), streams(quiet) as out:
-        fields = of_run(opened, placement, trust_code)
-        spec = EvaluateSpec(
-            **fields, split=split or fields["recipe"].evaluated_split, checkpoint=chosen_checkpoint(checkpoint),
-            weights=weights, examples=examples,
-        )  # fmt: skip
-        outcome = submit(spec, Output(quiet, lines_to_stderr=True), stdout=out)
-    if outcome.record is None:
-        raise KeyboardInterrupt
-    return EvaluationRecord(**outcome.record)
-
-
-@options_from(placement=EVERYWHERE, defaults={**AS_TRAINED, "processes": "as in training; with --watch 1"})
-def evaluate_shell(
-    run: RunPath,
-    weights: Annotated[
-        Literal["ema", "raw"] | None,
-        typer.Option(help="Weights to evaluate. Default: ema if the run keeps an average, else raw."),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="train, test, or another split. Default: held-out if the recipe holds out images, else test."
-        ),
-    ] = None,
-    examples: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Evaluate only the first N examples of the split; of a folder of images N evenly spread ones, as its "
-            "order is by class. Default: all.",
-        ),
-    ] = None,
-    checkpoint: Checkpoint = None,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Evaluate each new checkpoint once, until the run ends. The run may start later."),
-    ] = False,
-    interval: Annotated[
-        float | None, typer.Option(metavar="S", help="With --watch: seconds between two searches. Default: 5.")
-    ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="With --watch: search once, evaluate the newest checkpoint if it is new.")
-    ] = False,
-    trust_code: TrustCode = False,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet", "-q", help="Print only errors (and the JSON of --json). --watch still records in RUN/eval."
-        ),
-    ] = False,
-    json_output: Json = False,
-    **options: Any,
-) -> None:
+    quiet: Quiet = False,
+) -> EvaluationRecord | Any:
     """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split counts exactly once.
 
     Images are not augmented; the recipe's test_views apply. Prints the accuracy, then a row for each class: examples,
@@ -169,9 +94,8 @@ def evaluate_shell(
 
     --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's CIFAR-10 evaluator.
     The run may be training in another program. Evaluations are recorded in RUN/eval, as TensorBoard events and in
-    metrics.jsonl, and are not repeated. With --json, each evaluation is one line.
+    metrics.jsonl, and are not repeated.
 
-    \b
     Examples:
       lockstep eval runs/digits-1
       lockstep eval runs/digits-1 --weights raw --split train --json
@@ -179,83 +103,125 @@ def evaluate_shell(
       lockstep eval runs/big --checkpoint best
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
+
+    Args:
+        run: A run's folder.
+        split: train, test, or another split. Default: held-out if the recipe holds out images, else test.
+        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
+            Default: the newest; of a complete run with patience the best.
+        weights: Weights to evaluate. Default: ema if the run keeps an average, else raw.
+        examples: Evaluate only the first N examples of the split; of a folder of images N evenly spread ones, as its
+            order is by class. Default: all.
+        watch: Evaluate each new checkpoint once, until the run ends. The run may start later.
+        interval: With --watch: seconds between two searches. Default: 5.
+        once: With --watch: search once, evaluate the newest checkpoint if it is new.
+        data: Folder of the dataset. Default: that of training.
+        processes: Number of processes. Default: as in training; with --watch 1.
+        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute the model and dataset of your own that a file or a run names.
+        quiet: Print only errors (and the JSON of --json). --watch still records in RUN/eval.
+
+    With `watch`, an iterator of records is returned.
+
+        record = lockstep.evaluate("runs/first", checkpoint="best")
+        print(record.accuracy, record.correct, record.confusion[3])
+
+    Raises:
+        LockstepError: a run, checkpoint or split that does not exist, damaged or missing data, a device that is not
+            here.
+        KeyboardInterrupt: Ctrl-C.
     """
-    if watch:
-        require_alone("evaluate")
     if not watch and (once or interval is not None):
         raise LockstepError(f"{'--once' if once else '--interval'} needs --watch: add it, or leave out the option")
+    if watch and checkpoint is not None:
+        raise LockstepError("--checkpoint is for one checkpoint, and --watch evaluates each: leave one of them out")
+    if weights not in ("ema", "raw", None):
+        raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
+    chosen = step_or_best(checkpoint)
+
+    def spec() -> EvaluateSpec:
+        places = {"data": data, "device": device, "processes": 1 if watch and processes is None else processes}
+        fields = fields_of_run(run, trust_code, **places)
+        what = {"split": split or fields["recipe"].evaluated_split, "weights": weights, "examples": examples}
+        return EvaluateSpec(**fields, **what, checkpoint=chosen)
+
+    if not watch:
+        with muted(quiet):
+            return EvaluationRecord(**record_of(spec(), quiet))
+    require_alone("evaluate")
     interval = 5.0 if interval is None else interval
     if not 0 < interval < math.inf:
         raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
-    if watch and checkpoint is not None:
-        raise LockstepError("--checkpoint is for one checkpoint, and --watch evaluates each: leave one of them out")
-    chosen = chosen_checkpoint(checkpoint)  # raises before the run is waited for
-    world = World.from_environment()
-    opened = _wait_for_run(run, interval, quiet or world.process != 0) if watch and not once else Run.existing(run)
-    if watch and options["processes"] is None:
-        options["processes"] = 1  # which leaves other cores to training
-    fields = of_run(opened, placement_of(options), trust_code)
-    spec = EvaluateSpec(
-        **fields, split=split or fields["recipe"].evaluated_split, checkpoint=chosen, weights=weights,
-        examples=examples,
-    )  # fmt: skip
-
-    def show(record: Mapping[str, Any]) -> None:
-        if json_output or not quiet:
-            lines = [precision_line(record)] if watch else [summary_line(record), "", *table_lines(record)]
-            present(lines, record if json_output else None)
-
-    def compute(one: EvaluateSpec) -> Outcome:
-        return submit(one, Output(quiet))
-
-    if watch:
-        with muted(quiet):
-            code = loop.watch(spec, compute, show, interval=interval, once=once)
-        raise typer.Exit(code)
-    outcome = compute(spec)
-    if outcome.record is not None:
-        show(outcome.record)
-    raise typer.Exit(outcome.code)
+    if not (once or isinstance(run, Run)):
+        wait_for_run(Path(run).expanduser(), interval, quiet)
+    return watched(spec(), interval, once, quiet)
 
 
-def _wait_for_run(path: Path, interval: float, silent: bool) -> Run:
-    """Return the run at `path` as soon as it has begun. Raises: LockstepError if `path` is a file."""
+def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
+    """Return as soon as the run at `path` has begun, or a file is there."""
+    if not (path / "recipe.json").is_file() and not quiet:
+        logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
     with handled_by(leave):
         while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
-            if not silent:
-                logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
-            silent = True
             time.sleep(interval)
-    return Run.existing(path)
 
 
-def summary_line(record: Mapping[str, Any]) -> str:
-    """Return one line with the checkpoint, the weights, the accuracy and the loss."""
-    return (
-        f"{record['run']} after {record['step']} steps, {record['weights']} weights, {record['split']}: "
-        f"accuracy {record['accuracy']:.2%} ({counted(record['correct'], record['examples'])}), "
-        f"loss {loss_text(record['loss'])}"
-    )
+def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Iterator[WatchedRecord]:
+    """Evaluate each new checkpoint once, the oldest first, until the run has ended, and yield its record.
+
+    With `once`, this looks once, and only at the newest. Raises: LockstepError.
+    """
+    run, recipe = Run(spec.path), spec.recipe
+    weights = spec.weights or recipe.own_weights
+    usual = (spec.split, weights, spec.examples) == (recipe.evaluated_split, recipe.own_weights, None)
+    log = EvaluationLog(run.path / "eval", split=spec.split, weights=weights, asked=spec.examples, usual=usual)
+    warn = logger.debug if quiet else logger.warning
+    damaged: set[int] = set()
+    waiting = False
+    while True:
+        # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.
+        ended, paths = existing(run.path).complete, checkpoints_in(run.checkpoints)
+        sound = [step for step in paths if step not in damaged]
+        if (once and not sound) or (ended and not paths):
+            raise run.no_checkpoint()
+        new = [step for step in (sound[-1:] if once else sound) if step not in log.done]
+        if new:
+            try:
+                record = record_of(spec.replace(checkpoint=new[0]), quiet)
+            except LockstepError as error:
+                if paths[new[0]].exists():  # else training has deleted it
+                    if not str(error).startswith(str(paths[new[0]])):
+                        raise
+                    damaged.add(new[0])
+                    warn(f"{error}: skipped")
+                continue
+            log.add(record, time.time())
+            yield WatchedRecord(**record)
+        if once or (ended and not new):
+            break
+        if new:
+            continue
+        if not (waiting or (paths and run.is_held())):
+            warn(f"{run.path} has no checkpoint, or no program trains it now: waiting. Use --once to stop here")
+            waiting = True
+        with handled_by(leave):
+            time.sleep(interval)
+    log.close()
+    warn(f"{run.path}: all is evaluated, see {log.path}")
 
 
-def precision_line(record: Mapping[str, Any]) -> str:
-    """Return one line in the shape of TensorFlow's CIFAR-10 evaluator."""
-    subject = f"step {record['step']}, {record['weights']}, {record['examples']} {record['split']} images"
-    return f"{datetime.now()}: precision @ 1 = {record['accuracy']:.3f}  ({subject})"
-
-
-def table_lines(record: Mapping[str, Any]) -> list[str]:
+def table_lines(classes: list[dict[str, Any]], confusion: list[list[int]]) -> list[str]:
     """Return a table with a line per class: its examples, its accuracy, and how its images were classified.
 
     The last part is the class's row of the confusion matrix, or with many classes its three most frequent errors.
     """
     names = [
         name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
-        for name in (printable(one["name"]) for one in record["classes"])
+        for name in (printable(one["name"]) for one in classes)
     ]
     matrix = len(names) <= _MAX_COLUMNS
     rows = [["class", "examples", "accuracy", *(names if matrix else ["most often taken for"])]]
-    for label, (name, one, row) in enumerate(zip(names, record["classes"], record["confusion"], strict=True)):
+    for label, (name, one, row) in enumerate(zip(names, classes, confusion, strict=True)):
         accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%}"
         predictions = list(map(str, row)) if matrix else [_most_frequent_errors(names, label, row)]
         rows.append([name, str(one["examples"]), accuracy, *predictions])

@@ -1,27 +1,22 @@
-"""lockstep.load, lockstep.predict, and `lockstep predict`."""
+"""lockstep.load, and `lockstep predict`."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep import numerics
-from lockstep.commands.options import Checkpoint, Source, TrustCode, options_from
-from lockstep.commands.specs import chosen_checkpoint
+from lockstep.commands.shell import Checkpoint, Source
+from lockstep.commands.to_spec import step_or_best
 from lockstep.errors import DATA, LockstepError, printable
-from lockstep.runs.folder import Run
 
 if TYPE_CHECKING:
-    from lockstep.classify.pictures import Sources
-    from lockstep.classify.predict import Classifier, Prediction
+    from lockstep.classify.predict import Classifier
 
 
-def load(
-    source: str | Path | Run, checkpoint: str | int | None = None, trust_code: bool = False, device: str = "auto"
-) -> "Classifier":
+def load(source: Source, checkpoint: Checkpoint = None, trust_code: bool = False, device: str = "auto") -> "Classifier":
     """Return the classifier of a run or a file, to use in this process.
 
         classifier = lockstep.load("runs/first")
@@ -45,58 +40,25 @@ def load(
     """
     from lockstep.classify import predict as classifier  # imports torch
 
-    return classifier.load(source, chosen_checkpoint(checkpoint), trust_code, device)
+    return classifier.load(source, step_or_best(checkpoint), trust_code, device)
 
 
-def predict(
-    source: str | Path | Run, sources: "Sources", top: int = 1, *, trust_code: bool = False, device: str = "auto"
-) -> "Iterator[Prediction]":
-    """Classify images with the classifier of a run or a file, and yield a prediction for each, in order.
-
-        for p in lockstep.predict("runs/first", "photos/", top=3):
-            print(p.source, p.label, p.probability, p.error)
-
-    To classify more than once, `lockstep.load` the classifier and call its `predict`.
-
-    Args:
-        source: a run, its folder, or a model file.
-        sources: paths, folders, Pillow images or arrays; see `Classifier.predict`.
-        top: how many of the most probable classes each prediction lists.
-        trust_code: as for `lockstep.load`.
-        device: as for `lockstep.load`.
-
-    Raises:
-        LockstepError: as `lockstep.load`. An image that cannot be read gives a prediction with an `error`.
-    """
-    return load(source, trust_code=trust_code, device=device).predict(sources, top)
-
-
-def load_in_own_program(
-    source: Path, checkpoint: str | int | None, trust_code: bool, device: str | None
-) -> "Classifier":
+def load_in_own_program(source: Source, checkpoint: Checkpoint, trust_code: bool, device: str) -> "Classifier":
     """Return what `load` returns. Set the recipe's flags and number of threads, before and after torch is imported."""
     numerics.prepare(1)
-    classifier = load(source, checkpoint, trust_code, device or "auto")
+    classifier = load(source, checkpoint, trust_code, device)
     numerics.configure(classifier.recipe.threads_per_tower, classifier.recipe.exact)
     return classifier
 
 
-@options_from(placement=("device",))
-def predict_shell(
+def predict(
     source: Source,
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE|DIR...",
-            help="Images, or folders of images with their subfolders.",
-        ),
-    ],
-    top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to print.")] = 1,
+    images: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...")],
+    top: Annotated[int, typer.Option(min=1)] = 1,
     checkpoint: Checkpoint = None,
-    trust_code: TrustCode = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each image.")] = False,
-    **options: Any,
-) -> None:
+    device: str = "auto",
+    trust_code: bool = False,
+) -> Iterator[str | dict[str, object]]:
     """Classify images with a trained run, or with a model file alone.
 
     Prints path, class and probability of each image, in the order in which the images are given. A folder's images
@@ -109,31 +71,30 @@ def predict_shell(
     Each result is printed as soon as those before it are. A file that cannot be read is reported on stderr, the others
     go on, and the exit code is 3 at the end.
 
-    \b
     Examples:
       lockstep predict runs/photos cat.jpg holiday/
       lockstep predict runs/photos holiday/ --top 3
       lockstep predict model.safetensors new/ --json
+
+    Args:
+        source: A run's folder, or model.safetensors.
+        images: Images, or folders of images with their subfolders.
+        top: How many of the most probable classes to print.
+        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
+            Default: the newest; of a complete run with patience the best.
+        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute the model and dataset of your own that a file or a run names.
     """
-    if "" in images:
-        raise LockstepError('got "" as the name of an image, perhaps from an unset variable: give a file or a folder')
-    classifier = load_in_own_program(source, checkpoint, trust_code, options["device"])
+    classifier = load_in_own_program(source, checkpoint, trust_code, device)
     count = unreadable = 0
-    for prediction in classifier.predict([Path(path) for path in images], top):
+    for prediction in classifier.predict(images, top):
         count += 1
-        _show(prediction, json_output)
-        if prediction.error is not None:
+        yield prediction.record()
+        if prediction.error is None:
+            ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
+            yield f"{prediction.source}  {ranked}{'  (unlike the training images)' * bool(prediction.unlike)}"
+        else:
             unreadable += 1
             print(printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True)
     if unreadable:
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)
-
-
-def _show(prediction: "Prediction", as_json: bool) -> None:
-    """Print a prediction: path, class and probability, or a JSON object, whose keys are always the same."""
-    if as_json:
-        print(json.dumps(prediction.record()), flush=True)
-    elif prediction.error is None:
-        ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
-        mark = "  (unlike the training images)" if prediction.unlike else ""
-        print(printable(f"{prediction.source}  {ranked}{mark}"), flush=True)

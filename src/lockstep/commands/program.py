@@ -4,22 +4,24 @@ import signal
 import sys
 from collections.abc import Callable
 from socket import gethostname
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lockstep.commands.bench import bench
-from lockstep.commands.data import app as data
+from lockstep.commands.bench import FIELDS, bench
+from lockstep.commands.data import check, fetch, list_
 from lockstep.commands.doctor import doctor
-from lockstep.commands.evaluate import evaluate_shell
-from lockstep.commands.export import export_shell
-from lockstep.commands.options import Command
-from lockstep.commands.predict import predict_shell
+from lockstep.commands.evaluate import evaluate
+from lockstep.commands.export import export
+from lockstep.commands.predict import predict
 from lockstep.commands.recipes import recipes, show
-from lockstep.commands.report import report_shell
+from lockstep.commands.report import report
 from lockstep.commands.serve import serve
-from lockstep.commands.train import train_shell
+from lockstep.commands.shell import Command, shell
+from lockstep.commands.train import train
 from lockstep.commands.verify import verify
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 from lockstep.files import reserve_standard_streams
 from lockstep.launch.world import World
@@ -60,12 +62,32 @@ Exit codes:
   3  missing or damaged data""",
 )
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "train": train_shell, "eval": evaluate_shell, "predict": predict_shell, "serve": serve, "report": report_shell,
-    "export": export_shell, "verify": verify, "doctor": doctor, "bench": bench, "recipes": recipes, "show": show,
+_FIELDS = (*Recipe.options, *(name for name in Placement.model_fields if name != "init"))
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": shell(train, _FIELDS), "eval": shell(evaluate), "predict": shell(predict),
+    "serve": shell(serve, with_json=False), "report": shell(report, with_json=False), "export": shell(export),
+    "verify": shell(verify), "doctor": shell(doctor), "bench": shell(bench, FIELDS), "recipes": shell(recipes),
+    "show": shell(show),
 }  # fmt: skip
-for name, function in COMMANDS.items():
-    app.command(name, cls=Command)(function)
+DATA_COMMANDS: dict[str, Callable[..., None]] = {"fetch": shell(fetch), "list": shell(list_), "check": shell(check)}
+data = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Download, list and check datasets.
+
+`train`, `eval` and `bench` download their dataset on first use, unless --data names its folder. Two environment
+variables apply: LOCKSTEP_DATA is the folder for all datasets (default: the user's cache). LOCKSTEP_MIRROR is an
+address that is tried before the official ones, as LOCKSTEP_MIRROR/FILE. Its files must have the official checksums.
+
+\b
+Examples:
+  lockstep data list
+  lockstep data fetch cifar10
+  lockstep data check cifar10""",
+)
+for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
+    for name, function in commands.items():
+        group.command(name, cls=Command)(function)
 app.add_typer(data, name="data", short_help="Download, list and check datasets.")
 
 

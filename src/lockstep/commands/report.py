@@ -3,26 +3,16 @@
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lockstep.commands.options import (
-    AS_TRAINED,
-    EVERYWHERE,
-    Quiet,
-    TrustCode,
-    options_from,
-    placement_of,
-    require_new_file,
-    streams,
-)
-from lockstep.commands.specs import of_run
-from lockstep.errors import DATA, LockstepError
+from lockstep.commands.shell import Quiet, in_shell, record_of, require_new_file
+from lockstep.commands.to_spec import existing, fields_of_run
+from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver
-from lockstep.jobs.context import Output
 from lockstep.jobs.specs import ReportSpec
-from lockstep.launch.submit import require_alone, submit
+from lockstep.launch.submit import require_alone
 from lockstep.messages import muted
 from lockstep.runs.folder import Run
 
@@ -34,10 +24,15 @@ class Report:
     Attributes:
         html: the page, which needs no other file.
         lacking: what it lacks and why, or None.
+        path: the file that it is in, or None.
     """
 
     html: str
     lacking: str | None = None
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(printable(str(part)) for part in (self.lacking, self.path) if part is not None)
 
     def save(self, path: str | Path) -> None:
         """Write the page to the file `path`. Raises: LockstepError if it cannot be written."""
@@ -50,69 +45,14 @@ class Report:
 
 
 def report(
-    run: str | Path | Run,
-    *others: str | Path | Run,
-    data: str | Path | None = None,
+    *runs: Annotated[Path | str | Run, typer.Argument(metavar="RUN...")],
+    output: Annotated[Path | str | None, typer.Option("--output", "-o", metavar="FILE.html")] = None,
+    data: Path | str | None = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
-    quiet: bool = False,
-) -> Report:
-    """Return a page about a run, or about several to compare. `lockstep report` does the same.
-
-        lockstep.report("runs/first")                            # in a notebook
-        lockstep.report("runs/first").save("first.html")
-        lockstep.report("runs/first", "runs/second").save("compared.html")
-
-    Of one run, all test images are classified again by the newest checkpoint, or the best one of a run with patience.
-    If this is not possible, as without the run's data, the page has what the run's folder states, and `lacking` says
-    so. Of several runs, it has only that.
-
-    Args:
-        run: a run, or its folder.
-        *others: further ones, to compare.
-        data: folder of the dataset; None for that of training.
-        processes: number of processes; None: one for each GPU, or on CPU min(towers, cores / threads).
-        device: "auto", "cpu", "cuda", or GPUs as in "cuda:0,2".
-        trust_code: True to execute the run's own model and dataset.
-        quiet: True to print no messages.
-
-    Raises:
-        LockstepError: a run that does not exist or has no checkpoint yet, code that was not allowed.
-        KeyboardInterrupt: Ctrl-C.
-    """
-    from lockstep.pages.runs import page
-
-    require_alone("report")
-    runs = [one if isinstance(one, Run) else Run.existing(Path(one).expanduser()) for one in (run, *others)]
-    placement = placement_of({"device": device, "processes": processes, "data": data})
-    with muted(quiet), streams(quiet) as out:
-        if empty := [one for one in runs if not one.steps]:
-            raise empty[0].no_checkpoint()
-        if len(runs) > 1:
-            return Report(page(runs))
-        try:
-            fields = of_run(runs[0], placement, trust_code)
-            spec = ReportSpec(**fields, split=fields["recipe"].evaluated_split)
-            outcome = submit(spec, Output(quiet, lines_to_stderr=True), stdout=out)
-        except LockstepError as error:
-            if error.code != DATA:
-                raise
-            lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
-            return Report(page(runs, lacking=lacking), lacking)
-    if outcome.record is None:
-        raise KeyboardInterrupt
-    return Report(page(runs, outcome.record))
-
-
-@options_from(placement=EVERYWHERE, defaults=AS_TRAINED)
-def report_shell(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run's folder, or several to compare.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page, a new file.")],
-    trust_code: TrustCode = False,
     quiet: Quiet = False,
-    **options: Any,
-) -> None:
+) -> Report:
     """Write a page about a run, or one that compares runs.
 
     It has accuracy, curves, confusion, calibration, mistakes as pictures, speed and recipe. The page is one file that
@@ -121,14 +61,48 @@ def report_shell(
 
     Several runs are compared by what their folders state: what differs, and their curves over each other.
 
-    \b
     Examples:
       lockstep report runs/digits-1 -o report.html
       lockstep report runs/first runs/second -o compared.html
+
+    Args:
+        runs: A run's folder, or several to compare.
+        output: The page, a new file. Default: report.html.
+        data: Folder of the dataset. Default: that of training.
+        processes: Number of processes. Default: as in training.
+        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute the model and dataset of your own that a file or a run names.
+        quiet: Print only errors.
+
+    A notebook shows the report that Python gets, and `save` writes it. What the page lacks, `lacking` says.
+
+        lockstep.report("runs/first")
+        lockstep.report("runs/first", "runs/second").save("compared.html")
+
+    Raises:
+        LockstepError: a run that does not exist or has no checkpoint yet, code that was not allowed.
+        KeyboardInterrupt: Ctrl-C.
     """
-    require_new_file("--output", output)
-    given = {name: value for name, value in options.items() if value is not None}
-    made = report(*runs, trust_code=trust_code, quiet=quiet, **given)
-    made.save(output)
-    if not quiet:
-        print(f"{made.lacking or ''}\n{output}".strip())
+    from lockstep.pages.runs import page
+
+    require_alone("report")
+    if in_shell():
+        output = output or "report.html"
+        require_new_file("--output", Path(output))
+    path, opened = Path(output) if output is not None else None, [existing(run) for run in runs]
+    if empty := [run for run in opened if not run.steps]:
+        raise empty[0].no_checkpoint()
+    record, lacking = None, None
+    if len(opened) == 1:
+        try:
+            with muted(quiet):
+                fields = fields_of_run(opened[0], trust_code, data=data, processes=processes, device=device)
+                record = record_of(ReportSpec(**fields, split=fields["recipe"].evaluated_split), quiet)
+        except LockstepError as error:
+            if error.code != DATA:
+                raise
+            lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
+    made = Report(page(opened, record, lacking=lacking), lacking, path)
+    if path is not None:
+        made.save(path)
+    return made

@@ -1,4 +1,4 @@
-"""lockstep verify."""
+"""`lockstep verify`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -6,13 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.options import AS_TRAINED, EVERYWHERE, Json, TrustCode, options_from, placement_of, present
-from lockstep.commands.specs import of_run
+from lockstep.commands.shell import AnyRun, record_of
+from lockstep.commands.to_spec import fields_of_run
 from lockstep.errors import CRASH, LockstepError
-from lockstep.jobs.context import Output
 from lockstep.jobs.specs import VerifySpec
-from lockstep.launch.submit import submit
-from lockstep.runs.folder import Run
 from lockstep.words import plural
 
 _SHOWN = 12  # tensors that are listed; --json lists all
@@ -29,23 +26,14 @@ _COUNTED = {"digests": "digest", "checkpoints": "checkpoint", "evaluations": "ev
 _ONCE = {"weights_sha256": "the SHA-256 of the result", "best_step": "the choice of the best step"}
 
 
-@options_from(placement=EVERYWHERE, defaults=AS_TRAINED)
 def verify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder. Nothing is written there.")],
-    start: Annotated[
-        int | None,
-        typer.Option(
-            "--from",
-            metavar="STEP",
-            min=0,
-            help="Start from this step, or from the last valid checkpoint before it, and end at the next checkpoint. 0 "
-            "computes the initial state. Default: the second newest checkpoint.",
-        ),
-    ] = None,
-    trust_code: TrustCode = False,
-    json_output: Json = False,
-    **options: Any,
-) -> None:
+    run: AnyRun,
+    start: Annotated[int | None, typer.Option("--from", metavar="STEP", min=0)] = None,
+    data: Path | None = None,
+    processes: int | None = None,
+    device: str = "auto",
+    trust_code: bool = False,
+) -> Iterator[str | dict[str, Any]]:
     """Compute steps of a run again, and compare every bit.
 
     By default these are the steps between the newest two valid checkpoints. Compared are the digests in metrics.jsonl,
@@ -55,23 +43,29 @@ def verify(
     The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that differs is then
     named, with the tensors, and what is different about this machine.
 
-    \b
     Examples:
       lockstep verify runs/digits-1
       lockstep verify runs/big --from 400
       lockstep verify downloaded/run --from 0 --processes 4 --json
+
+    Args:
+        run: A run's folder. Nothing is written there.
+        start: Start from this step, or from the last valid checkpoint before it, and end at the next checkpoint. 0
+            computes the initial state. Default: the second newest checkpoint.
+        data: Folder of the dataset. Default: that of training.
+        processes: Number of processes. Default: as in training.
+        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute the model and dataset of your own that a file or a run names.
     """
-    spec = VerifySpec(**of_run(Run.existing(run), placement_of(options), trust_code), start=start)
-    if not spec.recipe.exact:
+    fields = fields_of_run(run, trust_code, data=data, processes=processes, device=device)
+    if not fields["recipe"].exact:
         raise LockstepError(
             f"{run} has exact = false in its recipe, so a second computation has other bits: only exact runs can be "
             f"verified"
         )
-    outcome = submit(spec, Output())
-    record = outcome.record
-    if outcome.code or record is None:
-        raise typer.Exit(outcome.code)
-    present(lines_of(record), record if json_output else None)
+    record = record_of(VerifySpec(**fields, start=start))
+    yield record
+    yield from lines_of(record)
     if not record["same"]:
         raise typer.Exit(CRASH)
 

@@ -17,14 +17,16 @@ _OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name pa
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
-def parse(settings: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `NAME=VALUE` texts and the options that were given (not None) as one mapping.
+def parse(settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `NAME=VALUE` texts, or settings by name, and the options that were given (not None) as one mapping.
 
     Raises: LockstepError if a setting is given twice or has no value.
     """
     changes: dict[str, Any] = {}
+    if isinstance(settings, Mapping):
+        changes, settings = dict(settings), ()
     for text in settings:
-        name, equals, value = text.partition("=")
+        name, equals, value = str(text).partition("=")
         if not equals or not name:
             raise LockstepError(f"--set {text}: give NAME=VALUE, as in --set optimizer.momentum=0.9")
         if name in changes:

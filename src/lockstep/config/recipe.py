@@ -275,6 +275,11 @@ class Recipe(Settings):
             return "held-out"
         return "test" if self.patience is None else "validation"
 
+    @property
+    def own_weights(self) -> Literal["ema", "raw"]:
+        """Return which weights the classifier has, and training evaluates: the averaged ones if an average is kept."""
+        return "raw" if self.ema is None else "ema"
+
     def bind(self, num_examples: int) -> "Course":
         """Return the course of a run on `num_examples` training examples."""
         if self.steps is not None:

@@ -111,7 +111,7 @@ class FoldsSpec(Settings):
     placement: Placement
     folds: int = Field(ge=2)
     labels: bool = False
-    started: float
+    started: float = Field(default_factory=time.time)
 
 
 Spec = TrainSpec | EvaluateSpec | ReportSpec | BenchSpec | VerifySpec | FoldsSpec

@@ -1,23 +1,27 @@
-"""From words to specs: which recipe, run folder, data folder and precision the words of a command name."""
+"""From the options of a command to the spec of its job: which recipe, run, data and precision they name.
+
+`train_spec`, `folds_spec`, `bench_spec` and `fields_of_run` are the only places where an option becomes a field.
+"""
 
 import contextlib
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lockstep.config.overrides import make, read_file
+from lockstep.config.overrides import make, parse, read_file
 from lockstep.config.placement import Placement, device_for
 from lockstep.config.precision import resolve
 from lockstep.config.recipe import Recipe, plain_name
-from lockstep.data import IMAGE_FOLDER
+from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.data.scan import is_image_folder
-from lockstep.errors import DATA, LockstepError
-from lockstep.jobs.specs import FoldsSpec, TrainSpec
+from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.jobs.specs import BenchSpec, FoldsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
-from lockstep.messages import command, logger, muted
+from lockstep.messages import command, logger
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
@@ -61,8 +65,68 @@ class FolderWords(NamedTuple):
     resume: bool = False
 
 
+def existing(run: str | Path | Run) -> Run:
+    """Return the run that a command was given. Raises: LockstepError if the folder is not a run."""
+    return run if isinstance(run, Run) else Run.existing(Path(run).expanduser())
+
+
+def path_of(given: str | Path | Run | None) -> Path | None:
+    """Return the absolute path of a folder or run that the user names."""
+    return given.path if isinstance(given, Run) else Path(given).expanduser().absolute() if given is not None else None
+
+
+def placement_of(options: Mapping[str, Any]) -> Placement:
+    """Return the placement that the options of a command or a function state. Raises: LockstepError."""
+    given = {name: value for name, value in options.items() if name in Placement.model_fields and value is not None}
+    return validated(Placement, given | {name: path_of(given[name]) for name in ("data", "init") if name in given})
+
+
+def divided(
+    settings: Sequence[str] | Mapping[str, Any] | None, options: Mapping[str, Any], init: str | Path | Run | None = None
+) -> tuple[dict[str, Any], Placement]:
+    """Return the changes of the recipe, and the placement, that the options of a command state. Raises: LockstepError.
+
+    An own model or dataset may be a function.
+    """
+    of_recipe = {*Recipe.options, *Recipe.shorthands}
+    for option in options:
+        if option in Recipe.model_fields and option not in of_recipe:
+            raise LockstepError(f"{option} is a setting of the recipe: give settings={{{option!r}: ...}}")
+        if option not in of_recipe | Placement.model_fields.keys():
+            raise LockstepError(unknown("option", option, of_recipe | Placement.model_fields.keys()))
+    changes = parse(settings or (), {name: options[name] for name in options if name in of_recipe})
+    for name in ("model", "dataset"):
+        if callable(function := changes.get(name)):
+            module, own = (getattr(function, part, "") for part in ("__module__", "__qualname__"))
+            if getattr(sys.modules.get(module), own or "", None) is not function:
+                raise LockstepError(f"{name}={function!r} cannot be imported by its name: give a function of a module")
+            changes[name] = f"{module}:{own}"
+        module, _, function = str(changes.get(name, "")).partition(":")
+        if module == "__main__":
+            raise LockstepError(
+                f"{name}: {function} is defined in a notebook or in the script that is running, and the processes that "
+                f"train cannot import it from there: put it in a file, for example mynet.py, and give "
+                f"{name}='mynet:{function}'"
+            )
+    return changes, placement_of({**options, "init": init})
+
+
+def with_stored_data(
+    data: Mapping[str, Any], what: str | Path | Recipe | Run | None, changes: dict[str, Any], placement: Placement
+) -> dict[str, Any]:
+    """Write a dataset in memory to its file. Return `changes` with those that name it. Raises: LockstepError."""
+    from lockstep.data.arrays import store  # imports torch
+
+    if "dataset" in changes:
+        raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
+    named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
+    parent = find_weights(placement.init).run if placement.init else None
+    recipe = subject_of(what, named, None, True, parent).recipe
+    return named | {"dataset_sha256": store(data, recipe.image_px)}
+
+
 def subject_of(
-    what: str | Recipe | None,
+    what: str | Path | Recipe | Run | None,
     changes: Mapping[str, Any],
     data: Path | None = None,
     trust_code: bool = False,
@@ -87,6 +151,14 @@ def subject_of(
         return _images(data, changes, data, trust_code, parent)
     if isinstance(what, Recipe):
         return Subject(changed(what.model_dump(mode="json")), data=data, notes=notes)
+    if isinstance(what, Path | Run):
+        named_path = what.path if isinstance(what, Run) else what
+        what = str(named_path) if len(named_path.parts) > 1 else f"./{named_path}"  # "digits" alone is a recipe
+    elif not isinstance(what, str | None):
+        raise LockstepError(
+            f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run with "
+            f"resume=True"
+        )
     what = "digits" if what is None else what
     path = Path(what).expanduser()
     # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
@@ -285,7 +357,7 @@ def checked_name(name: str) -> str:
 
 
 def train_spec(
-    what: str | Recipe | None,
+    what: str | Path | Recipe | Run | None,
     changes: Mapping[str, Any],
     placement: Placement,
     words: FolderWords,
@@ -300,8 +372,7 @@ def train_spec(
     weights = find_weights(placement.init) if placement.init else None
     subject = subject_of(what, changes, placement.data, trust_code, weights.run if weights else None)
     path, stated = folder_for(subject, words, world)
-    with muted(world.process != 0):
-        recipe = fitted(subject, stated)
+    recipe = fitted(subject, stated)
     recipe = with_initial_weights(recipe, weights, path, stated, subject.parent is None or "init_sha256" in changes)
     recipe = with_precision(subject, recipe, placement.device, stated)
     if stated and world.process == 0 and (differences := validated(Recipe, stated).differences(recipe)):
@@ -322,7 +393,11 @@ def train_spec(
 
 
 def folds_spec(
-    what: str | None, changes: dict[str, Any], placement: Placement, trust_code: bool = False, **folds: Any
+    what: str | Path | Recipe | Run | None,
+    changes: dict[str, Any],
+    placement: Placement,
+    trust_code: bool = False,
+    **folds: Any,
 ) -> FoldsSpec:
     """Return the spec that judges the images of `what` by heads that were not trained on them.
 
@@ -332,19 +407,25 @@ def folds_spec(
     subject = subject_of(what, changes, placement.data, trust_code)
     recipe = with_initial_weights(fitted(subject), weights, Path(), None)
     if recipe.dataset != IMAGE_FOLDER or recipe.head is None:
-        what_for = f"recipe {recipe.name} is for dataset {recipe.dataset}"
-        if recipe.dataset == IMAGE_FOLDER:
-            what_for = f"each fold of recipe {recipe.name} would take as long as the whole training"
         example = command("train", "photos", "--data", "DIR", "--folds", folds["folds"])
         raise LockstepError(
-            f"--folds needs a folder of images and a recipe that trains only a head, such as photos, and {what_for}. "
-            f"Use: {example}"
+            f"--folds needs a folder of images and a recipe that trains only a head, such as photos, and recipe "
+            f"{recipe.name} trains a whole network on dataset {recipe.dataset}. Use: {example}"
         )
     recipe = with_precision(subject, recipe.replace(held_out=0, patience=None), placement.device)
     for note in subject.notes:
         logger.warning(note)
     placement = placement.replace(data=data_for(subject), init=weights.path if weights else None)
     return FoldsSpec(recipe=recipe, placement=placed(recipe, placement, subject.run), **folds)
+
+
+def bench_spec(
+    what: str, changes: dict[str, Any], placement: Placement, trust_code: bool = False, **timed: int
+) -> BenchSpec:
+    """Return the spec that times steps of `what`; `timed` are its other fields. Raises: LockstepError."""
+    subject = subject_of(what, changes, placement.data, trust_code)
+    recipe = with_precision(subject, fitted(subject), placement.device)
+    return BenchSpec(recipe=recipe, placement=placed(recipe, placement.replace(data=data_for(subject))), **timed)
 
 
 def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:
@@ -356,11 +437,12 @@ def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Pla
     return placement if placement.init else placement.replace(init=known_weights(recipe, run))
 
 
-def of_run(run: Run, placement: Placement, trust_code: bool) -> dict[str, Any]:
-    """Return the fields that the specs of commands on an existing run have in common.
+def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> dict[str, Any]:
+    """Return what the specs of commands on an existing run have in common; `options` are those of the placement.
 
     Raises: LockstepError if the run is damaged, or names code that is not trusted.
     """
+    run, placement = existing(run), placement_of(options)
     recipe = run.recipe()
     recipe.require_trust(run.path, trust_code)
     run.check_recipe()
@@ -368,7 +450,7 @@ def of_run(run: Run, placement: Placement, trust_code: bool) -> dict[str, Any]:
     return {"recipe": recipe, "placement": placement, "path": run.path}
 
 
-def chosen_checkpoint(which: str | int | None) -> int | Literal["best"] | None:
+def step_or_best(which: str | int | None) -> int | Literal["best"] | None:
     """Return the step that `which` names, "best", or None for the newest checkpoint. Raises: LockstepError."""
     if which is None or which == "best":
         return which  # type: ignore[return-value]  # mypy does not narrow a str by ==

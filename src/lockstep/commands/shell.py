@@ -1,0 +1,230 @@
+"""A command is one function: Python programs call it, and `shell` makes of it what typer registers.
+
+Its options are its parameters, with the help of its docstring's Args, and the fields of Recipe and Placement that
+`shell` names. It returns what it found, and `present` prints that.
+"""
+
+import inspect
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import UnionType
+from typing import IO, Annotated, Any, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.files import discard
+from lockstep.jobs.context import Output
+from lockstep.jobs.specs import FoldsSpec, Spec, TrainSpec
+from lockstep.launch.submit import Outcome, require_alone, submit
+from lockstep.messages import on_stderr
+from lockstep.runs.folder import Run
+
+STARTED = time.time()  # when the program started: `total_s` of a result counts from here
+
+# The shell takes the first type of a union.
+AnyRun = Annotated[Path | str | Run, typer.Argument(metavar="RUN")]
+Source = Annotated[Path | str | Run, typer.Argument(metavar="RUN|MODEL")]
+Checkpoint = Annotated[str | int | None, typer.Option(metavar="best|STEP")]
+SettingsOption = Annotated[list[str] | Mapping[str, Any] | None, typer.Option("--set", metavar="NAME=VALUE")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q")]
+_JSON = typer.Option("--json", help="Print the result as JSON on stdout, a record a line, and nothing else there.")
+
+# Whether the shell asked for JSON; None in a Python program that calls the function of a command.
+_as_json: ContextVar[bool | None] = ContextVar("_as_json", default=None)
+
+
+class Command(TyperCommand):
+    """A command that says that Ctrl-C has stopped it, where it does not say so itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Execute the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            on_stderr("stopped by Ctrl-C: start again with the same command")
+            raise
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: lines for people, and a record for programs."""
+
+    record: dict[str, Any]
+    lines: Sequence[str]
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, self.lines))
+
+
+def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json: bool = True) -> Callable[..., None]:
+    """Return what typer registers for the `function` of a command. It takes the `fields` by name, as **options.
+
+    Options of the recipe come first, those of the placement last. All are None unless they are given, so that the
+    fields alone state the defaults.
+    """
+    text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    own = [parameter for parameter in inspect.signature(function).parameters.values()
+           if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields]  # fmt: skip
+    parameters = [_of_function(parameter, _entries(described)) for parameter in own]
+    arguments = [one for one in parameters if isinstance(get_args(one.annotation)[1], typer.models.ArgumentInfo)]
+    of_recipe = [_of_recipe(name) for name in fields if name in (*Recipe.options, *Recipe.shorthands)]
+    of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]
+    options = [one for one in parameters if one not in arguments]
+    if with_json:
+        options.append(_parameter("json_output", bool, _JSON, default=False))
+    starred = next((parameter.name for parameter in own if parameter.kind is parameter.VAR_POSITIONAL), None)
+
+    def command(**given: Any) -> None:
+        as_json = given.pop("json_output", False)
+        token = _as_json.set(as_json)
+        try:
+            present(function(*(given.pop(starred) if starred else ()), **given), as_json, given.get("quiet", False))
+        finally:
+            _as_json.reset(token)
+
+    every = [*arguments, *of_recipe, *options, *of_placement]
+    command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    command.__doc__ = text.replace("\n\nExamples:", "\n\n\b\nExamples:")  # "\b": the lines stay as they are
+    return command
+
+
+def _entries(described: str) -> dict[str, str]:
+    """Return the text of each parameter in the Args of a docstring."""
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def _of_function(parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
+    """Return the option or argument of a function's own parameter."""
+    kind, info = parameter.annotation, typer.Option()
+    if get_origin(kind) is Annotated:
+        kind, info = get_args(kind)
+    first = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+    info = copy(info)
+    info.help = texts.get(parameter.name)
+    if isinstance(info, typer.models.OptionInfo) and not isinstance(info.default, str):  # else it has its own flag
+        info.param_decls = (_flag(parameter.name),)
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return _parameter(parameter.name, list.__class_getitem__(first), info, parameter.empty)
+    return _parameter(parameter.name, first, info, parameter.default)
+
+
+def _of_recipe(name: str) -> inspect.Parameter:
+    """Return the option of a setting of the recipe, or of a shorthand."""
+    if name in Recipe.shorthands:
+        kind, text = Recipe.shorthands[name]
+    else:
+        kind, text = _plain(Recipe.model_fields[name].annotation), str(Recipe.model_fields[name].description)
+    flag = f"{_flag(name)}/--no-{name}" if kind is bool else _flag(name)
+    return _parameter(name, kind, typer.Option(flag, help=text), default=None)
+
+
+def _of_placement(name: str) -> inspect.Parameter:
+    """Return the option of a field: its bound and description, and its default in the help."""
+    field = Placement.model_fields[name]
+    bound = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
+    text = str(field.description)
+    if field.default not in (None, False):
+        text += f" Default: {field.default:g}." if isinstance(field.default, float) else f" Default: {field.default}."
+    return _parameter(name, _plain(field.annotation), typer.Option(_flag(name), min=bound, help=text), default=None)
+
+
+def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    kind = kind | None if default is None else kind
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type of a field without None and without validators. A choice of texts is a text."""
+    if get_origin(annotation) is Annotated or isinstance(annotation, UnionType):
+        return _plain(get_args(annotation)[0])
+    return annotation if isinstance(annotation, type) else str
+
+
+def present(result: Any, as_json: bool, quiet: bool = False) -> None:
+    """Print what a command returned: str(result), or its record as JSON. Of an iterator, each part at once.
+
+    A part that is a text is for people only, and one that is a dict for programs only, as the result of a run: its
+    process 0 has printed the rest. Where the reader of a pipe has gone, as in `lockstep eval | head`, nothing follows.
+    """
+    try:
+        for part in result if isinstance(result, Iterator) else [result]:
+            part = part.result() if isinstance(part, Run) else part
+            if as_json and not isinstance(part, str | None):
+                record = part if isinstance(part, dict) else part.record if isinstance(part, Answer) else asdict(part)
+                print(json.dumps(record), flush=True)
+            elif not (as_json or quiet or isinstance(part, dict | None)):
+                print(printable(part) if isinstance(part, str) else part, flush=True)
+    except BrokenPipeError:
+        discard(sys.stdout)
+
+
+def in_shell() -> bool:
+    """Return whether the shell called the command, and not a Python program."""
+    return _as_json.get() is not None
+
+
+def compute(spec: Spec, quiet: bool = False, inline: bool = False) -> Outcome:
+    """Do a job for the shell, or for a Python program, whose streams and signals are its own.
+
+    Raises: LockstepError; in the shell typer.Exit if the job was stopped.
+    """
+    if not in_shell():
+        with _streams(quiet) as streams:
+            return submit(spec, Output(quiet), inline=inline, streams=streams)
+    if isinstance(spec, TrainSpec | FoldsSpec):
+        spec = spec.replace(started=STARTED)
+    outcome = submit(spec, Output(quiet, lines_to_stderr=bool(_as_json.get())), inline=inline)
+    if outcome.code:
+        raise typer.Exit(outcome.code)
+    return outcome
+
+
+def record_of(spec: Spec, quiet: bool = False, inline: bool = False) -> dict[str, Any]:
+    """Return the record of a job. Raises: LockstepError; if there is no record KeyboardInterrupt, or typer.Exit.
+
+    In an outer launch of the shell, only process 0 has one. A Python program must be started once.
+    """
+    if not in_shell():
+        require_alone(spec.job)
+    record = compute(spec, quiet, inline).record
+    if record is None:
+        raise typer.Exit if in_shell() else KeyboardInterrupt
+    return record
+
+
+@contextmanager
+def _streams(quiet: bool) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Return the streams for results and for messages: the caller's stdout and stderr, or none at all if `quiet`."""
+    if not quiet:
+        yield sys.stdout, sys.stderr
+        return
+    with open(os.devnull, "w") as nowhere:
+        yield nowhere, nowhere
+
+
+def require_new_file(option: str, path: Path) -> None:
+    """Raise a LockstepError, before anything is computed, if `option` cannot write a new file at `path`."""
+    if os.path.lexists(path):
+        raise LockstepError(f"{option} {path}: this file exists already: give a new one, or move it away")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise LockstepError(f"{option} {path}: there is no folder {path.parent} that you can write in", ENVIRONMENT)
