@@ -22,10 +22,8 @@ def parse(settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any
 
     Raises: LockstepError if a setting is given twice or has no value.
     """
-    changes: dict[str, Any] = {}
-    if isinstance(settings, Mapping):
-        changes, settings = dict(settings), ()
-    for text in settings:
+    changes: dict[str, Any] = dict(settings) if isinstance(settings, Mapping) else {}
+    for text in () if isinstance(settings, Mapping) else settings:
         name, equals, value = str(text).partition("=")
         if not equals or not name:
             raise LockstepError(f"--set {text}: give NAME=VALUE, as in --set optimizer.momentum=0.9")

@@ -267,10 +267,7 @@ class Recipe(Settings):
 
     @property
     def evaluated_split(self) -> str:
-        """Return the split that training evaluates.
-
-        It is "held-out" if `held_out` is set, "validation" if `patience` is, else "test".
-        """
+        """Return the split that training evaluates: held-out with `held_out`, validation with `patience`, else test."""
         if self.held_out:
             return "held-out"
         return "test" if self.patience is None else "validation"
@@ -304,7 +301,6 @@ class Recipe(Settings):
     def toml(self) -> str:
         """Return the recipe as a TOML file that `lockstep train` accepts. Settings that are None are left out.
 
-        The text is safe to print: characters that do not print occur only in strings, and are written as escapes.
         Raises: LockstepError if `model_options` has null in a list, which TOML cannot express.
         """
         try:
