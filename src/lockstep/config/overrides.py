@@ -18,10 +18,7 @@ _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
 def parse(settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `NAME=VALUE` texts, or settings by name, and the options that were given (not None) as one mapping.
-
-    Raises: LockstepError if a setting is given twice or has no value.
-    """
+    """Return `NAME=VALUE` texts, or settings by name, and the options that are not None. Raises: LockstepError."""
     changes: dict[str, Any] = dict(settings) if isinstance(settings, Mapping) else {}
     for text in () if isinstance(settings, Mapping) else settings:
         name, equals, value = str(text).partition("=")
