@@ -11,13 +11,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import UnionType
-from typing import IO, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -184,13 +184,13 @@ def in_shell() -> bool:
 
 
 def compute(spec: Spec, quiet: bool = False, inline: bool = False) -> Outcome:
-    """Do a job for the shell, or for a Python program, whose streams and signals are its own.
+    """Do a job for the shell, or for a Python program, whose output and signals are its own.
 
     Raises: LockstepError; in the shell typer.Exit if the job was stopped.
     """
     if not in_shell():
-        with _streams(quiet) as streams:
-            return submit(spec, Output(quiet), inline=inline, streams=streams)
+        with open(os.devnull, "w") if quiet else nullcontext(sys.stdout) as stdout:
+            return submit(spec, Output(quiet), inline=inline, stdout=stdout)
     if isinstance(spec, TrainSpec | FoldsSpec):
         spec = spec.replace(started=STARTED)
     outcome = submit(spec, Output(quiet, lines_to_stderr=bool(_as_json.get())), inline=inline)
@@ -210,16 +210,6 @@ def record_of(spec: Spec, quiet: bool = False, inline: bool = False) -> dict[str
     if record is None:
         raise typer.Exit if in_shell() else KeyboardInterrupt
     return record
-
-
-@contextmanager
-def _streams(quiet: bool) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Return the streams for results and for messages: the caller's stdout and stderr, or none at all if `quiet`."""
-    if not quiet:
-        yield sys.stdout, sys.stderr
-        return
-    with open(os.devnull, "w") as nowhere:
-        yield nowhere, nowhere
 
 
 def require_new_file(option: str, path: Path) -> None:
