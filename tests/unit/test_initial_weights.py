@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runs import fit_here
+from tests.unit.test_session import WHITENED, session
 from torch import nn
 
 from lockstep.commands.to_spec import with_initial_weights
@@ -36,11 +37,6 @@ def loaded(path, into=None):
     return into, load_initial_weights(into, "digits", path, find_weights(path).sha256)
 
 
-def torch_file(path, value):
-    torch.save(value, path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "a"
@@ -51,17 +47,20 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "model_state_dict", "net"])
 @pytest.mark.parametrize("prefix", ["", "module._orig_mod."])
 def test_all_weights_are_loaded_also_as_other_programs_have_wrapped_them(tmp_path, wrapper, prefix):
-    state = model().state_dict()
+    """Also running averages, but not the count of batches, which is of this run."""
+    trained = model()
+    trained.train()(torch.rand(4, *SHAPE))
+    state = trained.state_dict()
     names = collections.OrderedDict((prefix + key, tensor) for key, tensor in state.items())
     value = {wrapper: names, "epoch": 3, "optimizer": {"state": {}}} if wrapper else names
-    into, taken = loaded(torch_file(tmp_path / "w.pth", value))
-    assert {*taken.loaded} == {key for key in state if not key.endswith("num_batches_tracked")}
-    assert all(torch.equal(tensor, state[key]) for key, tensor in into.state_dict().items())
+    torch.save(value, tmp_path / "w.pth")
+    into, taken = loaded(tmp_path / "w.pth")
+    weights = {key for key in state if not key.endswith("num_batches_tracked")}
+    assert {*taken.loaded} == weights
+    assert all(torch.equal(into.state_dict()[key], state[key]) for key in weights)
+    assert into.norm1.num_batches_tracked == 0
     assert (taken.new, taken.left) == ([], [])
-    assert taken.lines() == [
-        ("init", f"{tmp_path / 'w.pth'} (sha256 {taken.sha256[:12]})"),
-        ("loaded", "17 of 17 tensors"),
-    ]
+    assert taken.lines()[1] == ("loaded", "17 of 17 tensors")
 
 
 def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
@@ -79,30 +78,12 @@ def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
     assert torch.equal(after["conv1.weight"], state["conv1.weight"])
 
 
-def test_a_line_of_many_tensors_stays_short(tmp_path):
-    many = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))
-    save_file({f"{i}.weight": torch.ones(2, 2) for i in range(80)}, tmp_path / "w.safetensors")
-    taken = load_initial_weights(many, "many", tmp_path / "w.safetensors", None)
-    names = ", ".join(f"{i}.bias" for i in range(6))
-    assert taken.lines()[1] == ("loaded", f"80 of 200 tensors; new: 120 ({names}, and 114 more)")
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floating_point_types_are_converted(tmp_path, dtype):
-    state = {key: tensor.to(dtype) for key, tensor in model().state_dict().items() if tensor.is_floating_point()}
-    save_file(state, tmp_path / "w.safetensors")
+    weight = model().conv1.weight.detach().to(dtype)
+    save_file({"conv1.weight": weight}, tmp_path / "w.safetensors")
     into, _ = loaded(tmp_path / "w.safetensors")
-    assert into.conv1.weight.dtype == torch.float32
-    assert torch.equal(into.conv1.weight, state["conv1.weight"].float())
-
-
-def test_running_averages_are_loaded_and_the_count_of_batches_is_not(tmp_path):
-    trained = model()
-    trained.train()(torch.rand(4, *SHAPE))
-    save_file(trained.state_dict(), tmp_path / "w.safetensors")
-    into, _ = loaded(tmp_path / "w.safetensors")
-    assert torch.equal(into.norm1.running_mean, trained.norm1.running_mean)
-    assert (int(trained.norm1.num_batches_tracked), int(into.norm1.num_batches_tracked)) == (1, 0)
+    assert torch.equal(into.conv1.weight, weight.float())
 
 
 def test_tied_weights_are_found_under_either_name(tmp_path):
@@ -122,54 +103,35 @@ class Code:
     """A pickle of this object needs its class, and with it code."""
 
 
-def changed(key, change):
+def not_finite():
     state = model().state_dict()
-    state[key] = change(state[key])
+    state["conv1.weight"][0] = torch.nan
     return state
 
 
-def nan(tensor):
-    return tensor.index_fill(0, torch.tensor(0), torch.nan)
+NONE = "none of its tensors has the name and shape"
+REFUSED = [
+    ("w.pth", not_finite, DATA, "conv1.weight has values that are infinite or not a num"),
+    ("w.pth", lambda: {"norm1.running_mean": torch.ones(32)}, USAGE, NONE),
+    ("w.pth", lambda: {"conv1.weight": torch.ones(32, 1, 3, 3) * 1j}, USAGE, NONE),
+    ("w.pth", lambda: {"epoch": 3}, USAGE, "has no tensors by name"),
+    ("w.pth", lambda: [torch.ones(2)], USAGE, "has no tensors by name"),
+    ("w.pth", lambda: {"state_dict": model().state_dict(), "args": Code()}, DATA, "would execute code"),
+    ("w.pt", lambda: b"<html>404</html>", DATA, "is damaged"),
+    ("w.safetensors", dict, USAGE, NONE),
+    ("w.safetensors", lambda: b"", DATA, "is damaged"),
+    ("missing.pt", None, DATA, "there is no such file or run"),
+    ("weights.h5", lambda: b"x", USAGE, "give a .safetensors file, a file of torch.save"),
+    ("", None, USAGE, "is not a run: it has no recipe.json"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "code", "message"),
-    [
-        ("w.pth", lambda: changed("conv1.weight", nan), DATA, "conv1.weight has values that are infinite or not a num"),
-        (
-            "w.pth",
-            lambda: {"a": torch.ones(2)},
-            USAGE,
-            r"none of its tensors .* The file has a \[2\]\. The",
-        ),
-        ("w.pth", lambda: {"norm1.running_mean": torch.ones(32)}, USAGE, "none of its tensors has the name and shape"),
-        ("w.pth", lambda: {"conv1.weight": torch.ones(32, 1, 3, 3) * 1j}, USAGE, "none of its tensors has the name"),
-        (
-            "w.pth",
-            lambda: {"epoch": 3},
-            USAGE,
-            "has no tensors by name, neither at its top nor under",
-        ),
-        ("w.pth", lambda: [torch.ones(2)], USAGE, "has no tensors by name"),
-        ("w.pth", lambda: {"state_dict": model().state_dict(), "args": Code()}, DATA, "would execute code"),
-        ("w.pth", model, DATA, "would execute code"),
-        ("w.safetensors", dict, USAGE, "none of its tensors has the name and shape"),
-        ("w.safetensors", lambda: b"half", DATA, "is damaged"),
-        ("w.safetensors", lambda: b"", DATA, "is damaged"),
-        ("w.pt", lambda: b"half", DATA, "is damaged"),
-        ("w.pt", lambda: b"<html>404</html>", DATA, "is damaged"),
-        ("missing.pt", None, DATA, "there is no such file or run"),
-        ("weights.h5", lambda: b"x", USAGE, "give a .safetensors file, a file of torch.save"),
-        ("", None, USAGE, "is not a run: it has no recipe.json"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "code", "message"), REFUSED)
 def test_what_cannot_be_used_is_one_message(tmp_path, name, value, code, message):
     path = tmp_path / name
     content = value() if value else None
     if isinstance(content, bytes):
-        save = save_file if path.suffix == ".safetensors" else torch.save
-        save(model().state_dict(), path)
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == b"half" else content)
+        path.write_bytes(content)
     elif content is not None:
         (save_file if path.suffix == ".safetensors" else torch.save)(content, path)
     with pytest.raises(LockstepError, match=message) as error:
@@ -222,40 +184,32 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     resumed = fit_here(own, tmp_path / "b", Placement(), resume=True).result
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["mixed_arithmetic"] is False  # the probe does not depend on the file, which is gone
-    log = (tmp_path / "b/log.txt").read_text()
-    assert log.count("  loaded  ") == log.count("sha256 ") - 2 == 1  # once: the end block has a sha256 too
+    assert (tmp_path / "b/log.txt").read_text().count("  loaded  ") == 1
 
 
-def test_a_run_without_checkpoint_or_file_does_not_start_from_random_weights(finished, tmp_path):
-    own, _ = starting(finished)
+def test_weights_that_are_missing_or_have_changed_are_refused(finished, tmp_path):
+    own, placement = starting(finished)
     with pytest.raises(LockstepError, match="give their file or run as --init"):
         fit_here(own, tmp_path / "b")
-
-
-def test_a_file_that_has_changed_is_refused(finished, tmp_path):
-    own, placement = starting(finished)
     with pytest.raises(LockstepError, match="its sha256 is not the recipe's init_sha256") as error:
         fit_here(own.replace(init_sha256="0" * 64), tmp_path / "b", placement)
     assert error.value.code == DATA
 
 
-def test_whitening_does_not_replace_loaded_weights(tmp_path):
-    from tests.unit.test_session import WHITENED, session
-
-    fitted = session(WHITENED).state
-    weights = {name: tensor.clone() for name, tensor in {**fitted.parameters, **fitted.buffers}.items()}
+@pytest.mark.parametrize("stored", [True, False])
+def test_whitening_is_fitted_to_the_images_unless_the_file_has_it(tmp_path, stored):
+    source = session(WHITENED)
+    fitted = source.state.buffers["whitening"]
+    weights = {name: tensor.clone() for name, tensor in {**source.state.parameters, **source.state.buffers}.items()}
     weights["whitening"] += 1
+    expected = weights["whitening"] if stored else fitted
+    if not stored:
+        del weights["whitening"]
     save_file(weights, tmp_path / "w.safetensors")
     found = find_weights(tmp_path / "w.safetensors")
-    source = session(WHITENED)
     own = source.recipe.replace(init_sha256=found.sha256, seed=9)
     built = Session(own, Placement(init=found.path), Context(), source.splits)
-    assert torch.equal(built.state.buffers["whitening"], weights["whitening"])
-    del weights["whitening"]
-    save_file(weights, tmp_path / "w.safetensors")
-    found = find_weights(tmp_path / "w.safetensors")
-    built = Session(own.replace(init_sha256=found.sha256), Placement(init=found.path), Context(), source.splits)
-    assert torch.equal(built.state.buffers["whitening"], fitted.buffers["whitening"])  # fitted to the images
+    assert torch.equal(built.state.buffers["whitening"], expected)
 
 
 def test_the_recipe_states_the_weights(finished, tmp_path):
@@ -277,9 +231,3 @@ def test_the_recipe_states_the_weights(finished, tmp_path):
     assert with_initial_weights(stated, None, *begun) == stated  # refused later, as another recipe
     with pytest.raises(LockstepError, match=r"was not started from .*: leave out --init to resume it"):
         with_initial_weights(plain, found, tmp_path / "c", {})
-
-
-@pytest.mark.parametrize("value", ["abc", "0" * 63, "G" * 64, 5])
-def test_a_setting_that_is_no_sha256_is_refused(value):
-    with pytest.raises(LockstepError, match="init_sha256"):
-        recipe(init_sha256=value)
