@@ -34,15 +34,10 @@ def graph_of(recipe, model, shape):
 @pytest.mark.parametrize(
     ("size", "most", "mean"),
     [
-        ((37, 53), 1.6, 0.1),
-        ((16, 16), 0.1, 0.1),
-        ((9, 11), 1.6, 0.1),
-        ((64, 20), 20, 0.5),
-        ((97, 130), 2.6, 0.3),
-        ((64, 64), 2.6, 0.3),
-        ((200, 170), 2.6, 0.3),
+        ((37, 53), 1.6, 0.1), ((16, 16), 0.1, 0.1), ((9, 11), 1.6, 0.1), ((64, 20), 20, 0.5), ((97, 130), 2.6, 0.3),
+        ((64, 64), 2.6, 0.3), ((200, 170), 2.6, 0.3),
     ],
-)
+)  # fmt: skip
 def test_images_are_resized_as_pillow_does(size, most, mean):
     """Logits are pixels / 255, so the probabilities' ratios tell the pixels.
 

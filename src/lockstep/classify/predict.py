@@ -94,8 +94,7 @@ class Classifier:
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
         if recipe.precision == "auto":
             raise _damaged(file, "its recipe does not fix the precision")
-        # Uncompiled: the compiler takes a minute, and changes torch's settings in the caller's program.
-        model = self._build(recipe.replace(compile=False))
+        model = self._build(recipe)
         model.place(device)
         self._network, self._prefix = model.network, model.prefix
         self._network.module.eval()
@@ -253,8 +252,7 @@ def load(
     before = {path: sha256 for path, sha256 in recorded.items() if path in own}
     if changed := compare({"model_source": before}, {"model_source": own}):
         logger.warning(
-            f"the source of model {recipe.model} that this program imported is not the one it was trained with "
-            f"({'; '.join(map(str, changed))}). If a file was edited after the import, start the program again"
+            f"the source of model {recipe.model} is not the one it was trained with ({'; '.join(map(str, changed))})"
         )
     return classifier
 
