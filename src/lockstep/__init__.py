@@ -42,31 +42,28 @@ if sys.platform == "win32":
     sys.tracebacklimit = 0  # The sentence says all.
     raise ImportError("Lockstep does not run on Windows itself: it needs POSIX signals and file locks. Use WSL 2")
 
-# name -> its module. Modules are imported on first use, so that --help does not wait for torch.
-_PUBLIC = {
-    "Classifier": "lockstep.classify.predict",
-    "Dataset": "lockstep.data.dataset",
-    "EvaluationRecord": "lockstep.commands.evaluate",
-    "ExportRecord": "lockstep.commands.export",
-    "LockstepError": "lockstep.errors",
-    "Placement": "lockstep.config.placement",
-    "Plan": "lockstep.data.plan",
-    "Prediction": "lockstep.classify.predict",
-    "RECIPES": "lockstep.recipes",
-    "Recipe": "lockstep.config.recipe",
-    "Reduction": "lockstep.core.reduction",
-    "Report": "lockstep.commands.report",
-    "Run": "lockstep.runs.folder",
-    "State": "lockstep.core.state",
-    "Tower": "lockstep.core.tower",
-    "evaluate": "lockstep.commands.evaluate",
-    "export": "lockstep.commands.export",
-    "load": "lockstep.commands.predict",
-    "report": "lockstep.commands.report",
-    "train": "lockstep.commands.train",
+# module -> its public names. It is imported when one is first used, so that --help does not wait for torch.
+_NAMES = {
+    "classify.predict": ("Classifier", "Prediction"),
+    "commands.evaluate": ("EvaluationRecord", "evaluate"),
+    "commands.export": ("ExportRecord", "export"),
+    "commands.predict": ("load",),
+    "commands.report": ("Report", "report"),
+    "commands.train": ("train",),
+    "config.placement": ("Placement",),
+    "config.recipe": ("Recipe",),
+    "core.reduction": ("Reduction",),
+    "core.state": ("State",),
+    "core.tower": ("Tower",),
+    "data.dataset": ("Dataset",),
+    "data.plan": ("Plan",),
+    "errors": ("LockstepError",),
+    "recipes": ("RECIPES",),
+    "runs.folder": ("Run",),
 }
+_MODULES = {name: f"lockstep.{module}" for module, names in _NAMES.items() for name in names}
 
-__all__ = [*_PUBLIC]
+__all__ = [*_MODULES]
 
 
 def __dir__() -> list[str]:
@@ -78,6 +75,6 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("lockstep")
-    if name not in _PUBLIC:
+    if name not in _MODULES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

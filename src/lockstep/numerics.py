@@ -9,11 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lockstep import hardware
 
-_SILENCE = {
-    "TORCH_CPP_LOG_LEVEL": "FATAL",  # Gloo and the rendezvous log a lost peer; Lockstep reports it once.
-    "KINETO_LOG_LEVEL": "99",  # The profiler logs when it starts and stops.
-}
-
 
 def environment(threads: int) -> dict[str, str]:
     """Return the environment variables under which a process computes with exactly `threads` threads."""
@@ -33,14 +28,9 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-def of_program(threads: int) -> dict[str, str]:
-    """Return `environment(threads)` and the variables that silence libraries: what a program that computes needs."""
-    return environment(threads) | _SILENCE
-
-
 def prepare(threads: int) -> None:
-    """Set the variables `of_program(threads)` in this process. Call this before torch is imported."""
-    os.environ.update(of_program(threads))
+    """Set the variables `environment(threads)` in this process. Call this before torch is imported."""
+    os.environ.update(environment(threads))
 
 
 def configure(threads: int, exact: bool) -> None:

@@ -7,17 +7,15 @@ settings class names its implementation and imports it only when it is asked to 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from lockstep.errors import LockstepError, unknown
-from lockstep.words import extra
 
 S = TypeVar("S", bound="Settings")
 _SHOWN = 300  # characters of a wrong value in a message
-_OF_EXTRA_TIMM = ("timm", "torchvision")  # modules that the extra timm adds
 
 
 class Settings(BaseModel):
@@ -59,11 +57,7 @@ def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
 
 def kinds(union: Any) -> dict[str, type[Any]]:
     """Return the registry of a union of settings classes: the default of each class's `kind` -> the class."""
-    return _by_kind(get_args(union))
-
-
-def _by_kind(members: Iterable[type[Settings]]) -> dict[str, type[Any]]:
-    return {member.model_fields["kind"].default: member for member in members}
+    return {member.model_fields["kind"].default: member for member in get_args(union) if member is not type(None)}
 
 
 def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -91,13 +85,7 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     problem = item["msg"].removeprefix("Value error, ")
-    return f"{title} setting {name}: got {_short(item['input'])}: {problem}" if name else problem
-
-
-def _short(value: object) -> str:
-    """Return a value as Python writes it, cut off if it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"{title} setting {name}: got {item['input']!r:.{_SHOWN}}: {problem}" if name else problem
 
 
 def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:
@@ -105,11 +93,11 @@ def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[s
     if len(loc) == 1:
         return [*kind.model_fields, *kind.shorthands]
     group = str(loc[0])
-    annotation = kind.model_fields[group].annotation
-    members = [
+    annotation: Any = kind.model_fields[group].annotation
+    classes = [
         one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Settings)
     ]
-    chosen = members[0] if len(members) == 1 else _by_kind(members)[fields[group]["kind"]]
+    chosen = classes[0] if len(classes) == 1 else kinds(annotation)[fields[group]["kind"]]
     return [f"{group}.{name}" for name in chosen.model_fields]
 
 
@@ -129,8 +117,7 @@ def load_object(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and not (module_name + ".").startswith(error.name + "."):
             raise  # The module exists, but one of its own imports fails: its author needs the traceback.
-        how = f": {extra('timm')}" if module_name.partition(".")[0] in _OF_EXTRA_TIMM else ""
-        raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it{how}") from None
+        raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it") from None
     if not hasattr(module, name):
         raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))
     return getattr(module, name)

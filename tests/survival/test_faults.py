@@ -17,7 +17,7 @@ from lockstep import numerics
 def test_kills_at_every_kind_of_operation(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tests.survival.faults", str(tmp_path)],
-        cwd=Path(__file__).parents[2], env={**_outside(), **numerics.of_program(1)}, capture_output=True, text=True,
+        cwd=Path(__file__).parents[2], env={**_outside(), **numerics.environment(1)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     undisturbed, *killed = map(json.loads, done.stdout.splitlines())

@@ -1,13 +1,9 @@
-"""Precision: which precision "auto" means on this hardware, and whether the hardware has units for a precision."""
+"""Precision: which precision "auto" means on this hardware."""
 
 import os
-from typing import TYPE_CHECKING
 
 from lockstep import hardware
 from lockstep.config.recipe import Recipe
-
-if TYPE_CHECKING:
-    import torch
 
 _AVX512 = "AVX-512 bfloat16"
 _AMPERE = (8, 0)  # the first CUDA architecture with bfloat16 units
@@ -50,18 +46,6 @@ def cpu_units() -> str | None:
     if "avx512_bf16" in flags and limit in (*_WITH_BFLOAT16, *_WITH_AMX):
         return _AVX512
     return None
-
-
-def emulated(precision: str, device: "torch.device") -> bool:
-    """Return whether `device` computes `precision` by converting to float32 and back.
-
-    Every CPU emulates float16: its convolutions run in float32 (core/network.py).
-    """
-    if precision == "float32":
-        return False
-    if device.type == "cpu":
-        return precision == "float16" or cpu_units() is None
-    return precision == "bfloat16" and _gpu_units() is None
 
 
 def _gpu_units() -> str | None:

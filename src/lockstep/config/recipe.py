@@ -31,22 +31,10 @@ if TYPE_CHECKING:
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
 MIN_IMAGE_PX = 32  # the least side of the images of a folder
 _MIN_EPOCH_STEPS = 8  # between two evaluations of `patience`: an epoch of few images may be a part of a step
-_MAX_NESTING = 32  # of model_options
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-def _shallow(options: dict[str, Any]) -> dict[str, Any]:
-    """Return `options`. Raises: ValueError if they nest so deeply that writing them as JSON may fail."""
-    inner: list[Any] = [options]
-    for _ in range(_MAX_NESTING):
-        inner = [part for one in inner for part in (one.values() if isinstance(one, dict) else one)]
-        inner = [one for one in inner if isinstance(one, dict | list)]
-    if inner:
-        raise ValueError(f"lists and tables nest more than {_MAX_NESTING} deep, and no model needs that")
-    return options
 
 
 def plain_name(name: str) -> str:
@@ -105,7 +93,7 @@ class Recipe(Settings):
         "be chosen without looking at those. The choice is the same for every seed.",
     )
     model: str = Field(description="A built-in model, or your own as package.module:function.")
-    model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field(
+    model_options: dict[str, Any] = Field(
         {}, description="Keyword arguments of the model's function; see its docstring."
     )
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(

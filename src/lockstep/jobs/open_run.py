@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from lockstep.config.precision import emulated
 from lockstep.core.vector import ControlFlags
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset, first_other_class
@@ -135,12 +134,6 @@ class OpenRun:
         placed = placement_lines(session) if placement.log_placement else []
         if self.folder is None:
             return
-        recipe, device = self._spec.recipe, session.device
-        if recipe.head is None and emulated(recipe.precision, device):
-            logger.warning(
-                f"{recipe.precision} is emulated on this {'GPU' if device.type == 'cuda' else 'CPU'}, slower than "
-                f"float32. --precision float32 is another recipe, with other bits"
-            )
         given = {
             "processes": session.group.processes,
             "data": str(placement.data) if placement.data else None,

@@ -50,7 +50,8 @@ def submit(spec: Spec, output: Output, *, inline: bool = False, stdout: IO[str] 
         if world.launcher or asked not in (None, 1):
             raise LockstepError("--inline computes one process in this program: leave out --processes, or --inline")
         return _inline(spec, output)
-    variables = numerics.of_program(spec.recipe.threads_per_tower)
+    # Gloo and the rendezvous log a lost peer; Lockstep reports it once.
+    variables = {**numerics.environment(spec.recipe.threads_per_tower), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     # The process group of this program, as in Ray Train, serves a store at the address of the outer launch.
     if world.launcher and (group := sys.modules.get("torch.distributed")) and group.is_initialized():
         variables[SERVED] = "True"
