@@ -2,24 +2,18 @@
 
 import json
 import os
-import re
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests import synthetic
 from tests.conftest import start
 from tests.contract.test_reductions import free_port as port
-from tests.disturbed import until_step
 from tests.runs import state_path
 
 import lockstep
 from lockstep import hardware
-from lockstep.runs import statefile
 from lockstep.runs.provenance import code_sha256
 from lockstep.runs.statefile import facts_of
 
@@ -162,32 +156,6 @@ def stopped(trained_once, tmp_path):
 
 OWN = ("--model", "mine:build", "--set", "weight_decay={}")
 
-CORRUPTS = """
-import os, torch
-from lockstep.core.state import State
-from lockstep.models.digits import build
-update = State.apply
-def flipped(self, *arguments):
-    update(self, *arguments)
-    if self.step == 9:
-        self._flat[5] = torch.nextafter(self._flat[5], torch.tensor(9.0))
-if os.environ["RANK"] == "1":
-    State.apply = flipped
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_parted_is_found_before_a_checkpoint_is_written(program, tmp_path):
-    """Process 1 of 3 flips the lowest bit of a weight after 9 updates."""
-    (tmp_path / "mine.py").write_text(CORRUPTS)
-    done = program(
-        "train", "--steps", 40, "--name", "x", "--towers", 3, "--processes", 3, "--digest-every", 0,
-        "--save-every", 12, *OWN, "--max-restarts", 0,
-    )  # fmt: skip
-    assert done.returncode == ENVIRONMENT
-    assert "process 1 of 3 no longer computes the same bits as the others: after 12 steps" in done.stderr
-    assert [*statefile.checkpoints_in(tmp_path / "runs/x/checkpoints")] == [0]
-
 
 @pytest.fixture
 def own(tmp_path):
@@ -248,34 +216,6 @@ def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone):
 
 
 @pytest.mark.slow
-def test_the_printed_commands_work_as_they_are_printed(here, own, tmp_path):
-    """Pasted into a shell: with a folder of data and runs whose names have spaces, and a model of one's own."""
-    data, runs = tmp_path / "my data", tmp_path / "my runs"
-    data.mkdir()
-    synthetic.mnist(data)
-    options = [*OWN, "--set", "augmentation=plain", "--data", "my data", "--runs", runs, "--name", "a-run"]
-    first = start("train", "mnist", *options, "--tower-batch", 4, "--steps", 400_000, "--log-every", 1, cwd=tmp_path)
-    until_step(first, 3)
-    first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=100)
-    assert first.returncode == 130, err
-    again = re.search(r"^  resume +(.+)$", out, re.M)[1]
-    assert shlex.split(again)[:2] == ["lockstep", "train"]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment.pop("LOCKSTEP_DATA", None)
-    second = subprocess.Popen(
-        f"exec {again}", shell=True, cwd=tmp_path, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    until_step(second, 20)
-    second.send_signal(signal.SIGINT)
-    _, err = second.communicate(timeout=100)
-    assert second.returncode == 130, err
-    assert re.search(r"^  resumes +after step", (runs / "a-run/log.txt").read_text(), re.M)
-    assert here("eval", runs / "a-run", "--trust-code").returncode == 0
-
-
-@pytest.mark.slow
 def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
     run = stopped("--eval-every", 4)
     rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -286,36 +226,3 @@ def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
     assert done.returncode == 0, done.stderr
     found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found if row["kind"] == "evaluation"] == [4, 4, 8, 8, 12, 12]
-
-
-@pytest.mark.slow
-def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path):
-    command = f"umask 027; exec {shlex.quote(sys.executable)} -m lockstep train --steps 3 --processes 2 --name x"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    files = [path for path in (tmp_path / "runs/x").rglob("*") if path.is_file()]
-    assert {path.name for path in files} >= {"model.safetensors", "step-000000003.safetensors", "metrics.jsonl"}
-    assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: 0o640 for path in files}
-
-
-def test_an_outer_launch_says_how_many_processes_there_are(here):
-    outer = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    refused = here("train", "--processes", 3, "--name", "x", **outer)
-    assert refused.returncode == USAGE
-    assert "--processes 3, but RANK and WORLD_SIZE started 2" in refused.stderr
-
-
-@pytest.mark.slow
-@NEWER_CPU
-def test_precision_is_chosen_when_a_run_is_created_and_an_emulated_one_is_said(here, program, tmp_path):
-    options = ["--no-portable", "--set", "precision=auto", "--steps", 12, "--name", "b"]
-    done = program("train", *options, "--processes", 1, **OLDER)
-    assert done.returncode == 0, done.stderr
-    assert "precision float32, because this CPU has no units for bfloat16" in done.stdout
-    (tmp_path / "runs/b/result.json").unlink()
-    again = here("train", *options, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert "emulated" not in again.stdout
-    assert json.loads((tmp_path / "runs/b/recipe.json").read_text())["precision"] == "float32"
-    done = program("train", "--no-portable", "--precision", "bfloat16", "--steps", 1, "--processes", 2, **OLDER)
-    assert "bfloat16 is emulated on this CPU, slower than float32" in done.stdout

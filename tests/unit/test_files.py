@@ -33,12 +33,6 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
         files.read_bytes(tmp_path / "a", 1)
 
 
-def test_a_lock_is_not_truncated(tmp_path):
-    (tmp_path / "lock").write_text("kept")
-    os.close(files.open_lock(tmp_path / "lock"))
-    assert (tmp_path / "lock").read_text() == "kept"
-
-
 def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("old")
 

@@ -10,8 +10,7 @@ from lockstep import hardware
 from lockstep.config import precision
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
-from lockstep.recipes import RECIPES, get_recipe
+from lockstep.recipes import get_recipe
 
 AMX, ZEN4, OLD = "amx_bf16 amx_tile avx512_bf16 avx512f", "avx2 avx512_bf16 avx512f", "avx2 avx512f"
 AMD, INTEL = "AuthenticAMD", "GenuineIntel"
@@ -58,27 +57,6 @@ def test_auto_depends_on_the_generation_of_a_gpu(monkeypatch, capability, chosen
 def test_a_fixed_precision_is_unchanged(monkeypatch):
     stated = make(get_recipe("cifar10").model_dump(mode="json"), {"precision": "float16"})
     assert precision.resolve(stated, "cpu") == (stated, None)
-
-
-def test_the_recipes_digest_is_that_of_the_chosen_precision(monkeypatch):
-    recipe, _ = resolved(monkeypatch, AMX)
-    assert recipe.digest() == make(get_recipe("cifar10").model_dump(mode="json"), {"precision": "bfloat16"}).digest()
-
-
-def test_only_the_recipes_for_any_device_choose_their_precision():
-    chosen = {name for name in RECIPES if get_recipe(name).precision == "auto"}
-    assert chosen == {"cifar10", "folder", "photos"}
-
-
-def test_16_bit_floats_are_emulated_on_a_cpu_without_units_for_them(monkeypatch):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(precision, "cpu_units", lambda: None)
-    assert precision.emulated("bfloat16", cpu)
-    assert precision.emulated("float16", cpu)
-    assert not precision.emulated("float32", cpu)
-    monkeypatch.setattr(precision, "cpu_units", lambda: "AMX")
-    assert not precision.emulated("bfloat16", cpu)
-    assert isinstance(get_recipe("cifar10"), Recipe)
 
 
 SEEDS = (0, 1)

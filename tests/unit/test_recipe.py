@@ -1,22 +1,21 @@
 """Recipes: their settings from names, files, options and text, and the errors for wrong ones."""
 
-import json
 import subprocess
 import sys
+import tomllib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lockstep.commands.to_spec import subject_of
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError
+from lockstep.errors import USAGE, LockstepError, printable
+from lockstep.optim import SGD
 from lockstep.recipes import get_recipe
-from lockstep.settings import validated
+from lockstep.settings import load_object, validated
 
 TUTORIAL = get_recipe("cifar10-tutorial").model_dump(mode="json")
+DIGITS = get_recipe("digits").model_dump(mode="json")
 
 
 def test_changing_towers_keeps_the_tower_batch():
@@ -33,35 +32,28 @@ def test_changing_towers_keeps_the_tower_batch():
         ({"batch": 1000, "towers": 16}, "choose 992 or 1008, or 1, 2, 4, 5, 8 or 10 towers"),
         ({"batch": 128, "tower_batch": 64}, "give one of them"),
         ({"towers": 0}, "recipe setting towers: got 0"),
-        ({"model_options": {"a": json.loads("[" * 400 + "]" * 400)}}, "nest more than 32 deep"),
         ({"steps": -5}, "recipe setting steps: got -5"),
-        ({"epochs": -1.0}, "recipe setting epochs: got -1.0"),
         ({"tower": 2}, "did you mean towers"),
         ({"optimizer.momentm": 0.9}, "did you mean optimizer.momentum"),
-        ({"optimizer.kind": "sdg"}, "did you mean sgd"),
         ({"schedule": "stairs"}, "Allowed: constant, cosine, staircase, triangle"),
-        ({"dataset": "cifar-10"}, "did you mean cifar10"),
         ({"model": "tutoral"}, "did you mean tutorial"),
         ({"precision": "fp8"}, "'float32', 'bfloat16' or 'float16'"),
-        ({"lr": "fast"}, "recipe setting lr: got 'fast'"),
         ({"lr": float("nan")}, "recipe setting lr"),
-        ({"seed": -1}, "recipe setting seed"),
         ({"towers": "two"}, "recipe setting towers: got 'two'"),
         ({"augmentation.contrast": [1.8, 0.2]}, "contrast is \\[low, high\\]"),
         ({"optimizer.nesterov": True}, "nesterov needs a momentum above 0"),
+        ({"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.6]}, "the shares must add up to 1"),
+        ({"progressive.sizes_px": [16, 32], "progressive.shares": [1.0]}, "need as many shares"),
+        ({"name": "../x"}, "name: got '../x': give letters"),
+        ({"name": ""}, "name: got '': give letters"),
+        ({"name": "a\n"}, "name: got .*give letters"),
+        ({"model": "../a:b"}, r"unknown model .*, or package\.module:function of your own"),
+        ({"model": "a:b\x1b[2J"}, r"unknown model 'a:b\\x1b\[2J'"),
         ({"augmentation": None}, "augmentation: got None: give a name"),
-        ({"optimizer": 5}, "optimizer: got 5: give a name"),
         ({"lr.base": 0.1}, "lr is one value \\(0.1\\) and has no 'base' inside"),
-        ({"towers.x": 1}, "towers is one value"),
         ({"tower_batch": "1k"}, "tower_batch: got '1k'"),
-        ({"tower_batch": 0}, "tower_batch: got 0"),
         ({"batch": "many", "towers": 2}, "batch: got 'many'"),
         ({"seed": True}, "seed: got True: true and false are for switches"),
-        ({"test_views": "two"}, "'one', 'flip', 'flip-translate' or 'flip-translate-unsure'"),
-        ({"label_smoothing": 1.0}, "label_smoothing: got 1.0"),
-        ({"progressive.size": [16]}, "did you mean progressive.sizes_px"),
-        ({"lr": False}, "lr: got False: true and false are for switches"),
-        ({"optimizer.momentum": True}, "true and false are for switches"),
     ],
 )
 def test_a_wrong_setting_is_an_error_that_names_it(changes, message):
@@ -78,26 +70,22 @@ def test_settings_given_as_text_are_typed():
     assert (recipe.exact, recipe.ema, recipe.batch, recipe.optimizer.momentum) == (False, None, 100, 0.5)
 
 
-@pytest.mark.parametrize("text", ["False", "false", "FALSE", "no", "off", "0", '"False"', "True", "yes", "on", "1"])
+@pytest.mark.parametrize("text", ["False", "false", "no", "0", '"False"', "True", "yes", "1"])
 def test_false_means_false(text):
-    changes = parse([f"{name}={text}" for name in ("optimizer.nesterov", "ema.warmup", "exact")], {})
-    recipe = subject_of("digits", changes).recipe
-    assert {recipe.optimizer.nesterov, recipe.ema.warmup, recipe.exact} == {text in ("True", "yes", "on", "1")}
-
-
-@pytest.mark.parametrize("text", ["flase", "2", "none", "[]"])
-def test_a_value_that_is_no_boolean_is_rejected(text):
-    with pytest.raises(LockstepError, match=r"optimizer\.nesterov: got"):
-        subject_of("digits", parse([f"optimizer.nesterov={text}"], {}))
+    recipe = make(DIGITS, parse([f"{name}={text}" for name in ("optimizer.nesterov", "ema.warmup", "exact")], {}))
+    assert {recipe.optimizer.nesterov, recipe.ema.warmup, recipe.exact} == {text in ("True", "yes", "1")}
 
 
 @pytest.mark.parametrize(
     ("settings", "options"),
-    [(["towers"], {}), (["=3"], {}), (["lr=1", "lr=2"], {}), (["lr=1"], {"lr": 2.0}), ([], {"steps": 1, "epochs": 2})],
-)
+    [
+        (["towers"], {}), (["=3"], {}), (["lr=1", "lr=2"], {}), (["lr=1"], {"lr": 2.0}),
+        ([], {"steps": 1, "epochs": 2}), (["optimizer.nesterov=flase"], {}),
+    ],
+)  # fmt: skip
 def test_ambiguous_settings_are_rejected(settings, options):
     with pytest.raises(LockstepError):
-        make(TUTORIAL, parse(settings, options))
+        make(DIGITS, parse(settings, options))
 
 
 def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
@@ -108,12 +96,8 @@ def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
 
 
 def test_a_kind_and_its_settings_may_come_in_any_order():
-    for changes in (
-        {"optimizer.beta1": 0.8, "optimizer.kind": "adam"},
-        {"optimizer.kind": "adam", "optimizer.beta1": 0.8},
-    ):
-        assert make(TUTORIAL, changes).optimizer.beta1 == 0.8
-    digits = make(get_recipe("digits").model_dump(mode="json"), {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
+    assert make(TUTORIAL, {"optimizer.beta1": 0.8, "optimizer.kind": "adam"}).optimizer.beta1 == 0.8
+    digits = make(DIGITS, {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
     # The kind is the same, so no setting is dropped.
     assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)
 
@@ -123,9 +107,6 @@ def test_options_override_files_and_a_file_may_not_contradict_itself():
     assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"towers": 2}).batch == 20
     assert make(TUTORIAL, {"epochs": 3}, {"steps": 7}).steps == 7
     assert make({**TUTORIAL, "towers": 0}, {"towers": 2, "batch": 8}).batch == 8
-    for source in ({"batch": 128, "tower_batch": 10}, {"steps": 1, "epochs": 2}):
-        with pytest.raises(LockstepError, match="give one of them"):
-            make(TUTORIAL, source)
     with pytest.raises(LockstepError, match="towers: got 0"):
         make({**TUTORIAL, "towers": 0}, {})
 
@@ -146,12 +127,13 @@ def test_a_setting_at_its_default_is_no_part_of_the_digest():
     assert make(TUTORIAL, {"schedule.per_tower": True}).digest() != make(TUTORIAL, {}).digest()
 
 
-@given(st.integers(1, 64), st.integers(1, 64), st.floats(1e-6, 10), st.integers(0, 2**63 - 1))
-def test_a_recipe_is_equal_after_toml(towers, tower_batch, lr, seed):
-    import tomllib
-
-    recipe = make(TUTORIAL, {"towers": towers, "tower_batch": tower_batch, "lr": lr, "seed": seed, "ema": None})
+def test_a_recipe_is_equal_after_toml_which_can_be_printed():
+    odd = '\x1b[2J\x9b\u202e\n"\\\\é'
+    recipe = make(
+        TUTORIAL, {"seed": 2**63 - 1, "ema": None, "model_options": {odd: odd}, "weight_decay": {odd: 0.1 + 0.2}}
+    )
     assert validated(Recipe, tomllib.loads(recipe.toml())) == recipe
+    assert printable(recipe.toml(), keep="\n") == recipe.toml()
 
 
 def test_differences_are_listed_by_setting():
@@ -179,8 +161,33 @@ def test_the_commands_and_reading_a_recipe_or_a_run_do_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("short", "full"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
-def test_a_short_name_of_a_precision_is_the_full_one(short, full):
-    recipe = subject_of("digits", {"precision": short, "arithmetic": "native"}).recipe
-    assert recipe.precision == full
-    assert recipe == subject_of("digits", {"precision": full, "arithmetic": "native"}).recipe
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        (get_recipe("digits"), {"steps": 5}, "give exactly one of steps and epochs"),
+        (Placement(), {"log_every": 0}, "placement setting log_every: got 0"),
+        (SGD(momentum=0.9, nesterov=True), {"momentum": 0.0}, "nesterov needs a momentum above 0"),
+    ],
+)
+def test_replace_rejects_a_wrong_value(settings, changes, message):
+    with pytest.raises(LockstepError, match=message) as error:
+        settings.replace(**changes)
+    assert error.value.code == USAGE
+
+
+def test_replace_keeps_all_other_settings_and_reads_new_ones_like_a_file():
+    tutorial = get_recipe("cifar10-tutorial")
+    changed = tutorial.replace(optimizer={"kind": "sgd", "momentum": 0.5}, precision="bf16")
+    assert type(changed.schedule) is type(tutorial.schedule)
+    assert (changed.optimizer, changed.precision) == (SGD(momentum=0.5), "bfloat16")
+    assert changed == make(TUTORIAL, {"optimizer.momentum": 0.5, "precision": "bfloat16"})
+
+
+def test_the_current_folder_is_searched_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", before := [*sys.path])
+    (tmp_path / "module_of_this_test.py").write_text("def f(): return 1\n")
+    assert load_object("module_of_this_test:f")() == 1
+    assert sys.path == [*before[:-1], str(tmp_path)]
+    with pytest.raises(LockstepError, match="no module 'nowhere_at_all'"):
+        load_object("nowhere_at_all:f")
