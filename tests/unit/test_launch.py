@@ -208,25 +208,6 @@ def test_workers_of_which_none_moves_on_hang(monkeypatch, seconds, rows, looks):
         Still(*rows, world=World("Slurm", 0, 2))._wait()
 
 
-INTERRUPTED = """
-import signal, sys
-from lockstep.__main__ import main
-
-class Interrupted:
-    def find_spec(self, name, *others):
-        if name == "lockstep.commands.program":
-            signal.raise_signal(signal.SIGINT)
-
-sys.meta_path.insert(0, Interrupted())
-main()
-"""
-
-
-def test_ctrl_c_while_the_program_starts_shows_no_traceback():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
-
-
 def test_ctrl_c_in_a_command_says_how_to_go_on(here, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
