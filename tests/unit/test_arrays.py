@@ -120,15 +120,6 @@ def test_images_are_turned_upright_without_image_px():
     assert tuple(found.shape) == (2, 5, 6, 3)
 
 
-@pytest.mark.parametrize("count", [2, 64, 65, 130])
-def test_examples_come_back_in_order_whatever_their_number(count):
-    pixels, labels = RNG.integers(0, 256, (count, 2, 3, 1), dtype=np.uint8), np.arange(count) % 2
-    for form in ((pixels, labels), list(zip(pixels, labels, strict=True))):
-        train = read({"train": form})["train"]
-        assert (train.images.numpy() == pixels).all()
-        assert (train.labels.numpy() == labels).all()
-
-
 def test_images_of_any_size_are_brought_to_image_px():
     images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(9)]
     images[7:] = images[7].convert("LA"), images[8].convert("P")
@@ -149,16 +140,10 @@ BROKEN = Image.open(
 WRONG = {
     "no mapping": ([1, 2], None, "data: got a list, expected a dict"),
     "no train": ({"test": (PIXELS, LABELS)}, None, "has no split train, only test"),
-    "split name": (arrays(**{"held-out": 1}), None, "'held-out' cannot be the name of a split"),
-    "number as name": ({**arrays(), 3: 1}, None, "3 cannot be the name"),
-    "empty arrays": (arrays(test=(PIXELS[:0], LABELS[:0])), None, "^test: is empty"),
-    "empty sequence": (arrays(test=[]), None, "^test: is empty"),
-    "floats": (arrays(train=(PIXELS / 255, LABELS)), None, r"^train, example 0: got float64, expected uint8.* \* 255"),
-    "normalised": (arrays(train=(PIXELS - 99.0, LABELS)), None, "leave out the normalisation"),
-    "int64": (arrays(train=(PIXELS.astype(int), LABELS)), None, "got int64, expected uint8, 0 to 255$"),
-    "ToTensor": (arrays(test=[(torch.rand(3, 6, 5), 1)]), None, "^test, example 0: .*leave out ToTensor"),
-    "channels first": (arrays(train=(PIXELS.transpose(0, 3, 1, 2), LABELS)), None, "3x6x5: the channels come first"),
-    "two channels": (arrays(train=(PIXELS[..., :2], LABELS)), None, "6x5x2: expected 1 or 3 channels"),
+    "split name": ({**arrays(), 3: 1}, None, "3 cannot be the name of a split"),
+    "empty": (arrays(test=[]), None, "^test: is empty"),
+    "ToTensor": (arrays(test=[(torch.rand(3, 6, 5), 1)]), None, "^test, example 0: got float32.*leave out ToTensor"),
+    "channels first": (arrays(train=(PIXELS.transpose(0, 3, 1, 2), LABELS)), None, r"\[3, 6, 5\], expected \[H, W, "),
     "rank": (arrays(train=(PIXELS[None], LABELS[:1])), None, r"of shape \[1, 10, 6, 5, 3\]"),
     "lengths": (arrays(train=(PIXELS, LABELS[:9])), None, "^train: has 10 images and 9 labels"),
     "float labels": (arrays(train=(PIXELS, LABELS / 1)), None, "^train, example 0: the label is a float"),
@@ -167,14 +152,11 @@ WRONG = {
     "label below": (arrays(test=(PIXELS[:3], [0, -1, 1])), None, "^test, example 1: label -1"),
     "label without a name": (arrays(classes=["a", "b"]), None, "^train, example 2: label 2, allowed are 0 to 1"),
     "label of a pair": (arrays(train=[(PIXELS[0], 0), (PIXELS[1], "cat")]), None, "example 1: the label is a str"),
-    "label above int64": (arrays(train=[(PIXELS[0], 2**70)]), None, "^train, example 0: a label of 71 bits: allowed"),
-    "label in uint64": (arrays(train=(PIXELS[:1], np.array([2**64 - 1], np.uint64))), None, "0: a label of .* bits"),
-    "timestamp": (arrays(train=(PIXELS[:2], [0, 10**12])), None, "^train, example 1: label 1000000000000, allowed"),
-    "bool": (arrays(train=[(PIXELS[0], True)]), None, "the label is a bool"),
+    "label above int64": (arrays(train=[(PIXELS[0], 2**70)]), None, "^train, example 0: label 1180591620717411303424"),
     "classes": (arrays(classes="abc"), None, "^classes: got 'abc'"),
     "class twice": (arrays(classes=["a", "a", "b"]), None, "^classes: .*each of them once"),
     "one class": ({"train": (PIXELS, LABELS * 0)}, None, "at least two names"),
-    "sizes of splits": (arrays(test=(PIXELS[:, :4], LABELS)), None, "^test, example 0: images of 4x5x3, those before"),
+    "sizes of splits": (arrays(test=(PIXELS[:, :4], LABELS)), None, r"^test, example 0: .*\[4, 5, 3\], those before"),
     "sizes far apart": (
         arrays(train=[(PIXELS[0], 0)] * 64 + [(PIXELS[0][:4], 0)]), None, "^train, example 64: .* or set image_px",
     ),
@@ -182,7 +164,6 @@ WRONG = {
     "an image that is a path": (arrays(train=[("cat.jpg", 0)]), None, "the image is a str, expected a Pillow image"),
     "no pair": (arrays(train=[PIXELS[0]]), None, "^train, example 0: got a ndarray, expected a pair"),
     "a dict as split": (arrays(train={"image": [], "label": []}), None, "^train: got a dict, expected"),
-    "a number as split": (arrays(train=3), None, "^train: got a int, expected"),
     "text as split": (arrays(train="photos"), None, "^train: got a str, expected"),
     "unreadable": (arrays(train=[(BROKEN, 0)]), 32, "^train, example 0: the image cannot be used: truncated"),
 }  # fmt: skip
@@ -282,50 +263,24 @@ def function(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-GIVEN = "np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), [0, 1, 0, 1]"
+GIVEN = "np.frombuffer(bytes(range(256)), np.uint8).reshape(4, 8, 8), [0, 1, 0, 1]"  # read-only
 
 
-def test_arrays_and_pairs_of_a_function_are_one_file(function, cache):
-    read_only = "np.frombuffer(bytes(range(256)), np.uint8).reshape(4, 8, 8), [0, 1, 0, 1]"
-    for code in (
-        f"def load(): return {{'train': ({GIVEN})}}",
-        f"def load(): return {{'train': ({read_only})}}",
-        f"images, labels = {GIVEN}\ndef load(): return {{'train': list(zip(images, labels))}}",
-    ):
-        train = module.load_function(function(code), None, None)["train"]
-        assert train.mapped
-        assert train.images.shape == (4, 8, 8, 1)
-        assert train.images.flatten().tolist() == list(range(256))
-        assert train.labels.dtype == torch.int64
-    assert len(list(cache.glob("*.npy"))) == 1
-
-
-@pytest.mark.parametrize("signature", ["folder", "folder=None", "*, more=1, **rest", "*folders"])
-def test_a_function_may_take_the_folder(function, signature, tmp_path):
-    takes = "folder" in signature
-    use = {"folder": "folder", "folder=None": "folder", "*folders": "folders[0]"}.get(signature, "None")
-    path = function(f"seen = []\ndef load({signature}):\n  seen.append({use})\n  return {{'train': ({GIVEN})}}")
+def test_a_function_may_take_the_folder(function, tmp_path):
+    path = function(f"seen = []\ndef load(folder=None): seen.append(folder); return {{'train': ({GIVEN})}}")
     module.load_function(path, None, None)
-    if takes:
-        module.load_function(path, tmp_path, None)
-        assert sys.modules[path.partition(":")[0]].seen == [None, tmp_path]
-    else:
-        with pytest.raises(LockstepError, match=f"takes no data folder: leave out --data {tmp_path}"):
-            module.load_function(path, tmp_path, None)
+    module.load_function(path, tmp_path, None)
+    assert sys.modules[path.partition(":")[0]].seen == [None, tmp_path]
+    with pytest.raises(LockstepError, match=f"takes no data folder: leave out --data {tmp_path}"):
+        module.load_function(function("def load(): return {}"), tmp_path, None)
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         ("load = 3", "is a int, expected a function"),
-        ("def load(a, b): pass", "takes no argument, or only the data folder"),
+        ("def load(a, b): pass", "a function of no argument, or of only the data folder"),
         ("def load(): return 3", "data: got a int, expected a dict"),
-        ("def load(): return {'test': 1}", "data: has no split train"),
-        ("def load(): return {'train': (np.zeros((2, 4, 4)), [0, 1])}", "train, example 0: got float64"),
-        (
-            f"def load(): return {{'train': ({GIVEN}), 'test': (np.zeros((1, 4, 4), np.uint8), [0])}}",
-            "test, example 0: images of",
-        ),
     ],
 )
 def test_a_wrong_function_is_named(function, code, words):

@@ -36,10 +36,8 @@ Bytes = NDArray[np.uint8]
 
 _CLASSES = "classes"
 _CHUNK_IMAGES = 64
-_MAX_LABEL = 2**63 - 1
 _MAX_UNNAMED = 1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
 _SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
-_MODES = {"L": 1, "RGB": 3}  # Pillow's modes that are taken as they are -> channels
 
 
 def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[str, Dataset]:
@@ -51,12 +49,15 @@ def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[
     function = load_object(path)
     if not callable(function):
         raise LockstepError(f"dataset {path} is a {type(function).__name__}, expected a function")
-    takes_folder = _can_be_called(function, folder)
-    if not takes_folder and not _can_be_called(function):
-        raise LockstepError(f"dataset {path}: give a function that takes no argument, or only the data folder")
-    if not takes_folder and folder is not None:
+    signature = inspect.signature(function)
+    arguments = [folder] if signature.parameters else []
+    if folder is not None and not arguments:
         raise LockstepError(f"dataset {path} takes no data folder: leave out --data {folder}")
-    data = function(folder) if takes_folder else function()
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise LockstepError(f"dataset {path}: give a function of no argument, or of only the data folder") from None
+    data = function(*arguments)
     try:
         return load_stored(store(data, image_px))
     except LockstepError as error:
@@ -87,7 +88,9 @@ def store(data: object, image_px: int | None) -> str:
             while chunk := list(islice(examples, _CHUNK_IMAGES)):
                 for row, (image, _) in enumerate(chunk, len(labels)):
                     shape = shape or image.shape
-                    _require_shape(f"{name}, example {row}", image.shape, shape)
+                    if image.shape != shape:
+                        sizes = f"the image has shape {list(image.shape)}, those before it {list(shape)}"
+                        _refuse(f"{name}, example {row}", f"{sizes}: give images of one size, or set image_px")
                 images = np.ascontiguousarray([image for image, _ in chunk])
                 digest.update(images.data)
                 file.write(count, images)
@@ -130,14 +133,6 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
     return datasets
 
 
-def _can_be_called(function: Any, *arguments: object) -> bool:
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
 def _path(sha256: str) -> Path:
     return pixels.path_of(f"given {sha256}")
 
@@ -155,11 +150,7 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> li
     stated = {split: names for split in labels if (names := getattr(data[split], _CLASSES, None)) is not None}
     names = data.get(_CLASSES, stated.get("train"))
     if names is None:
-        largest = max(labels["train"])
-        if largest >= _MAX_UNNAMED:
-            where = f"train, example {labels['train'].index(largest)}"
-            _refuse(where, f"label {largest}, allowed are 0 to {_MAX_UNNAMED - 1} in a dataset that names no classes")
-        names = list(map(str, range(largest + 1)))
+        names = list(map(str, range(min(max(labels["train"]) + 1, _MAX_UNNAMED))))
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
         _refuse(_CLASSES, f"got {names!r:.100}, expected the names of the classes in the order of their labels")
     if len(set(names)) < max(2, len(names)):
@@ -208,64 +199,36 @@ def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[
 
 def _label(where: str, label: Any) -> int:
     try:
-        number = operator.index(label)
+        return operator.index(label)
     except TypeError:
-        number = None
-    if number is None or isinstance(label, bool):
         _refuse(where, f"the label is a {_kind(label)}, expected a whole number")
-    if not -_MAX_LABEL <= number <= _MAX_LABEL:
-        _refuse(where, f"a label of {number.bit_length()} bits: allowed are the numbers of the classes, from 0")
-    return number
 
 
 def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
-    """Return an image as uint8 [H, W, C], or [image_px, image_px, 3]."""
+    """Return an image as uint8 [H, W, 1 or 3], or [image_px, image_px, 3]."""
     from PIL import Image
 
     if isinstance(image, Image.Image):
-        if image_px is None and image.mode not in _MODES:
-            _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are {', '.join(_MODES)}: set image_px")
-        if image_px is None:
-            # Prediction turns images upright too. So the network must be trained on upright ones.
-            image = upright(image)
-            return np.array(image).reshape(image.height, image.width, _MODES[image.mode])
+        if image_px is None and image.mode not in ("L", "RGB"):
+            _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px")
+        # Prediction turns images upright too. So the network must be trained on upright ones.
+        array = np.array(upright(image)) if image_px is None else None
     elif _is_array(image):
-        image = _require_pixels(where, _array(image), (1, 3) if image_px is None else (1, 3, 4))
-        if image_px is None or image.shape == (image_px, image_px, 3):
-            return np.asarray(image)
+        array = _array(image)
+        if array.dtype != np.uint8:
+            hint = "leave out ToTensor and the normalisation, which belongs to the recipe's augmentation"
+            _refuse(where, f"got {array.dtype}, expected uint8, 0 to 255: {hint}")
     else:
         _refuse(where, f"the image is a {_kind(image)}, expected a Pillow image or a uint8 array")
+    if array is not None and (image_px is None or array.shape == (image_px, image_px, 3)):
+        array = array[..., None] if array.ndim == 2 else array
+        if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
+            _refuse(where, f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3], or [H, W] if it is grey")
+        return array
     try:
-        return decode_image(image, image_px)
+        return decode_image(image if array is None else array, image_px or 0)
     except UnreadableImageError as error:
         _refuse(where, f"the image cannot be used: {error}")
-
-
-def _require_pixels(where: str, array: NDArray[Any], channels: tuple[int, ...]) -> Bytes:
-    """Return the array of an image with its channels last. Raises: LockstepError if it is not uint8 [H, W, C]."""
-    if array.dtype != np.uint8:
-        hint = ""
-        if np.issubdtype(array.dtype, np.floating):
-            hint = ": leave out the normalisation, which belongs to the recipe's augmentation"
-            if array.size and array.max() <= 1:
-                hint = ": convert them with (images * 255).round(), or leave out ToTensor"
-        _refuse(where, f"got {array.dtype}, expected uint8, 0 to 255{hint}")
-    if array.ndim not in (2, 3):
-        _refuse(where, f"the image has shape {list(array.shape)}, expected [H, W, C], or [H, W] if it is grey")
-    array = array if array.ndim == 3 else array[..., None]
-    if array.shape[-1] not in channels or not array.size:
-        advice = f"expected {' or '.join(map(str, channels))} channels"
-        if array.shape[0] in channels:
-            advice = "the channels come first: transpose the images to height, width, channels"
-        _refuse(where, f"{_text(array.shape)}: {advice}")
-    return array
-
-
-def _require_shape(where: str, shape: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise a LockstepError unless an image of `shape` has the `expected` shape of those before it."""
-    if tuple(shape) != tuple(expected):
-        sizes = f"images of {_text(shape)}, those before them have {_text(expected)}"
-        _refuse(where, f"{sizes}: give images of one size, or set image_px")
 
 
 def _is_array(value: object) -> bool:
@@ -275,10 +238,6 @@ def _is_array(value: object) -> bool:
 def _array(value: Any) -> NDArray[Any]:
     array: NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     return array
-
-
-def _text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def _kind(value: object) -> str:
