@@ -176,8 +176,8 @@ def test_a_crop_is_resized_like_torchs_bilinear_interpolation():
         (lambda: Distort(crop_px=24).shape(8, 8, 1), "crop_px 24 is larger than the images, 8x8"),
         (lambda: FlipTranslate(mean=(0.5,), std=(0.2,)).shape(32, 32, 3), "1 channels, the images have 3"),
         (lambda: FlipTranslate(pixels=32).shape(32, 32, 3), "not less than the images' side"),
-        (lambda: Crop(scale=(0.8, 0.5)), "scale is"),
-        (lambda: Crop(ratio=(2.0, 1.0)), "ratio is"),
+        (lambda: Crop(scale=(0.8, 0.5)), r"give \[low, high\]"),
+        (lambda: Crop(ratio=(2.0, 1.0)), r"give \[low, high\]"),
         (lambda: Crop(mean=(0.5,)), "1 values of mean and 3"),
     ],
 )

@@ -6,10 +6,9 @@ Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channel
 depends only on (seed, epoch, example), not on the rest of its batch.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from lockstep.settings import Settings
 
@@ -21,8 +20,21 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 
 
+def _ordered(values: tuple[float, float]) -> tuple[float, float]:
+    if values[0] > values[1]:
+        raise ValueError("give [low, high]")
+    return values
+
+
+Ordered = AfterValidator(_ordered)
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
 class _Augmentation(Settings):
     """The base of the augmentations: by itself, pixels / 255 in training and testing."""
+
+    kind: str
 
     @property
     def views(self) -> int | None:
@@ -45,6 +57,32 @@ class _Augmentation(Settings):
         from lockstep.data import transforms
 
         return transforms.unit(images)
+
+
+class _Normalised(_Augmentation):
+    """The base of augmentations that normalise each channel by `mean` and `std`: of pixels / 255."""
+
+    mean: tuple[float, ...]
+    std: tuple[Positive, ...]
+
+    @model_validator(mode="after")
+    def _paired(self) -> Self:
+        if len(self.mean) != len(self.std):
+            values = f"{len(self.mean)} values of mean and {len(self.std)} of std"
+            raise ValueError(f"{values}: give one of each for every channel")
+        return self
+
+    def shape(self, height: int, width: int, channels: int) -> Shape:
+        """Return the shape [C, h, w] of the result for images of this size."""
+        if channels != len(self.mean):
+            raise ValueError(f"augmentation.mean is for {len(self.mean)} channels, the images have {channels}")
+        return channels, height, width
+
+    def test(self, images: "Tensor") -> "Tensor":
+        """Return the images, normalised."""
+        from lockstep.data import transforms
+
+        return transforms.normalise(images, self.mean, self.std)
 
 
 class Plain(_Augmentation):
@@ -89,13 +127,7 @@ class Distort(_Augmentation):
     kind: Literal["distort"] = "distort"
     crop_px: int = Field(24, ge=1)
     brightness: float = Field(63.0, ge=0)
-    contrast: tuple[float, float] = (0.2, 1.8)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "Distort":
-        if self.contrast[0] > self.contrast[1]:
-            raise ValueError(f"contrast is [low, high], got {list(self.contrast)}")
-        return self
+    contrast: Annotated[tuple[float, float], Ordered] = (0.2, 1.8)
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
@@ -117,7 +149,7 @@ class Distort(_Augmentation):
         return transforms.standardise(transforms.central_crop(images, self.crop_px).float())
 
 
-class FlipTranslate(_Augmentation):
+class FlipTranslate(_Normalised):
     """Flips that alternate between epochs, and translations by up to `pixels` in each direction.
 
     A moved image is continued by its reflection at the edge. In training and testing, each channel is normalised by
@@ -129,12 +161,7 @@ class FlipTranslate(_Augmentation):
     pixels: int = Field(2, ge=0)
     flip: bool = True
     mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
-    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.2470, 0.2435, 0.2616)
-
-    @model_validator(mode="after")
-    def _paired(self) -> "FlipTranslate":
-        _require_pairs(self.mean, self.std)
-        return self
+    std: tuple[Positive, ...] = (0.2470, 0.2435, 0.2616)
 
     @property
     def views(self) -> int | None:
@@ -143,10 +170,9 @@ class FlipTranslate(_Augmentation):
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
-        _require_channels(self.mean, channels)
         if self.pixels >= min(height, width):
             raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
-        return channels, height, width
+        return super().shape(height, width, channels)
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
         """Return the images, flipped in every other epoch, moved and normalised."""
@@ -156,14 +182,8 @@ class FlipTranslate(_Augmentation):
         moved = transforms.translate(images, keys, self.pixels, flips)
         return transforms.normalise(moved, self.mean, self.std)
 
-    def test(self, images: "Tensor") -> "Tensor":
-        """Return the images, normalised."""
-        from lockstep.data import transforms
 
-        return transforms.normalise(images, self.mean, self.std)
-
-
-class Crop(_Augmentation):
+class Crop(_Normalised):
     """Random crops, resized to the images' size, and random flips: the usual augmentation of photos.
 
     In training, a crop has a share of the image's area uniform in `scale`, and a ratio of width to height uniform in
@@ -173,24 +193,11 @@ class Crop(_Augmentation):
     """
 
     kind: Literal["crop"] = "crop"
-    scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.35, 1.0)
-    ratio: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.75, 4 / 3)
+    scale: Annotated[tuple[Share, Share], Ordered] = (0.35, 1.0)
+    ratio: Annotated[tuple[Positive, Positive], Ordered] = (0.75, 4 / 3)
     flip: bool = True
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Crop":
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
-            if low > high:
-                raise ValueError(f"{name} is [low, high], got {[low, high]}")
-        _require_pairs(self.mean, self.std)
-        return self
-
-    def shape(self, height: int, width: int, channels: int) -> Shape:
-        """Return the shape [C, h, w] of the result for images of this size."""
-        _require_channels(self.mean, channels)
-        return channels, height, width
+    std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
 
     def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
         """Return a random crop of each image, flipped or not, normalised."""
@@ -198,12 +205,6 @@ class Crop(_Augmentation):
 
         crops = transforms.resized_crop(images, keys, self.scale, self.ratio, self.flip)
         return transforms.normalise(crops, self.mean, self.std)
-
-    def test(self, images: "Tensor") -> "Tensor":
-        """Return the images, normalised."""
-        from lockstep.data import transforms
-
-        return transforms.normalise(images, self.mean, self.std)
 
 
 class TrivialAugment(Settings):
@@ -246,13 +247,3 @@ class Features(_Augmentation):
         from lockstep.data import transforms
 
         return transforms.features(images)
-
-
-def _require_pairs(mean: Sequence[float], std: Sequence[float]) -> None:
-    if len(mean) != len(std):
-        raise ValueError(f"{len(mean)} values of mean and {len(std)} of std: give one of each for every channel")
-
-
-def _require_channels(mean: Sequence[float], channels: int) -> None:
-    if channels != len(mean):
-        raise ValueError(f"augmentation.mean is for {len(mean)} channels, the images have {channels}")
