@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.commands.shell import Answer, record_of, require_new_file
-from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.errors import LockstepError, unknown
 from lockstep.messages import command
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ def fetch(name: Name, data: Path | None = None) -> Answer:
     if not source.archives:
         record = {"dataset": name, "folder": None, "downloaded": False}
         return Answer(record, [f"{name} comes with lockstep: nothing to download"])
-    folder, managed = module.located(source, data) or (catalog.destination(source, data), True)
+    paths = catalog.present(source, data)
+    folder = paths[0].parent if paths else catalog.destination(source, data)
     with handled_by(leave):
-        downloaded = managed and module.fetch(source, folder)
+        downloaded = not paths and module.fetch(source, folder)
     text = f"{name} is {'in' if downloaded else 'already in'} {folder}"
     return Answer({"dataset": name, "folder": str(folder), "downloaded": downloaded}, [text])
 
@@ -54,14 +55,13 @@ def list_() -> Answer:
       lockstep data list --json
     """
     from lockstep.data import DATASETS
-    from lockstep.data.catalog import SOURCES
-    from lockstep.data.fetch import located
+    from lockstep.data.catalog import SOURCES, present
     from lockstep.words import size
 
     lines, record = [f"{'dataset':14} {'images':>7}  {'download':>9}  folder"], {}
     for source in (SOURCES[name] for name in DATASETS if name in SOURCES):
-        place = located(source, None) if source.archives else None
-        folder = str(place[0]) if place else None
+        paths = present(source, None)
+        folder = str(paths[0].parent) if paths else None
         download = size(source.size_bytes) if source.archives else "none"
         absent = f"none yet: {command('data', 'fetch', source.name)}" if source.archives else "comes with lockstep"
         lines.append(f"{source.name:14} {source.images:7}  {download:>9}  {folder or absent}")
@@ -78,9 +78,7 @@ def check(
     labels: bool = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
 ) -> Iterator[str | dict[str, Any]]:
-    """Verify every downloaded file by its SHA-256.
-
-    Files placed by hand have no recorded checksums: their sizes, headers and labels are checked instead.
+    """Read every file of a dataset, and check sizes, headers and labels.
 
     Of a folder of images, every file is read. The report has classes, splits, sizes, formats, duplicates, images in
     several splits or classes, and files that cannot be read. The exit code is 3 if it cannot be trained on.
@@ -117,23 +115,14 @@ def check(
 def _check_dataset(source: "Source", data: Path | None) -> Iterator[str | dict[str, Any]]:
     """Yield the result for a dataset. Raises: LockstepError if it is damaged or missing."""
     from lockstep.data import DATASETS
-    from lockstep.data.fetch import located, problem, sums
+    from lockstep.data.catalog import present
     from lockstep.settings import load_object
 
-    name = source.name
-    folder, managed = (located(source, data) if source.archives else None) or (None, False)
-    record = {"dataset": name, "folder": str(folder) if folder else None}
-    if folder and managed:
-        if (damage := problem(folder)) is not None:
-            again = command("data", "fetch", name, *(("--data", data) if data else ()))
-            raise LockstepError(f"dataset {name}: {damage}. Delete {folder}, and then: {again}", DATA)
-        yield f"ok: {folder}, {len(sums(folder))} files, sha256"
-        yield record | {"files": len(sums(folder)), "checked": "sha256"}
-        return
-    load_object(DATASETS[name])(data)  # raises a LockstepError if the files are missing or malformed
-    placed = f"{folder}, {len(source.files)} files placed by hand, so only their structure was checked"
-    yield f"ok: {placed if folder else f'{name} comes with lockstep and can be read'}"
-    yield record | {"files": len(source.files), "checked": "structure"}
+    load_object(DATASETS[source.name])(data)  # raises a LockstepError if the files are missing or malformed
+    paths = present(source, data)
+    folder = str(paths[0].parent) if paths else None
+    yield f"ok: {folder}, {len(source.files)} files" if folder else f"ok: {source.name} comes with lockstep"
+    yield {"dataset": source.name, "folder": folder, "files": len(source.files)}
 
 
 def _check_folder(folder: Path, labels: bool, html: Path | None) -> Iterator[str | dict[str, Any]]:

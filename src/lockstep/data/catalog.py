@@ -121,7 +121,7 @@ def find(source: Source, folder: Path | None) -> list[Path]:
 
 def present(source: Source, folder: Path | None) -> list[Path] | None:
     """Return the same paths as `find`, or None where `find` raises."""
-    return next((paths for _, paths, missing in _places(source, folder) if not missing), None)
+    return next((paths for _, paths, missing in _places(source, folder) if paths and not missing), None)
 
 
 def incomplete(source: Source, folder: Path | None) -> str | None:

@@ -3,8 +3,6 @@
 A download is made in a partial folder next to its destination and renamed when it is complete. So a program that finds
 the destination finds all files. A lock is held during the download, and other programs wait for it. A partial folder
 that the holder of the lock finds was left by a program that was killed.
-
-The file SUMS in a downloaded folder has the SHA-256 of every other file, as sha256sum prints and checks them.
 """
 
 import logging
@@ -17,11 +15,10 @@ from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import locked, no_room, sha256
+from lockstep.files import locked, no_room
 from lockstep.messages import logger
 from lockstep.words import size
 
-SUMS = "SHA256SUMS"
 _TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _RETRIES = 2  # of each address
 _CHUNK_BYTES = 1 << 16
@@ -43,52 +40,25 @@ def ensure(name: str, folder: Path | None) -> None:
         logger.warning(f"dataset {name} is in {destination}")
 
 
-def located(source: Source, folder: Path | None) -> tuple[Path, bool] | None:
-    """Return (the folder of the dataset, whether a download made it); None if the dataset is nowhere.
-
-    A folder that a download made counts even if files are missing from it. The data folder `folder` is as in
-    `catalog.find`.
-    """
-    paths, destination = catalog.present(source, folder), catalog.destination(source, folder)
-    for made in (paths[0].parent, paths[0].parent.parent) if paths else (destination,):
-        if (made / SUMS).is_file():
-            return made, True
-    return (paths[0].parent, False) if paths else None
-
-
-def sums(folder: Path) -> dict[str, str]:
-    """Return file -> SHA-256 of a downloaded folder. Raises: OSError; ValueError if SUMS is damaged."""
-    lines = (folder / SUMS).read_text(encoding="ascii").splitlines()
-    if not lines:
-        raise ValueError("it is empty")
-    return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-
-
-def problem(folder: Path) -> str | None:
-    """Describe the first file of a downloaded folder that is not as it was; return None if all are."""
-    name = SUMS
-    try:
-        for name, digest in sums(folder).items():
-            if sha256(folder / name) != digest:
-                raise ValueError("its SHA-256 is not that of the download")
-    except (OSError, ValueError) as error:
-        return f"{folder / name} is damaged: {error}"
-    return None
-
-
 def fetch(source: Source, folder: Path) -> bool:
-    """Download the dataset into `folder`, unless it is there and complete. Return whether it was downloaded.
+    """Download the dataset into `folder`, unless it is there. Return whether it was downloaded.
 
-    A folder that holds anything else is never touched. Raises: LockstepError.
+    The SHA-256 of each archive is verified. A folder that holds anything else is never touched. Raises: LockstepError.
     """
-    if _is_complete(folder):
+    if catalog.present(source, folder):
         return False
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise LockstepError(
+            f"{folder} is not empty, and does not have all files of dataset {source.name}: move it away, or choose "
+            f"another folder with --data",
+            DATA,
+        )
     unfinished = folder.with_name(f".{folder.name}-partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         busy = f"another program is downloading dataset {source.name}: waiting for it"
         with locked(folder.parent / f".{folder.name}-lock", waiting=lambda: logger.warning(busy)):
-            if _is_complete(folder):
+            if catalog.present(source, folder):
                 return False  # another program downloaded it while this one waited for the lock
             try:
                 shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
@@ -97,9 +67,6 @@ def fetch(source: Source, folder: Path) -> bool:
                     _transfer(archive, unfinished)
                 if catalog.present(source, unfinished) is None:
                     raise LockstepError(f"the download is not whole: {catalog.incomplete(source, unfinished)}", DATA)
-                paths = sorted(path for path in unfinished.rglob("*") if path.is_file())
-                lines = [f"{sha256(path)}  {path.relative_to(unfinished).as_posix()}\n" for path in paths]
-                (unfinished / SUMS).write_text("".join(lines), encoding="ascii")
                 unfinished.rename(folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -115,21 +82,6 @@ def fetch(source: Source, folder: Path) -> bool:
             ENVIRONMENT,
         ) from None
     return True
-
-
-def _is_complete(folder: Path) -> bool:
-    """Return whether a download made `folder`. Raises: LockstepError if it holds something else, or is damaged."""
-    if (folder / SUMS).is_file():
-        if (damage := problem(folder)) is not None:
-            raise LockstepError(f"{damage}. Delete {folder}, and download it again", DATA)
-        return True
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise LockstepError(
-            f"{folder} was not made by a download, and is not empty: move it away, or choose another folder with "
-            f"--data",
-            DATA,
-        )
-    return False
 
 
 def _transfer(archive: Archive, folder: Path) -> None:
