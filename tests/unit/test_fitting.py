@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tests.images import bright_and_dark
 
-from lockstep.commands.to_spec import FolderWords, fitted, subject_of, train_spec
+from lockstep.commands.to_spec import fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
 from lockstep.data.decode import decode_image
 from lockstep.data.photos import load
@@ -140,7 +140,7 @@ def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_star
     folder = grey_folder(tmp_path / "letters")
 
     def spec(what, init=None):
-        return train_spec(what, {"steps": 1}, Placement(device="cpu", init=init), FolderWords(), World())
+        return train_spec(what, {"steps": 1}, Placement(device="cpu", init=init), World())
 
     first = spec(str(folder))
     assert "recipe folder with image_px=32" in first.notes[0]
@@ -167,7 +167,7 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
     def data(what, changes=None, data=None):
         placement = Placement(device="cpu", data=data)
         changes = {"steps": 1, **(changes or {})}
-        return train_spec(what, changes, placement, FolderWords("again"), World()).placement.data
+        return train_spec(what, changes, placement, World(), name="again").placement.data
 
     assert data("runs/one") == folder
     folder.rename(moved)

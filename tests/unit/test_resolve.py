@@ -8,7 +8,7 @@ from PIL import Image
 from tests.cli.test_mistakes import refused
 
 import lockstep
-from lockstep.commands.to_spec import FolderWords, folder_for, subject_of
+from lockstep.commands.to_spec import folder_for, subject_of
 from lockstep.errors import USAGE, LockstepError
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
@@ -44,7 +44,7 @@ def test_without_a_recipe_a_folder_of_images_is_trained_as_its_path_says(photos,
 
 def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
     def path(data: Path) -> Path:
-        return folder_for(subject_of(str(data), {}), FolderWords(runs=tmp_path / "runs"), World())[0]
+        return folder_for(subject_of(str(data), {}), World(), runs=tmp_path / "runs")[0]
 
     assert path(photos) == tmp_path / "runs/photos-1"
     assert path(images_in(tmp_path / "my photos (2)")) == tmp_path / "runs/my-photos-2--1"

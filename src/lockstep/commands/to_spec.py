@@ -7,9 +7,9 @@ import contextlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lockstep.config.overrides import make, parse, read_file
 from lockstep.config.placement import Placement, device_for
@@ -44,25 +44,15 @@ class Subject:
         data: the folder of the dataset, or of the images that are named; None for the usual places.
         changes: the command's changes if the recipe is still to be fitted to the images in `data`, else None.
         named: True if the recipe is named, and not only the images.
-        parent: the run whose recipe a new run takes over, because it starts from its weights.
         notes: messages about the recipe, for the user and the run's log.
     """
 
     recipe: Recipe
-    run: Path | None = None
-    data: Path | None = None
-    changes: Mapping[str, Any] | None = None
-    named: bool = True
-    parent: Path | None = None
-    notes: list[str] = field(default_factory=list)
-
-
-class FolderWords(NamedTuple):
-    """The words that name the folder of a run to train: --name, --runs and --resume."""
-
-    name: str | None = None
-    runs: Path = Path("runs")
-    resume: bool = False
+    run: Path | None
+    data: Path | None
+    changes: Mapping[str, Any] | None
+    named: bool
+    notes: list[str]
 
 
 def existing(run: str | Path | Run) -> Run:
@@ -120,8 +110,8 @@ def with_stored_data(
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
-    parent = find_weights(placement.init).run if placement.init else None
-    recipe = subject_of(what, named, None, True, parent).recipe
+    weights = find_weights(placement.init) if placement.init else None
+    recipe = subject_of(what, named, None, True, weights).recipe
     return named | {"dataset_sha256": store(data, recipe.image_px)}
 
 
@@ -130,93 +120,71 @@ def subject_of(
     changes: Mapping[str, Any],
     data: Path | None = None,
     trust_code: bool = False,
-    parent: Path | None = None,
+    weights: WeightsFile | None = None,
 ) -> Subject:
     """Return what the word `what` of a command names: a recipe, a recipe file, a run or a folder of images.
 
-    Without a word, it is the recipe of the run `parent`, whose weights the run starts from, or the folder of images
-    `data`, or the recipe "digits". Raises: LockstepError, also if a file or a run names code that is not trusted.
+    Without a word, it is the recipe of the run whose `weights` a new run starts from, or the folder of images `data`,
+    or the recipe "digits". Raises: LockstepError, also if a file or a run names code that is not trusted.
     """
-    notes: list[str] = []
-
-    def changed(fields: Mapping[str, Any], *files: Mapping[str, Any]) -> Recipe:
-        return make(fields, *files, changes, note=notes.append)
-
-    if what is None and parent is not None:
-        fields = Run.existing(parent).recipe().model_dump(mode="json")
-        recipe = changed(fields)
-        recipe.require_trust(parent, trust_code, _stated_code(fields, recipe))
-        return Subject(recipe, data=data_of(parent, data), parent=parent, notes=notes)
-    if what is None and data is not None and "dataset" not in changes and is_image_folder(data):
-        return _images(data, changes, data, trust_code, parent)
-    if isinstance(what, Recipe):
-        return Subject(changed(what.model_dump(mode="json")), data=data, notes=notes)
     if isinstance(what, Path | Run):
-        named_path = what.path if isinstance(what, Run) else what
-        what = str(named_path) if len(named_path.parts) > 1 else f"./{named_path}"  # "digits" alone is a recipe
-    elif not isinstance(what, str | None):
-        raise LockstepError(
-            f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run with "
-            f"resume=True"
-        )
-    what = "digits" if what is None else what
-    path = Path(what).expanduser()
-    # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
-    if data is None and what in RECIPES and get_recipe(what).dataset == IMAGE_FOLDER and is_image_folder(path):
-        return _images(path, changes, data, trust_code, parent)
-    if what in RECIPES or not (path.suffix == ".toml" or path.is_dir() or "/" in what):
-        fits = changes if what == FOLDER else None
-        return Subject(changed(_fields(what)), data=data, changes=fits, notes=notes)
-    if path.suffix == ".toml":
-        settings = dotted(read_file(path))
+        named = what.path if isinstance(what, Run) else what
+        what = str(named) if len(named.parts) > 1 else f"./{named}"  # "digits" alone is a recipe
+    if not isinstance(what, str | Recipe | None):
+        kind = type(what).__name__
+        raise LockstepError(f"what: got a {kind}: give a recipe's name, a Recipe, a recipe file, or a run to resume")
+    notes: list[str] = []
+    images = _images_named(what, changes, data)
+    path = Path(what).expanduser() if isinstance(what, str) else Path()
+    settings: dict[str, Any] = {}
+    parent = Run.existing(weights.run) if weights is not None and weights.run is not None else None
+    source, run, fits = None, None, images is not None or what == FOLDER
+    # Weights of a run on images may not fit the recipe of others.
+    if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
+        fields = parent.recipe().model_dump(mode="json") | {"init_sha256": weights.sha256}
+        source, fits, data = parent.path, False, data_of(parent.path, images or data)
+        notes += [f"the recipe is that of {parent.path}, whose weights the run starts from"] if images else []
+    elif images is not None:
+        fields, data = _fields(FOLDER), images
+    elif isinstance(what, Recipe):
+        fields = what.model_dump(mode="json")
+    elif what is None or what in RECIPES or not (path.suffix == ".toml" or path.is_dir() or "/" in what):
+        fields = _fields(what or "digits")
+    elif path.suffix == ".toml":
+        settings, source = dotted(read_file(path)), path
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
         fields = _fields(str(start)) if start else {}
-        subject = Subject(changed(fields, settings), data=data, notes=notes)
-        # A file without a model may still have options for that of the command.
-        fields = {"model": subject.recipe.model, **fields, **settings}
     elif (path / "recipe.json").is_file():
-        fields = Run.existing(path).recipe().model_dump(mode="json")
-        subject = Subject(changed(fields), path, data, notes=notes)
+        fields, source, run = Run.existing(path).recipe().model_dump(mode="json"), path, path
     else:
-        return _images(path, changes, data, trust_code, parent)
-    subject.recipe.require_trust(path, trust_code, _stated_code(fields, subject.recipe))
-    return subject
+        lacks = "is no run, as it has no recipe.json, and no folder in it holds an image"
+        raise LockstepError(f"{f'{path} {lacks}' if path.is_dir() else f'there is no folder {path}'}: {_ALLOWED}")
+    recipe = make(fields, settings, changes, note=notes.append)
+    if source is not None:
+        # The command may replace the code. A file without a model may still have options for that of the command.
+        stated = {"model": recipe.model, **fields, **settings}
+        code = [name for name in ("model", "dataset") if stated.get(name) == getattr(recipe, name)]
+        recipe.require_trust(source, trust_code, code)
+    return Subject(recipe, run, data, changes if fits else None, images is None, notes)
 
 
-def _stated_code(fields: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return the settings that may name code, and that `recipe` has from the `fields` of a file or a run."""
-    return [name for name in ("model", "dataset") if fields.get(name) == getattr(recipe, name)]
+def _images_named(what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None) -> Path | None:
+    """Return the folder of images that a command names, or None. Raises: LockstepError if it names two."""
+    if what is None:
+        return data if data is not None and "dataset" not in changes and is_image_folder(data) else None
+    # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
+    if isinstance(what, Recipe) or (what in RECIPES and (data or get_recipe(what).dataset != IMAGE_FOLDER)):
+        return None
+    path = Path(what).expanduser()
+    if not path.is_dir() or (path / "recipe.json").is_file() or not is_image_folder(path):
+        return None
+    if data is not None and data.resolve() != path.resolve():
+        raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
+    return path.absolute()
 
 
 def _fields(name: str) -> dict[str, Any]:
     return get_recipe(name).model_dump(mode="json")
-
-
-def _images(
-    path: Path, changes: Mapping[str, Any], data: Path | None, trust_code: bool, parent: Path | None
-) -> Subject:
-    """Return the recipe "folder", not fitted yet, on the images in `path`. Raises: LockstepError if it holds none.
-
-    If the run `parent` was trained on images, its recipe is taken: another one may not fit its weights.
-    """
-    if not path.exists():
-        raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
-    if path.is_file():
-        raise LockstepError(f"{path} is a file: {_ALLOWED}")
-    if not is_image_folder(path):
-        raise LockstepError(
-            f"{path} is not a run: it has no recipe.json. It is no folder of images either: no folder in it holds an "
-            f"image. {_ALLOWED[0].upper()}{_ALLOWED[1:]}"
-        )
-    if data is not None and data.resolve() != path.resolve():
-        raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
-    if parent is not None and Run.existing(parent).recipe().dataset == IMAGE_FOLDER:
-        subject = subject_of(None, changes, path.absolute(), trust_code, parent)
-        subject.notes.append(f"the recipe is that of {parent}, whose weights the run starts from")
-        return subject
-    notes: list[str] = []
-    recipe = make(_fields(FOLDER), changes, note=notes.append)
-    return Subject(recipe, None, path.absolute(), changes, named=False, notes=notes)
 
 
 def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
@@ -255,13 +223,12 @@ def with_precision(subject: Subject, recipe: Recipe, device: str, stated: Mappin
 
 
 def with_initial_weights(
-    recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Mapping[str, Any] | None, own_recipe: bool = True
+    recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Mapping[str, Any] | None
 ) -> Recipe:
     """Return `recipe` with the SHA-256 of the `weights` that the run at `path` starts from, if any.
 
-    A run to continue, with the recipe `stated`, needs no file. `own_recipe` is False if `recipe` has its `init_sha256`
-    from the run that the weights come from, which may itself have started from other weights.
-    Raises: LockstepError if the recipe, or the run to continue, states other weights.
+    A run to continue, with the recipe `stated`, needs no file. Raises: LockstepError if the recipe, or the run to
+    continue, states other weights.
     """
     if stated is not None:
         known = stated.get("init_sha256")
@@ -269,7 +236,7 @@ def with_initial_weights(
             raise LockstepError(f"{path} was not started from {weights.path}: leave out --init to resume it")
         return recipe.replace(init_sha256=known) if weights or recipe.init_sha256 is None else recipe
     if weights is not None:
-        if own_recipe and recipe.init_sha256 not in (None, weights.sha256, *PACKAGED):
+        if recipe.init_sha256 not in (None, weights.sha256, *PACKAGED):
             raise LockstepError(
                 f"{weights.path} has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
                 f"{recipe.init_sha256}: give that file, or --set init_sha256=none to start from this one"
@@ -311,7 +278,9 @@ def data_for(subject: Subject) -> Path | None:
     return data_of(subject.run, subject.data)
 
 
-def folder_for(subject: Subject, words: FolderWords, world: World) -> tuple[Path, Mapping[str, Any] | None]:
+def folder_for(
+    subject: Subject, world: World, name: str | None = None, runs: Path = Path("runs"), resume: bool = False
+) -> tuple[Path, Mapping[str, Any] | None]:
     """Return the folder to train in: the named run, runs/NAME, or a new numbered one.
 
     Beside it is the recipe that a run to continue was started with, {} if this host does not have it; None for a new
@@ -319,9 +288,11 @@ def folder_for(subject: Subject, words: FolderWords, world: World) -> tuple[Path
     Raises: LockstepError if the folder may not be used.
     """
     images = subject.data if subject.recipe.dataset == IMAGE_FOLDER else None
-    resume = words.resume
-    if words.name is not None:
-        path = words.runs / checked_name(words.name)
+    if name is not None:
+        try:
+            path = runs / plain_name(name)
+        except ValueError as error:
+            raise LockstepError(f"--name {name!r} is not allowed: {error}; --runs sets the parent folder") from None
         if resume and world.process == 0:
             # A program that was killed when it had just made the folder has left it empty. rmdir removes no other.
             with contextlib.suppress(OSError):
@@ -335,11 +306,11 @@ def folder_for(subject: Subject, words: FolderWords, world: World) -> tuple[Path
         raise LockstepError(f"give --name: if {world.launcher} starts the processes again, they continue the run")
     elif resume:
         raise LockstepError(
-            f"--resume continues a run: give its folder in {words.runs}/ in place of the recipe, or its --name"
+            f"--resume continues a run: give its folder in {runs}/ in place of the recipe, or its --name"
         )
     else:
         stem = _NOT_PLAIN.sub("-", images.resolve().name).lstrip("-.") if images else ""
-        return fresh_path(words.runs, stem or subject.recipe.name), None
+        return fresh_path(runs, stem or subject.recipe.name), None
     if resume:
         run = Run.existing(path) if world.process == 0 else Run(path)
         return path, run.read("recipe.json") or {}
@@ -348,32 +319,24 @@ def folder_for(subject: Subject, words: FolderWords, world: World) -> tuple[Path
     return path, None
 
 
-def checked_name(name: str) -> str:
-    """Return `name` if it can be the name of a run's folder. Raises: LockstepError."""
-    try:
-        return plain_name(name)
-    except ValueError as error:
-        raise LockstepError(f"--name {name!r} is not allowed: {error}; --runs sets the parent folder") from None
-
-
 def train_spec(
     what: str | Path | Recipe | Run | None,
     changes: Mapping[str, Any],
     placement: Placement,
-    words: FolderWords,
     world: World,
     *,
     trust_code: bool = False,
+    **folder: Any,
 ) -> TrainSpec:
     """Return the spec that trains `what` with `changes`, in a new folder or in that of a run to resume.
 
-    `placement.init` is the file or run whose weights the run starts from. Raises: LockstepError.
+    `placement.init` is the file or run whose weights the run starts from. `folder` has the name, the folder of runs and
+    whether to resume. Raises: LockstepError.
     """
     weights = find_weights(placement.init) if placement.init else None
-    subject = subject_of(what, changes, placement.data, trust_code, weights.run if weights else None)
-    path, stated = folder_for(subject, words, world)
-    recipe = fitted(subject, stated)
-    recipe = with_initial_weights(recipe, weights, path, stated, subject.parent is None or "init_sha256" in changes)
+    subject = subject_of(what, changes, placement.data, trust_code, weights)
+    path, stated = folder_for(subject, world, **folder)
+    recipe = with_initial_weights(fitted(subject, stated), weights, path, stated)
     recipe = with_precision(subject, recipe, placement.device, stated)
     if stated and world.process == 0 and (differences := validated(Recipe, stated).differences(recipe)):
         raise LockstepError(
@@ -385,7 +348,7 @@ def train_spec(
         placement = placed(recipe, placement.replace(data=data_for(subject)), path)
     elif Run(path).result() is None:  # A complete run needs no data.
         placement = placed(recipe, placement.replace(data=data_of(path, subject.data)), path)
-    numbered = stated is None and words.name is None and subject.run is None
+    numbered = stated is None and folder.get("name") is None and subject.run is None
     return TrainSpec(
         recipe=recipe, placement=placement, path=path, resume=stated is not None, numbered=numbered,
         notes=tuple(subject.notes),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from lockstep.commands.shell import Answer, Quiet, SettingsOption, compute, record_of
-from lockstep.commands.to_spec import FolderWords, divided, folds_spec, path_of, train_spec, with_stored_data
+from lockstep.commands.to_spec import divided, folds_spec, path_of, train_spec, with_stored_data
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
 from lockstep.launch.submit import outer_world
@@ -101,8 +101,8 @@ def train(
                 raise LockstepError(f"--folds makes no run: leave out {'--resume' if resume else '--name'}")
             record = record_of(folds_spec(what, changes, placement, trust_code, folds=folds), quiet, inline)
             return Answer(record, folds_lines(record))
-        words = FolderWords(name, Path(runs).expanduser(), resume)
-        spec = train_spec(what, changes, placement, words, world, trust_code=trust_code)
+        folder = {"name": name, "runs": Path(runs).expanduser(), "resume": resume}
+        spec = train_spec(what, changes, placement, world, trust_code=trust_code, **folder)
         path: Path | None = spec.path
         if spec.resume and Run(spec.path).result() is not None:
             logger.warning(f"{path} is complete: nothing to resume")
