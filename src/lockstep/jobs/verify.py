@@ -3,14 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.core.state import State
-from lockstep.core.tower import NonFiniteError
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
@@ -31,48 +29,50 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     Raises: LockstepError if nothing can be compared.
     """
     with collected() as notes:
-        comparison = Comparison(spec.path, *replayed(Run(spec.path), spec.start)) if ctx.first else None
+        run, comparison, start = Run(spec.path), None, None
+        begin, end = replayed(run, spec.start) if ctx.first else (None, 0)
         session = Session(spec.recipe, spec.placement, ctx)
-        state, recipe, course = session.state, spec.recipe, session.course
+        state, recipe = session.state, spec.recipe
         facts = session.require_agreement()
+        if ctx.first:
+            _require_same_data(run, session)
+            # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
+            computable = session.initial_weights is not None or recipe.init_sha256 is None
+            start = None if begin is None or (begin.step == 0 and computable) else begin
+            machine = _compare_machine(run, end, facts)
+            comparison = Comparison(run, begin.step if begin else 0, end, start is not None, machine)
+        end = int(ctx.group.broadcast(str(end).encode() if ctx.first else None))
+        # With patience, the best weights so far are part of the state, so evaluations are made again.
         evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
-        due = Due(spec.placement.replace(eval_every=None), course)
-        due.load(session.restore(comparison.begin(session, facts) if comparison else None))
-        end = int(ctx.group.broadcast(str(comparison.end).encode() if comparison else None))
-        stream = ctx.output.progress
-        listeners = [console.for_stream(stream, 1)] if comparison and stream and stream.isatty() else []
-        log = Log(course, listeners, ctx.monitor, session.device)
-        log.start([("replays", f"{spec.path}, steps {state.step} to {end}")])
-        try:
-            for _ in _steps(session.train(log, digest_every=spec.placement.digest_every)):
-                if comparison:
-                    comparison.compare(state)
-                if recipe.patience is not None and due.evaluates(state.step):
-                    correct = session.evaluate(evaluated, "raw" if state.ema is None else "ema").correct
-                    due.record(state.step, correct)
-                    if due.best_step == state.step:
-                        state.keep_best()
-                    if comparison:
-                        comparison.compare_evaluation(state.step, correct)
-                if state.step >= end:
-                    break
-        except NonFiniteError as error:
+        due = Due(spec.placement.replace(eval_every=None), session.course)
+        due.load(session.restore(start))
+        for _ in _updates(session, spec, ctx, end):
             if comparison:
-                comparison.check("checkpoints", state.step, "finite", str(error))
-        finally:
-            for listener in listeners:
-                listener.close()
+                comparison.compare(state)
+            if recipe.patience is not None and due.evaluates(state.step):
+                due.record(state.step, session.evaluate(evaluated, session.classifier_weights).correct)
+                if due.best_step == state.step:
+                    state.keep_best()
         if comparison is None:
             return None
-        if recipe.patience is not None:
-            comparison.compare_choice(Due(spec.placement.replace(eval_every=None), course))
-        return comparison.record(ctx.group.processes, notes)
+    return comparison.record(state.step, ctx.group.processes, notes)
 
 
-def _steps(updates: Iterator[Any]) -> Iterator[Any]:
-    """Yield before the first update too: the state that the replay starts from is compared, and may be evaluated."""
-    yield None
-    yield from updates
+def _updates(session: Session, spec: VerifySpec, ctx: Context, end: int) -> Iterator[None]:
+    """Train to step `end`. Yield before the first update, to compare and evaluate the state there, and after each."""
+    stream = ctx.output.progress
+    listeners = [console.for_stream(stream, 1)] if ctx.first and stream and stream.isatty() else []
+    log = Log(session.course, listeners, ctx.monitor, session.device)
+    log.start([("replays", f"{spec.path}, steps {session.state.step} to {end}")])
+    try:
+        yield
+        for _ in session.train(log, digest_every=spec.placement.digest_every):
+            yield
+            if session.state.step >= end:
+                return
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
@@ -112,105 +112,88 @@ def _read(run: Run, step: int) -> StateFile | None:
 
 @dataclass
 class Comparison:
-    """Process 0's comparison of the steps from `state` to `end` with the folder of the run in `path`."""
+    """Process 0's comparison of the replayed states with what the `run` has recorded of steps `start` to `end`."""
 
-    path: Path
-    state: StateFile | None
+    run: Run
+    start: int
     end: int
+    loaded: bool  # whether the replay starts from a checkpoint, which is then not compared
+    machine: dict[str, Any] | None
+    compared: Counter[str] = field(default_factory=Counter)
     differences: list[dict[str, Any]] = field(default_factory=list)
+    last_equal: int | None = None
+    tensors: dict[str, Any] | None = None
+    computed: bool = False  # whether a state that was computed, not loaded, has been compared
 
     def __post_init__(self) -> None:
-        self.run, self.start = Run(self.path), self.state.step if self.state else 0
         self._digests, self._steps, self._result = self.run.digests(), self.run.steps, self.run.result() or {}
-        self._correct = {step: row.get("correct") for step, row in self.run.judged().items()}
-        self._reached = self.start
-        self._last_equal: int | None = None
-        self._loaded: int | None = None  # the step of the checkpoint that the replay starts from
-        self._compared: Counter[str] = Counter()
-        self._bits_compared = False  # of a state that was computed, not loaded
-        self._tensors: dict[str, Any] | None = None
-        self._machine: dict[str, Any] | None = None
-
-    def begin(self, session: Session, facts: Mapping[str, Any]) -> StateFile | None:
-        """Return the checkpoint that the replay starts from, after comparing data and machine with the run's."""
-        sessions = self.run.sessions()
-        for entry in (self.run.facts(), *sessions):
-            own = session.data_sha256["train"]
-            if (entry.get("data_sha256") or {}).get("train", own) != own:
-                raise LockstepError(
-                    f"the training data is not what {self.path} was trained on (its sha256 differs): images were "
-                    f"added, removed or changed since. Give the same files as --data to verify it",
-                    DATA,
-                )
-        if computed := [entry for entry in sessions if entry["step"] < self.end]:
-            found = compare(computed[-1], facts)
-            equal = None if "probe" not in computed[-1] else not texts(found, "probe")
-            self._machine = {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
-            if equal is False:
-                logger.warning("the arithmetic probe differs from the run's: expect other bits")
-        # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
-        computable = self.start == 0 and (session.initial_weights or session.recipe.init_sha256 is None)
-        start, self.state = None if computable else self.state, None  # frees the memory of the other
-        self._loaded = start.step if start else None
-        return start
 
     def compare(self, state: State) -> None:
         """Compare digest, tensors and SHA-256 of `state` as far as they are recorded."""
-        step, before = state.step, self._compared.total()
-        self._reached = step
+        step, before = state.step, self.compared.total()
         if step in self._digests:
             self.check("digests", step, self._digests[step], state.digest())
-        if step in self._steps and step != self._loaded and (saved := _read(self.run, step)) is not None:
+        loaded = self.loaded and step == self.start
+        if step in self._steps and not loaded and (saved := _read(self.run, step)) is not None:
             own, recorded = state.named(), saved.facts[SHA256]
-            if not self.check("checkpoints", step, recorded, contents_sha256(saved.facts, own)) and not self._tensors:
-                self._tensors = {"step": step, "count": len(saved.tensors), "differing": different(saved.tensors, own)}
+            if not self.check("checkpoints", step, recorded, contents_sha256(saved.facts, own)) and not self.tensors:
+                self.tensors = {"step": step, "count": len(saved.tensors), "differing": different(saved.tensors, own)}
         if self._result and step == (self._result.get("best_step") or self._result["steps"]):
             self.check("weights_sha256", step, self._result["weights_sha256"], state.weights_sha256())
-        if self._compared.total() > before:
-            self._bits_compared |= step > self.start
-            self._last_equal = self._last_equal if self.differences else step
-
-    def compare_evaluation(self, step: int, correct: int) -> None:
-        """Compare the number of correct images after `step` updates, which must be recorded if the run is complete."""
-        if self._correct.get(step) is not None or self._result:
-            self.check("evaluations", step, self._correct.get(step), correct)
-
-    def compare_choice(self, due: Due) -> None:
-        """Compare the best step of a complete run with the one that the recorded evaluations give."""
-        for step in sorted(self._correct):
-            if due.evaluates(step) and (correct := self._correct[step]) is not None:
-                due.record(step, correct)
-        if self._result:
-            self.check("best_step", self._result["steps"], self._result.get("best_step"), due.best_step)
+        if self.compared.total() > before:
+            self.computed |= step > self.start
+            self.last_equal = self.last_equal if self.differences else step
 
     def check(self, what: str, step: int, recorded: object, replayed: object) -> bool:
         """Compare one fact of the state after `step` updates. Return whether it is equal."""
-        self._compared[what] += 1
+        self.compared[what] += 1
         if recorded != replayed:
             self.differences.append({"step": step, "what": what, "recorded": recorded, "replayed": replayed})
         return recorded == replayed
 
-    def record(self, processes: int, notes: list[str]) -> dict[str, Any]:
+    def record(self, reached: int, processes: int, notes: list[str]) -> dict[str, Any]:
         """Return what was compared and what differs. Raises: LockstepError if nothing was compared."""
-        if not self._bits_compared and not self.differences:
+        if not self.computed and not self.differences:
             raise LockstepError(
-                f"{self.path}: steps {self.start} to {self._reached} were replayed, but no recorded state of them "
+                f"{self.run.path}: steps {self.start} to {reached} were replayed, but no recorded state of them "
                 f"could be read, so nothing was compared",
                 DATA,
             )
         return {
-            "run": str(self.path),
+            "run": str(self.run.path),
             "same": not self.differences,
             "from_step": self.start,
-            "to_step": self._reached,
+            "to_step": reached,
             "processes": processes,
-            "compared": dict(self._compared),
-            "last_equal_step": self._last_equal,
+            "compared": dict(self.compared),
+            "last_equal_step": self.last_equal,
             "differences": self.differences,
-            "tensors": self._tensors,
-            "machine": self._machine,
+            "tensors": self.tensors,
+            "machine": self.machine,
             "notes": notes,
         }
+
+
+def _require_same_data(run: Run, session: Session) -> None:
+    own = session.data_sha256["train"]
+    if any((entry.get("data_sha256") or {}).get("train", own) != own for entry in (run.facts(), *run.sessions())):
+        raise LockstepError(
+            f"the training data is not what {run.path} was trained on (its sha256 differs): images were added, removed "
+            f"or changed since. Give the same files as --data to verify it",
+            DATA,
+        )
+
+
+def _compare_machine(run: Run, end: int, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how this machine differs from that of the session that computed step `end`, if one is recorded."""
+    sessions = [entry for entry in run.sessions() if entry["step"] < end]
+    if not sessions:
+        return None
+    found = compare(sessions[-1], facts)
+    equal = None if "probe" not in sessions[-1] else not texts(found, "probe")
+    if equal is False:
+        logger.warning("the arithmetic probe differs from the run's: expect other bits")
+    return {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
 
 
 def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> list[dict[str, Any]]:
