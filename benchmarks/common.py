@@ -47,10 +47,16 @@ def train(*args: object, data: Path | None) -> dict[str, Any]:
         return lockstep("train", *args, "--runs", folder, data=data)
 
 
-def bench(*args: object, data: Path | None) -> dict[str, Any]:
-    """Run `lockstep bench --only`. Return its one record."""
-    record: dict[str, Any] = lockstep("bench", *args, "--only", data=data)["records"][0]
-    return record
+def step_s(
+    *args: object, data: Path | None, processes: int = 1, timed: int = 50, variables: dict[str, str] | None = None
+) -> float:
+    """Train with a tower in each process. Return the mean seconds of the `timed` steps after five others."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--processes", processes, "--towers", processes, "--steps", 5 + timed, "--log-every", 1]
+        words += ["--summary-every", 0, "--runs", folder, *data_option(data), "--json"]
+        run = record_of([sys.executable, "-m", "lockstep", "train", *args, *words], **(variables or {}))["run"]
+        rows = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+        return statistics.fmean([row["s_per_step"] for row in rows if row["kind"] == "step"][5:])
 
 
 def bare(data: Path | None, processes: int, steps: int) -> float:

@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 import lockstep
-from benchmarks.common import bare, bench, data_option, record_of, save, spread
+from benchmarks.common import bare, data_option, record_of, save, spread, step_s
 from benchmarks.common import lockstep as run_lockstep
 from benchmarks.kinds import kind, slug
 from lockstep.data.dataset import Dataset
 from lockstep.data.readers import load_cifar10, load_mnist
+from lockstep.recipes import get_recipe
 
 Figures = dict[str, float]
 TUTORIAL = ("cifar10-tutorial", "--precision", "bfloat16")
@@ -56,8 +57,8 @@ def overhead(call: Call) -> Figures:
     """The loop beside a bare PyTorch loop, the exact sum beside the backend's, two processes beside one."""
 
     def rate(processes: int, *more: str) -> float:
-        timed = ("--steps", 60, "--warmup", 5, "--processes", processes)
-        return float(bench(*TUTORIAL, *timed, *more, data=call.data)["images_per_s"])
+        seconds = step_s(*TUTORIAL, *more, data=call.data, processes=processes, timed=60)
+        return get_recipe(TUTORIAL[0]).batch * processes / seconds
 
     one, loop, two = rate(1), bare(call.data, 1, 65), rate(2)
     backend = rate(2, "--reduction", "allreduce", "--set", "exact=false")
@@ -215,10 +216,10 @@ def portable_cost(call: Call) -> Figures:
     """Seconds of a step of one tower of the recipe WHAT in both arithmetics, under each cap."""
     found = {}
     for cap, variables in CAPS.items():
-        words = (call.what, "--towers", 1, "--processes", 1, "--only", "--precision", "float32", "--steps", 10)
-        command = [sys.executable, "-m", "lockstep", "bench", *words, *data_option(call.data), "--json"]
-        times = {name: record_of([*command, switch], **variables)["records"][0]["s_per_step"]
-                 for name, switch in ARITHMETICS.items()}  # fmt: skip
+        times = {
+            name: step_s(call.what, "--precision", "float32", switch, data=call.data, timed=10, variables=variables)
+            for name, switch in ARITHMETICS.items()
+        }
         found[f"{cap}: portable / native"] = times["portable"] / times["native"]
         found |= {f"{cap}: {name}": seconds for name, seconds in times.items()}
     return found

@@ -3,7 +3,7 @@
 Computes the layers of the two original networks one by one, forward and backward, on 128 random images, and compares
 each with the speed of a matrix product of the same core and moment. The products of a layer are those of a direct
 computation, so Winograd's scheme can exceed the speed of a product. The remainder of a tower (distortions, mean loss,
-casts, the vector) is the difference to `lockstep bench`.
+casts, the vector) is the difference to a step of `lockstep train`.
 """
 
 import time
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from benchmarks.common import bench, options, save, spread
+from benchmarks.common import options, save, spread, step_s
 from lockstep import numerics
 
 numerics.prepare(1)  # must precede the import of torch
@@ -125,17 +125,17 @@ def main() -> None:
             for name in rounds[0]
         }
         steps = 4 if model == "mnist" else 20
-        alone = "--processes", 1, "--precision", "float32", "--steps", steps
-        whole = bench(model, "--no-portable", *alone, data=args.data)
-        record[model] = {"layers": layers, "products_per_s": spread(peaks), "images_per_s": whole["images_per_s"]}
-        print(f"{model}: a product {spread(peaks)['median'] / 1e9:.0f} G/s, {whole['images_per_s']:.0f} images/s")
+        words = model, "--no-portable", "--precision", "float32"
+        images_per_s = IMAGES / step_s(*words, data=args.data, timed=steps)
+        record[model] = {"layers": layers, "products_per_s": spread(peaks), "images_per_s": images_per_s}
+        print(f"{model}: a product {spread(peaks)['median'] / 1e9:.0f} G/s, {images_per_s:.0f} images/s")
         for name, row in layers.items():
             share = row["products"] / row["ms"]["median"] * 1e3 / spread(peaks)["median"]
             span = f"{row['ms']['min']:.1f} to {row['ms']['max']:.1f}"
             cells = [model, name, f"{row['ms']['median']:.1f}", span, f"{row['products'] / 1e9:.2f}", f"{share:.0%}"]
             print(*cells, sep="  ")
             rows.append(cells)
-        print(f"    {'whole tower':20} {1e3 * IMAGES / whole['images_per_s']:7.1f} ms", flush=True)
+        print(f"    {'whole tower':20} {1e3 * IMAGES / images_per_s:7.1f} ms", flush=True)
     head = ["recipe", "layers", "ms", "range", "multiplications", "of a product's speed"]
     save("split", {"models": record, "table": {"head": head, "rows": rows}})
 

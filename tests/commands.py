@@ -23,7 +23,7 @@ def check(line: str) -> None:
         _check_options(command, words)
         return
     given = command.make_context("lockstep", [*words]).params
-    if command.name not in ("train", "bench"):
+    if command.name != "train":
         return
     fields = {name: given[name] for name in Placement.model_fields if given.get(name) is not None}
     Placement.model_validate(fields)

@@ -114,7 +114,7 @@ def program(tmp_path):
     return partial(run_program, cwd=tmp_path)
 
 
-INLINE = ("train", "eval", "verify", "bench")  # commands whose jobs this process computes
+INLINE = ("train", "eval", "verify")  # commands whose jobs this process computes
 
 
 def inline(submit: Callable) -> Callable:
@@ -136,7 +136,6 @@ def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.
     command = [
         "lockstep",
         *words,
-        *(("--processes", "1") if words[0] == "bench" and "--processes" not in words else ()),
     ]
     variables = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(cwd / "cache"), **environment}
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}

@@ -40,11 +40,9 @@ _SHORT = {
     "eval": ["--processes", "1"],
     "verify": ["--processes", "1"],
     "export": [],
-    "bench": ["--steps", "2", "--warmup", "0", "--processes", "1"],
 }
 _WITH_VALUE_LEFT_OUT = {
     "train": ("--epochs", "--steps", "--processes", "--device", "--data", "--lr"),
-    "bench": ("--processes", "--steps", "--warmup", "--device", "--data"),
     "eval": ("--data", "--device", "--processes"),
     "export": ("--data",),
     "verify": ("--from", "--data", "--device", "--processes"),

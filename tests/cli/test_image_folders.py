@@ -123,7 +123,6 @@ def test_notes_are_printed_at_the_start(here, tmp_path):
         (["train", "good", "--set", "image_px=16"], USAGE, ["image_px: got 16", "32"]),
         (["train", "good", "--set", "test_share=1"], USAGE, ["test_share: got 1"]),
         (["train", "digits", "--set", "test_share=0.5"], USAGE, ["test_share is for folders of images"]),
-        (["bench", "one", "--processes", "1"], DATA, ["only one class, cats"]),
         (["data", "check", "nowhere/"], DATA, ["nowhere does not exist"]),
         (["data", "check", "good", "--data", "one"], USAGE, ["good is none: leave it out"]),
         (["data", "check", "god"], USAGE, ["unknown dataset 'god'"]),
@@ -156,11 +155,3 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     assert record["unreadable"] == {"a/bad.png": "empty"}
     assert len(record["problems"]) == 1
     assert done.stderr.startswith("lockstep: digits cannot be trained on: 1 image cannot be read")
-
-
-def test_bench_measures_a_folder(here, tmp_path):
-    bright_and_dark(tmp_path / "photos", 10)
-    small = ("--model", "digits", "--precision", "float32", "--tower-batch", 4, "--set", "image_px=32")
-    done = here("bench", "photos", "--steps", 2, "--warmup", 0, *small, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["recipe"] == "folder"

@@ -36,8 +36,6 @@ def refused(done, code, *words):
         (["train", "--set", "model_options.dropout=0.5"], USAGE, ["option of model digits 'dropout'"]),
         (["train", "--device", "cuda:0,0"], USAGE, ["name it once"]),
         (["train", "--summary-every", "-1"], USAGE, ["--summary-every"]),
-        (["bench", "digts"], USAGE, ["did you mean digits"]),
-        (["bench", "--steps", "1"], USAGE, ["--steps"]),
         (["train", "--processes", "5"], USAGE, ["5 processes for 4 towers", "--processes 1 to 4"]),
         (["train", "--processes", "0"], USAGE, ["--processes"]),
         (["train", "--model", "nowhere.to_be:found"], USAGE, ["no module 'nowhere.to_be'"]),

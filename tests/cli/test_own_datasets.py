@@ -57,7 +57,7 @@ def test_the_code_of_a_dataset_runs_only_if_it_is_trusted(module, program, here,
     assert done.returncode == 0, done.stderr
     assert "lockstep eval runs/own --trust-code" in done.stdout
     (tmp_path / "mine.py").write_text("open('executed', 'w')\n" + MODULE)
-    for command in (("eval", "runs/own"), ("train", "runs/own", "--resume"), ("bench", "runs/own")):
+    for command in (("eval", "runs/own"), ("train", "runs/own", "--resume")):
         refused = here(*command)
         assert refused.returncode == 2
         assert "uses a dataset that is not built in, mine:arrays, and loading it executes its code" in refused.stderr

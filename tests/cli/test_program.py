@@ -11,7 +11,7 @@ import pytest
 from lockstep.recipes import RECIPES
 
 DATA = [["data", *rest] for rest in ([], ["fetch"], ["list"], ["check"])]
-COMMANDS = [[], ["train"], ["eval"], ["bench"], ["recipes"], ["show"], *DATA]
+COMMANDS = [[], ["train"], ["eval"], ["recipes"], ["show"], *DATA]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

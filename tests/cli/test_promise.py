@@ -190,7 +190,7 @@ def test_a_run_folder_runs_no_code(here, own):
     assert done.returncode == 0, done.stderr
     for folder in (own, own / "runs/b"):
         (folder / "mine.py").write_text(f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n")
-    commands = (["eval", "."], ["eval", ".", "--watch", "--once"], ["train", ".", "--resume"], ["bench", "."])
+    commands = (["eval", "."], ["eval", ".", "--watch", "--once"], ["train", ".", "--resume"])
     for cwd, path in ((own, "runs/b"), (own / "runs/b", str(own / "runs/b"))):
         for command, _, *options in commands:
             refused = here(command, path, *options, cwd=cwd)

@@ -61,11 +61,6 @@ def test_a_malformed_device_is_rejected(text):
         validated(Placement, {"device": text})
 
 
-def test_fewer_processes_use_the_first_of_the_named_gpus():
-    assert Placement(device="cuda:2,0,1").on(2) == Placement(device="cuda:2,0", processes=2)
-    assert Placement(device="cuda", processes=4).on(2) == Placement(device="cuda", processes=2)
-
-
 def test_without_a_gpu_driver_torch_is_not_imported_to_count_gpus(monkeypatch):
     monkeypatch.setattr(hardware, "_GPU_DEVICES", ("no such device",))
     monkeypatch.setitem(sys.modules, "torch", None)

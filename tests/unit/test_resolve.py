@@ -103,11 +103,10 @@ def test_code_that_a_file_or_a_run_names_is_refused_unless_it_is_trusted(theirs,
     assert subject_of(None, changes).recipe.custom_code  # named by the command itself
 
 
-@pytest.mark.parametrize("command", ["train", "bench"])
-def test_a_recipe_file_alone_executes_nothing(command, refused_here, tmp_path):
+def test_a_recipe_file_alone_executes_nothing(refused_here, tmp_path):
     (tmp_path / "theirs.py").write_text("open('executed', 'w')\n")
     (tmp_path / "theirs.toml").write_text(get_recipe("digits").replace(model="theirs:net").toml())
-    refused(refused_here(command, "theirs.toml"), USAGE, "--trust-code")
+    refused(refused_here("train", "theirs.toml"), USAGE, "--trust-code")
     with pytest.raises(LockstepError, match="trust_code=True"):
         lockstep.train(tmp_path / "theirs.toml", quiet=True)
     assert not (tmp_path / "executed").exists()

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import Beat
 from lockstep.jobs.specs import (
-    BenchSpec,
     EvaluateSpec,
     FoldsSpec,
     ReportSpec,
@@ -34,7 +33,6 @@ SPECS = [
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, examples=7),
     ReportSpec(**SHARED, path=Path("runs/a"), shown=5),
     VerifySpec(**SHARED, path=Path("runs/a"), start=7),
-    BenchSpec(**SHARED, steps=3),
     FoldsSpec(**SHARED, folds=5, labels=True, started=1.25),
 ]
 NAMES = [spec.job for spec in SPECS]

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from lockstep.commands.bench import FIELDS, bench
 from lockstep.commands.data import check, fetch, list_
 from lockstep.commands.doctor import doctor
 from lockstep.commands.evaluate import evaluate
@@ -66,7 +65,7 @@ _FIELDS = (*Recipe.options, *(name for name in Placement.model_fields if name !=
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": shell(train, _FIELDS), "eval": shell(evaluate), "predict": shell(predict),
     "serve": shell(serve, with_json=False), "report": shell(report, with_json=False), "export": shell(export),
-    "verify": shell(verify), "doctor": shell(doctor), "bench": shell(bench, FIELDS), "recipes": shell(recipes),
+    "verify": shell(verify), "doctor": shell(doctor), "recipes": shell(recipes),
     "show": shell(show),
 }  # fmt: skip
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"fetch": shell(fetch), "list": shell(list_), "check": shell(check)}
@@ -75,7 +74,7 @@ data = typer.Typer(
     rich_markup_mode=None,
     help="""Download, list and check datasets.
 
-`train`, `eval` and `bench` download their dataset on first use, unless --data names its folder. Two environment
+`train` and `eval` download their dataset on first use, unless --data names its folder. Two environment
 variables apply: LOCKSTEP_DATA is the folder for all datasets (default: the user's cache). LOCKSTEP_MIRROR is an
 address that is tried before the official ones, as LOCKSTEP_MIRROR/FILE. Its files must have the official checksums.
 

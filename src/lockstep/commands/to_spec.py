@@ -1,6 +1,6 @@
 """From the options of a command to the spec of its job: which recipe, run, data and precision they name.
 
-`train_spec`, `folds_spec`, `bench_spec` and `fields_of_run` are the only places where an option becomes a field.
+`train_spec`, `folds_spec` and `fields_of_run` are the only places where an option becomes a field.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.data.scan import is_image_folder
 from lockstep.errors import DATA, LockstepError, unknown
-from lockstep.jobs.specs import BenchSpec, FoldsSpec, TrainSpec
+from lockstep.jobs.specs import FoldsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
 from lockstep.messages import command, logger
@@ -380,15 +380,6 @@ def folds_spec(
         logger.warning(note)
     placement = placement.replace(data=data_for(subject), init=weights.path if weights else None)
     return FoldsSpec(recipe=recipe, placement=placed(recipe, placement, subject.run), **folds)
-
-
-def bench_spec(
-    what: str, changes: dict[str, Any], placement: Placement, trust_code: bool = False, **timed: int
-) -> BenchSpec:
-    """Return the spec that times steps of `what`; `timed` are its other fields. Raises: LockstepError."""
-    subject = subject_of(what, changes, placement.data, trust_code)
-    recipe = with_precision(subject, fitted(subject), placement.device)
-    return BenchSpec(recipe=recipe, placement=placed(recipe, placement.replace(data=data_for(subject))), **timed)
 
 
 def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:

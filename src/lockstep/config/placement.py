@@ -81,11 +81,6 @@ class Placement(Settings):
         numbers = self.device.partition(":")[2]
         return [int(number) for number in numbers.split(",")] if numbers else None
 
-    def on(self, processes: int) -> "Placement":
-        """Return the same placement on `processes` processes, and on the first of the GPUs that it names."""
-        device = self.device if self.gpus is None else f"cuda:{','.join(map(str, self.gpus[:processes]))}"
-        return self.replace(processes=processes, device=device)
-
 
 def device_for(arithmetic: str, device: str) -> str:
     """Return the `device` of a placement for a recipe's `arithmetic`: portable arithmetic computes on a CPU.

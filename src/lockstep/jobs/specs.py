@@ -67,20 +67,6 @@ class ReportSpec(EvaluateSpec):
     shown: int = 24
 
 
-class BenchSpec(Settings):
-    """Time training steps.
-
-    Attributes:
-        steps, warmup: number of timed steps, and of untimed steps before them.
-    """
-
-    job: Literal["bench"] = "bench"
-    recipe: Recipe
-    placement: Placement
-    steps: int = Field(ge=1)
-    warmup: int = Field(0, ge=0)
-
-
 class VerifySpec(Settings):
     """Replay steps of a run, and compare them with what its folder states.
 
@@ -114,7 +100,7 @@ class FoldsSpec(Settings):
     started: float = Field(default_factory=time.time)
 
 
-Spec = TrainSpec | EvaluateSpec | ReportSpec | BenchSpec | VerifySpec | FoldsSpec
+Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | FoldsSpec
 
 
 def encoded(spec: Spec) -> str:

@@ -50,7 +50,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
             if comparison:
                 comparison.compare(state)
             if recipe.patience is not None and due.evaluates(state.step):
-                due.record(state.step, session.evaluate(evaluated, session.classifier_weights).correct)
+                due.record(state.step, session.evaluate(evaluated, recipe.own_weights).correct)
                 if due.best_step == state.step:
                     state.keep_best()
         if comparison is None:
