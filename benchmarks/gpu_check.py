@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.common import data_option, record_of
+from benchmarks.common import record_of
 from lockstep import hardware
 from lockstep.kernels import fused, local_response, reference
 from lockstep.recipes import RECIPES, get_recipe
@@ -154,7 +154,7 @@ def recipes(name: str) -> Callable[[Machine], Any]:
 def against_cpu(name: str) -> Callable[[Machine], Any]:
     def check(here: Machine) -> Any:
         here.need_gpus()
-        words = ("--no-portable", "--processes", 1, "--precision", "float32", "--set", "compile=false")
+        words = ("--no-portable", "--processes", 1, "--precision", "float32")
         weights = []
         for device in ("cpu", "cuda"):
             here.train(f"{name}-on-{device}", name, *words, device=device)
@@ -251,15 +251,6 @@ def speed(here: Machine) -> Any:
     return {name: result[name] for name in ("images_per_s", "train_s", "peak_memory_bytes")}
 
 
-def record(here: Machine) -> Any:
-    """examples/cifar10-record.toml once, compiled, on the real CIFAR-10."""
-    here.need_gpus()
-    if here.data is None:
-        raise SkippedError("needs the real CIFAR-10: give --data or LOCKSTEP_DATA")
-    where = (*data_option(here.data), "--device", "cuda", "--runs", here.folder / "runs")
-    return here.run("train", Path(__file__).parents[1] / "examples/cifar10-record.toml", *where)
-
-
 def portable_is_refused(here: Machine) -> Any:
     """Portable arithmetic refuses a GPU, in one sentence."""
     command = here.command("refused", "digits", device="cuda")
@@ -281,7 +272,6 @@ CHECKS: dict[str, Callable[[Machine], Any]] = {
     "restart": restart,
     "speed": speed,
     "portable is refused": portable_is_refused,
-    "cifar10-record": record,
 }
 
 
