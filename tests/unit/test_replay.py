@@ -199,8 +199,6 @@ def test_a_run_that_ended_early_has_its_best_weights_compared(trained_once):
     assert (record["same"], record["compared"]["weights_sha256"]) == (True, 1)
     record = record_of(run)
     assert record["same"]
-    assert record["compared"]["evaluations"] >= 1
-    assert record["compared"]["best_step"] == 1
 
 
 @pytest.mark.slow

@@ -19,11 +19,9 @@ _WHAT = {
     "digests": "the digest of the state after {step} steps",
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
-    "evaluations": "the number of correct images after {step} steps",
-    "best_step": "the choice of the best step, of {step} steps,",
 }
-_COUNTED = {"digests": "digest", "checkpoints": "checkpoint", "evaluations": "evaluation"}
-_ONCE = {"weights_sha256": "the SHA-256 of the result", "best_step": "the choice of the best step"}
+_COUNTED = {"digests": "digest", "checkpoints": "checkpoint"}
+_ONCE = {"weights_sha256": "the SHA-256 of the result"}
 
 
 def verify(
