@@ -151,7 +151,7 @@ def look_at(path):
     """Read all that a run tells, as the commands do."""
     run = Run(path)
     for part in (
-        run.recipe, run.result, run.metrics, run.sessions, run.data, run.check_recipe, lambda: run.accuracy,
+        run.recipe, run.result, run.metrics, run.sessions, run.data, lambda: run.accuracy,
         lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: run.state, run.digests,
         lambda: weights_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),

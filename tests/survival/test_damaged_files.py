@@ -103,7 +103,7 @@ DAMAGES = {
     "another step": (lambda run: state_path(run, 3).rename(state_path(run, 9)), {0}, BEFORE),
     "every state": (every_state(lambda path: cut(path, 0.9)), {3}, "every checkpoint in"),
     "no states": (lambda run: shutil.rmtree(run / "checkpoints"), {0}, "runs/x has no checkpoint: it starts again"),
-    "metrics": (cut("metrics.jsonl", 0.8), {0}, r"metrics.jsonl: line \d+ was damaged and deleted"),
+    "metrics": (cut("metrics.jsonl", 0.8), {0}, r"metrics.jsonl: damaged and deleted: line \d+"),
     **{f"recipe: {junk[:9]}": (replaced("recipe.json", partial(Path.write_text, data=junk)), {2, 3}, NAMED)
        for junk in JUNK},
     **{f"environment: {junk[:9]}": (replaced("environment.json", partial(Path.write_text, data=junk)), {0, 2, 3, 4},

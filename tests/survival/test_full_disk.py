@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.unit.test_saver import Weights, save, steps
 
-from lockstep.files import no_room
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs import saver, statefile
 from lockstep.runs.saver import Saver
@@ -64,7 +63,7 @@ def saved_after(folder, count):
         state.update()
         save(saves, state)
         saves.wait()
-        errors.append(saves.take_error())
+        errors.append(saves.problem())
     return errors
 
 
@@ -78,17 +77,16 @@ def test_a_full_disk_costs_old_checkpoints_before_the_new_one(disk):
 
 def test_without_room_for_two_the_valid_one_stays(disk):
     folder = disk(500) / "checkpoints"
-    assert no_room(saved_after(folder, 3)[-1])
+    assert "No space left on device" in saved_after(folder, 3)[-1]
     assert [path.name for path in folder.iterdir()] == ["step-000000001.safetensors"]  # no unfinished one
     assert statefile.latest(folder).step == 1
 
 
 def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
-    saves.best_step = 1
     for _ in range(3):
         state.update()
-        save(saves, state)
+        save(saves, state, best=1)
     saves.wait()
     written, calls = saver.save, iter([OSError(28, "No space left on device")])
 
@@ -99,9 +97,8 @@ def test_the_best_checkpoint_is_not_deleted_for_room(tmp_path, monkeypatch):
 
     monkeypatch.setattr(saver, "save", full_once)
     state.update()
-    save(saves, state)
-    saves.wait()
-    assert saves.take_error() is None
+    save(saves, state, best=1)
+    saves.require_saved()
     assert steps(tmp_path) == [1, 3, 4]
 
 

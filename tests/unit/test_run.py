@@ -1,4 +1,4 @@
-"""The run folder: when a new run may use an existing one, who may write there, and damaged lines of metrics.jsonl."""
+"""The run folder: who may make it, who may write there, and damaged lines of metrics.jsonl."""
 
 import fcntl
 import json
@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
+from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver
 from lockstep.runs.folder import Folder, Run, refuse_existing
@@ -19,16 +19,8 @@ RECIPE = get_recipe("digits")
 
 @pytest.fixture
 def stopped(tmp_path):
-    """A run that was killed before its first step, with every file that it may have written by then."""
+    """A run that was killed before its first step."""
     run = Folder.create(tmp_path / "a", RECIPE)
-    run.write("environment.json", [])
-    run.log.write_text("  recipe  digits\n")
-    run.metrics_path.touch()
-    run.summaries.mkdir()
-    (run.summaries / "events.out.tfevents.1700000000.host.1.000000").touch()
-    for name in ("step-000000000.safetensors", ".step-000000000.safetensors-77"):
-        (run.checkpoints / name).touch()
-    (run.path / ".environment.json-77").touch()
     run.close()
     return run.path
 
@@ -39,87 +31,48 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def refused(path, code=USAGE, message="exists, and a run is never overwritten"):
-    """Assert that `refuse_existing` and `Folder.create` reject the folder `path` and change nothing in it."""
-    before = contents(path)
-    if code == USAGE:
-        with pytest.raises(LockstepError, match=message):
-            refuse_existing(path)
-    with pytest.raises(LockstepError, match=message) as error:
-        Folder.create(path, RECIPE)
-    assert error.value.code == code
-    assert contents(path) == before
-
-
-def test_a_run_that_never_made_a_step_does_not_block_its_name(stopped, caplog):
-    (stopped / "metrics.jsonl").write_text('{"kind": "step", "step": 0}\n')
-    refuse_existing(stopped)
-    run = Folder.create(stopped, get_recipe("mnist"))
-    assert caplog.messages == [f"{stopped} has no checkpoint of a step: starting again"]
-    assert run.recipe() == get_recipe("mnist")
-    assert sorted(path.name for path in stopped.rglob("*")) == [".lock", "checkpoints", "recipe.json"]
-    refused(stopped)  # This program starts in it.
-    run.close()
-
-
-def test_a_run_that_was_killed_before_it_wrote_its_recipe_does_not_block_its_name(tmp_path, caplog):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/.lock").touch()
-    Folder.create(tmp_path / "a", RECIPE).close()
-    assert not caplog.messages
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "result.json", "model.safetensors", "notes.txt", "checkpoints/notes.txt", "eval/metrics.jsonl",
-        "checkpoints/step-000000001.safetensors", "checkpoints/mine/x", "sub/recipe.json",
-        "checkpoints/damaged-step-000000000.safetensors",
-    ],
-)  # fmt: skip
-def test_a_folder_with_any_other_file_is_rejected(stopped, name):
-    (stopped / name).parent.mkdir(exist_ok=True)
-    (stopped / name).write_text("mine")
-    refused(stopped)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda path: (path / "mine").mkdir(),
+        lambda path: None,
         lambda path: [path.rename(path.with_name("b")), path.symlink_to(path.with_name("b"))],
         lambda path: [path.rename(path.with_name("b")), path.symlink_to(path.with_name("nowhere"))],
-        lambda path: [path.rename(path.with_name("b")), path.mkdir()],
         lambda path: [path.rename(path.with_name("b")), path.touch()],
+        lambda path: [path.rename(path.with_name("b")), path.mkdir(), (path / "notes.txt").touch()],
     ],
-    ids=["a folder in it", "a link", "a link to nowhere", "an empty folder", "a file"],
+    ids=["a run", "a link", "a link to nowhere", "a file", "any other folder"],
 )
-def test_any_other_path_is_rejected(stopped, change):
+def test_what_is_there_is_never_overwritten(stopped, change):
     change(stopped)
-    refused(stopped)
-
-
-def test_a_program_that_starts_in_between_keeps_the_folder(stopped, monkeypatch):
-    """A program that checked the folder before the other one began is stopped by the lock and changes nothing."""
-    monkeypatch.setattr("lockstep.runs.folder.refuse_existing", lambda path: None)
-    first = Folder.create(stopped, RECIPE)
-    refused(stopped, ENVIRONMENT, "another program is training in")
-    saver.save(first.checkpoints, {"step": torch.tensor(1)}, {})
-    first.close()
     before = contents(stopped)
-    with pytest.raises(LockstepError, match="never overwritten"):
-        Folder.create(stopped, RECIPE)
+    for make in (refuse_existing, lambda path: Folder.create(path, RECIPE)):
+        with pytest.raises(LockstepError, match="exists, and a run is never overwritten"):
+            make(stopped)
     assert contents(stopped) == before
 
 
-def test_only_one_of_many_programs_starts_the_run_again(stopped):
-    """Every thread opens the lock file itself, so the lock works between threads as between programs."""
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".recipe.json-77"]])
+def test_a_program_that_was_killed_before_it_wrote_the_recipe_does_not_block_its_name(tmp_path, left):
+    (tmp_path / "a").mkdir()
+    for name in left:
+        (tmp_path / "a" / name).touch()
+    folder = Folder.create(tmp_path / "a", RECIPE)
+    folder.begin(0, {}, evaluation=False)
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        ".lock", "checkpoints", "environment.json", "recipe.json",
+    ]  # fmt: skip
+    folder.close()
+
+
+def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
+    """All have found that no run is there. Every thread opens the lock itself, so it works as between programs."""
+    monkeypatch.setattr("lockstep.runs.folder.refuse_existing", lambda path: None)
     barrier, runs, errors = threading.Barrier(8), [], []
 
     def program():
         barrier.wait()
         try:
-            runs.append(Folder.create(stopped, RECIPE))
+            runs.append(Folder.create(tmp_path / "a", RECIPE))
         except LockstepError as error:
             errors.append(str(error))
 
@@ -129,8 +82,10 @@ def test_only_one_of_many_programs_starts_the_run_again(stopped):
     for thread in threads:
         thread.join()
     assert (len(runs), len(errors)) == (1, 7), errors
-    assert runs[0].recipe() == RECIPE
+    assert all("another program is training in" in error for error in errors)
     runs[0].close()
+    with pytest.raises(LockstepError, match="never overwritten"):
+        Folder.create(tmp_path / "a", RECIPE)
 
 
 def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
@@ -138,10 +93,12 @@ def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
     run = Folder.create(tmp_path / "a", RECIPE)
     saver.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.require_lock)
     (run.path / ".lock").write_text("the token of another host")
-    with pytest.raises(LockstepError, match="another program has continued"):
-        saver.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock)
-    with pytest.raises(LockstepError, match="another program has continued"):
-        run.finish({}, {"w": torch.zeros(1)}, {})
+    for write in (
+        lambda: saver.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock),
+        lambda: run.finish({}, {"w": torch.zeros(1)}, {}),
+    ):
+        with pytest.raises(LockstepError, match="another program has continued"):
+            write()
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000001.safetensors"]
     assert not run.complete
     assert not run.model.exists()
@@ -156,7 +113,7 @@ def test_a_file_that_is_a_pipe_or_a_device_is_an_error(stopped, make):
     with pytest.raises(LockstepError, match=r"\.lock cannot be read \(not a regular file\)"):
         print(Run(stopped).state)
     with pytest.raises(LockstepError, match=r"cannot write the run folder|cannot be read"):
-        Folder(stopped).lock()
+        Folder.resume(stopped)
     with pytest.raises(LockstepError, match="not a regular file"):
         print(Run(stopped).classes)
 
@@ -206,30 +163,15 @@ DAMAGED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("damaged", DAMAGED)
-def test_a_damaged_line_of_the_metrics_is_dropped_and_named(stopped, caplog, damaged):
+def test_damaged_lines_of_the_metrics_are_dropped_and_named(stopped, caplog):
     folder, intact = Folder(stopped), [step(0), evaluation(1, loss=None), step(1), step(2), evaluation(2)]
-    folder.metrics_path.write_bytes(b"\n".join([intact[0], damaged, *intact[1:]]))
+    folder.metrics_path.write_bytes(b"\n".join([intact[0], *DAMAGED, *intact[1:]]))
     assert folder.metrics() == [json.loads(line) for line in intact]
     for _ in range(2):
         folder.begin(1, {}, evaluation=False)
-    assert caplog.messages == [f"{folder.metrics_path}: line 2 was damaged and deleted"]
+    numbers = ", ".join(map(str, range(2, 2 + len(DAMAGED))))
+    assert caplog.messages == [f"{folder.metrics_path}: damaged and deleted: line {numbers}"]
     assert folder.metrics_path.read_bytes() == b"\n".join(intact[:2]) + b"\n"
-
-
-def test_rewritten_metrics_are_on_the_disk_before_they_replace_the_old_ones(stopped, monkeypatch):
-    folder, synced = Folder(stopped), []
-    folder.metrics_path.write_bytes(step(0) + b"\n")
-    sync = os.fsync
-
-    def recorded(descriptor):
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        synced.append((os.path.basename(path), folder.metrics_path.read_bytes()))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", recorded)
-    folder.begin(0, {}, evaluation=False)
-    assert synced[:2] == [(f".metrics.jsonl-{os.getpid()}", step(0) + b"\n"), ("a", b"")]
 
 
 def test_a_record_is_strict_json(stopped):

@@ -314,8 +314,10 @@ def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = N
         named = [(*key.partition("/"), tensor) for key, tensor in file.tensors.items()]
         kept = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer", "frozen")}
         file = replace(file, tensors=kept)
-    run.require_recipe(file.path, file.facts)
-    return run.recipe(), file
+    recipe = run.recipe()
+    if file.facts.get("recipe_digest") != recipe.digest():
+        raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")
+    return recipe, file
 
 
 def _damaged(file: StateFile, problem: object) -> LockstepError:

@@ -399,7 +399,6 @@ def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> di
     run, placement = existing(run), placement_of(options)
     recipe = run.recipe()
     recipe.require_trust(run.path, trust_code)
-    run.check_recipe()
     placement = placed(recipe, placement.replace(data=data_of(run.path, placement.data)), run.path)
     return {"recipe": recipe, "placement": placement, "path": run.path}
 

@@ -150,7 +150,7 @@ class OpenRun:
     def stepped(self) -> None:
         """Learn that an update is done. Report a failed save; training continues."""
         if self.folder is not None:
-            self.folder.stepped()
+            self.folder.saver.stepped()
 
     def save(self, due: Due) -> None:
         """Start to save a checkpoint, after the previous one is written. Training continues meanwhile.
@@ -165,7 +165,7 @@ class OpenRun:
         state = self._session.state
         if self.folder is not None:
             facts = {**self._session.checkpoint_facts(), **due.facts()}
-            self.folder.save(state.named(), facts, state.update_lock, due.best_step)
+            self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
 
     def save_last_good(self, due: Due) -> str:
         """Save the state after a failed step, if it is finite, in process 0. Return a sentence about what is saved."""
@@ -173,14 +173,14 @@ class OpenRun:
         if not self._session.state.is_finite():
             return f"The last good state is the latest checkpoint in {self.folder.path}"
         self._save(due)
-        self.folder.require_saved()
+        self.folder.saver.require_saved()
         return f"The last good state, after {self._session.state.step} steps, is saved in {self.folder.path}"
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
         if self.folder is not None:
             with self._ctx.monitor.pausing():
-                self.folder.require_saved()
+                self.folder.saver.require_saved()
 
     def stop(self, due: Due, log: Log) -> None:
         """Save the state of a run that was asked to stop, and print how to continue it."""

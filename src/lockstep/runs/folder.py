@@ -9,11 +9,9 @@ import itertools
 import json
 import os
 import re
-import shutil
-import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -32,10 +30,7 @@ from lockstep.settings import validated
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FILES = ("recipe.json", "environment.json", "result.json", "metrics.jsonl", "log.txt", "model.safetensors")
-_TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})-\d+")
-# What a run has made before its first step. `eval --watch` waits for recipe.json, so it stays until it is replaced.
-_FIRST = {"environment.json", "metrics.jsonl", "log.txt", "tb", "checkpoints"}
+_TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+")
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
@@ -88,10 +83,6 @@ class _DigestRow(Entries):
 
 
 _ROWS: dict[str, type[Entries]] = {"step": _StepRow, "evaluation": _EvaluationRow, "digest": _DigestRow}
-
-
-class LostRunError(LockstepError):
-    """Another program has locked the run since this one did."""
 
 
 class Run:
@@ -179,7 +170,7 @@ class Run:
 
     def recipe(self) -> Recipe:
         """Return the recipe that the run was started with. Raises: LockstepError."""
-        return validated(Recipe, self.read("recipe.json", Entries) or {})
+        return validated(Recipe, self.read("recipe.json") or {})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
@@ -221,14 +212,7 @@ class Run:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
-        sessions = self.read("environment.json") or []
-        try:
-            if not isinstance(sessions, list):
-                raise ValueError("it is not a list of sessions")
-            for session in sessions:
-                _Session.check(session)
-        except ValueError as error:
-            raise self._unreadable("environment.json", error) from None
+        sessions: list[dict[str, Any]] = self.read("environment.json", _Session, each=True) or []
         return sessions
 
     def data(self) -> Path | None:
@@ -245,17 +229,19 @@ class Run:
         result: dict[str, Any] | None = self.read("result.json", _Result)
         return result
 
-    def read(self, name: str, entries: type[Entries] | None = None) -> Any:
-        """Return the content of the JSON file `name`, with the given `entries`, or None if it does not exist.
+    def read(self, name: str, entries: type[Entries] = Entries, each: bool = False) -> Any:
+        """Return the JSON object in the file `name`, or with `each` the list of them; None if there is no file.
 
-        Raises: LockstepError.
+        Raises: LockstepError, also if an object does not have the `entries`.
         """
         if not (self.path / name).is_file():
             return None
         try:
             value = read_json(self.path / name)
-            if entries is not None:
-                entries.check(value)
+            if each and not isinstance(value, list):
+                raise ValueError("it is not a list")
+            for one in value if each else [value]:
+                entries.check(one)
             return value
         except (OSError, ValueError) as error:
             raise self._unreadable(name, error) from None
@@ -263,17 +249,6 @@ class Run:
     def _unreadable(self, name: str, problem: object) -> LockstepError:
         what = "restore it" if name == "recipe.json" else "remove it to go on without it"
         return LockstepError(f"{self.path / name} cannot be read ({problem}): {what}", DATA)
-
-    def check_recipe(self) -> None:
-        """Raise a LockstepError if the newest checkpoint was trained by another recipe than recipe.json."""
-        newest = [*checkpoints_in(self.checkpoints).values()][-1:]
-        if newest and (facts := facts_if_valid(newest[0])):  # Loading a damaged checkpoint reports it.
-            self.require_recipe(newest[0], facts)
-
-    def require_recipe(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Raise a LockstepError if what `path` states, its `facts`, is of another recipe than recipe.json."""
-        if facts.get("recipe_digest") != self.recipe().digest():
-            raise LockstepError(f"{path} was trained by another recipe than recipe.json states")
 
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, the best one, or the result: by default the newest valid one.
@@ -287,32 +262,28 @@ class Run:
             if not (there := sorted(self.steps)):
                 raise self.no_checkpoint()
             available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
-            step = self._best(there) if which == "best" else which
-            if step is None:
+            known = {step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there}
+            if which == "best" and not known:
                 raise LockstepError(
                     f"--checkpoint best: no checkpoint of {self.path} was evaluated in training: {available}. "
                     f"Train with --eval-every N to know the best"
                 )
+            step = max(known, key=known.__getitem__) if which == "best" else which  # the first of equals
             if step not in there:
                 raise LockstepError(f"--checkpoint {step}: {self.path} has no such checkpoint: {available}")
             with contextlib.suppress(FileNotFoundError):  # Training deleted it during the read.
                 return statefile.read(self.checkpoints / file_name(step))
 
-    def _best(self, steps: Sequence[int]) -> int | None:
-        """Return which of `steps` has the best accuracy in training, the first of equals; None if none has one."""
-        known = {step: row["accuracy"] for step, row in self.judged().items() if step in steps}
-        return max(sorted(known), key=known.__getitem__, default=None)
-
     def _result_state(self) -> StateFile:
         best = (self.result() or {}).get("best_step")
-        found = statefile.latest(self.checkpoints)
-        if found is None:
+        newest = statefile.latest(self.checkpoints)
+        if newest is None:
             raise self.no_checkpoint()
-        if best in (None, found.step):
-            return found
+        if best in (None, newest.step):
+            return newest
         from lockstep.core.state import best_of  # imports torch
 
-        tensors = best_of(found.tensors)
+        tensors = best_of(newest.tensors)
         step = int(tensors["step"])
         if best != step:
             raise LockstepError(
@@ -320,7 +291,7 @@ class Run:
                 f"result: use {self.model}, or compute them again: move result.json away, and resume the run",
                 DATA,
             )
-        return changed(found, facts={**found.facts, "step": step}, tensors=tensors)
+        return changed(newest, facts={**newest.facts, "step": step}, tensors=tensors)
 
     def no_checkpoint(self) -> LockstepError:
         """Return the error for a run without a checkpoint."""
@@ -366,11 +337,10 @@ class Folder(Run):
     def create(path: Path, recipe: Recipe, placement: Placement = Placement(), numbered: bool = False) -> "Folder":  # noqa: B008
         """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the next free number.
 
-        The folder of a run without a checkpoint of a step is emptied and used again, with a message.
-        Raises: LockstepError if anything else is there, or the folder cannot be written.
+        Raises: LockstepError if a run is there, or the folder cannot be written.
         """
+        made = [path, *(folder for folder in path.parents if not folder.exists())]
         try:
-            made = [path, *(folder for folder in path.parents if not folder.exists())]
             path.parent.mkdir(parents=True, exist_ok=True)
             while True:
                 try:
@@ -383,86 +353,66 @@ class Folder(Run):
                     path = fresh_path(path.parent, path.name.rpartition("-")[0])
             for new in made:  # Else a power failure could take the whole run, whose files are flushed.
                 flush(new.parent)
-            folder = Folder(path, placement)
-            folder.lock()  # before any write: of two programs that reuse one folder, one succeeds
-            try:
-                folder._empty()
-                folder.checkpoints.mkdir()
-                folder.write("recipe.json", recipe.model_dump(mode="json"))
-            except BaseException:
-                folder.close()
-                raise
         except OSError as error:
             raise folder_error(path, error) from None
+        folder = Folder(path, placement)
+        with folder._locked():
+            if is_begun(path):  # Another program trained here since the last check.
+                raise _exists(path)
+            folder.write("recipe.json", recipe.model_dump(mode="json"))
+            folder.checkpoints.mkdir()
         return folder
-
-    def _empty(self) -> None:
-        """Delete the files of a run that made no step. This program must hold the lock."""
-        if is_begun(self.path):  # Another program trained here since the last check.
-            raise _exists(self.path)
-        leftovers = [path for path in self.path.iterdir() if path.name in _FIRST or _TEMPORARY.fullmatch(path.name)]
-        for path in leftovers:
-            (shutil.rmtree if path.is_dir() else os.unlink)(path)
-        if leftovers:
-            logger.warning(f"{self.path} has no checkpoint of a step: starting again")
 
     @staticmethod
     def resume(path: Path, placement: Placement = Placement()) -> "Folder":  # noqa: B008  a frozen constant
         """Lock the run at `path`, and read its newest valid checkpoint. Raises: LockstepError."""
         Run.existing(path)
         folder = Folder(path, placement)
-        folder.lock()
-        try:
+        with folder._locked():
             folder.checkpoint = statefile.latest(folder.checkpoints)
             if folder.checkpoint is None:
                 logger.warning(f"{path} has no checkpoint: it starts again before its first step")
             folder.earlier = folder.sessions()
-        except BaseException:
-            folder.close()
-            raise
         return folder
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the folder, and unlock it again after an error within the context. Raises: LockstepError."""
+        try:
+            self.lock()
+            yield
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise folder_error(self.path, error) from None
+            raise
 
     def lock(self) -> None:
         """Keep other programs from writing here until `close`, or until this process ends in any way.
 
-        Raises: LockstepError if another program holds the lock.
+        Raises: LockstepError if another program holds the lock; OSError.
         """
+        self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
+        if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
+            time.sleep(0.1)
         try:
-            self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
-            if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
-                time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._token = uuid.uuid4().hex
-            self._lock.write(self._token)
-            self._lock.truncate()
-            self._lock.flush()
         except BlockingIOError:
-            self.close()
-            raise LockstepError(
-                f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
-            ) from None
-        except OSError as error:
-            self.close()
-            raise folder_error(self.path, error) from None
-        except LockstepError:
-            self.close()
-            raise
+            message = f"another program is training in {self.path}: wait for it to end"
+            raise LockstepError(message, ENVIRONMENT) from None
+        self._token = uuid.uuid4().hex
+        self._lock.write(self._token)
+        self._lock.truncate()
+        self._lock.flush()
 
     def require_lock(self) -> None:
-        """Raise a LostRunError if another program has locked the run since this one did.
+        """Raise a LockstepError if another program has locked the run since this one did; OSError if that is unknown.
 
         On the hosts of a network file system, a lock may not keep out the other hosts. A process that was cut off from
         its run then finds the token of the program that has taken over.
         """
-        try:
-            token = (self.path / ".lock").read_bytes()
-        except OSError as error:
+        if (self.path / ".lock").read_bytes() != self._token.encode():
             raise LockstepError(
-                f"{self.path / '.lock'} cannot be read ({error.strerror}), so another program may be writing there",
-                ENVIRONMENT,
-            ) from None
-        if token != self._token.encode():
-            raise LostRunError(
                 f"another program has continued {self.path}, so this one must not write there any more: it ends",
                 ENVIRONMENT,
             )
@@ -475,60 +425,22 @@ class Folder(Run):
         """Record the `session` that continues after `step` updates, and delete what it will repeat.
 
         That is: later checkpoints, metrics of later steps, and of the `evaluation` after `step` updates if it is due.
+        Damaged lines, as the last one of a killed run, go too.
         """
         saver.clear_ahead(self.checkpoints, step)
-        self._clear_metrics(step, evaluation)
-        self.write("environment.json", [*self.earlier, {"step": step, **session}])
-
-    def _clear_metrics(self, step: int, evaluation: bool) -> None:
-        """Delete rows of later steps, damaged lines, such as the last one of a killed run, and temporary files."""
         remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
-        if not self.metrics_path.is_file():
-            return
-        kept, damaged = [], []
-        for number, line in enumerate(self.metrics_path.read_bytes().splitlines(), start=1):
-            row = _row(line)
-            if row is None:
-                damaged.append(str(number))
-            elif row["step"] < step + (row["kind"] == "evaluation" and not evaluation):
-                kept.append(line + b"\n")
-        if damaged:
-            lines = f"line {damaged[0]} was" if len(damaged) == 1 else f"lines {', '.join(damaged)} were"
-            logger.warning(f"{self.metrics_path}: {lines} damaged and deleted")
-        replace(self.metrics_path, b"".join(kept))
-
-    def stepped(self) -> None:
-        """Learn that an update is done. Report a failed save; training continues."""
-        self.saver.stepped()
-        if (problem := self._save_problem()) is not None:
-            logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
-
-    def save(
-        self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], update_lock: threading.Lock, best: int | None
-    ) -> None:
-        """Start to save a checkpoint, after the previous one is written, as `Saver.save`. `best` is kept too."""
-        self.saver.wait()
-        if (problem := self._save_problem()) is not None:
-            logger.warning(problem)
-        self.saver.best_step = best
-        self.saver.save(tensors, facts, update_lock)
-
-    def require_saved(self) -> None:
-        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
-        self.saver.wait()
-        if (problem := self._save_problem()) is not None:
-            raise LockstepError(problem, ENVIRONMENT)
-
-    def _save_problem(self) -> str | None:
-        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
-        error = self.saver.take_error()
-        if error is None:
-            return None
-        if isinstance(error, OSError):
-            return f"could not save a checkpoint in {self.checkpoints}: {error.strerror or error}"
-        if isinstance(error, LockstepError) and not isinstance(error, LostRunError):
-            return str(error)
-        raise error
+        if self.metrics_path.is_file():
+            lines = self.metrics_path.read_bytes().splitlines()
+            rows = [*map(_row, lines)]
+            if damaged := [str(number) for number, row in enumerate(rows, start=1) if row is None]:
+                logger.warning(f"{self.metrics_path}: damaged and deleted: line {', '.join(damaged)}")
+            kept = [
+                line + b"\n"
+                for line, row in zip(lines, rows, strict=True)
+                if row and row["step"] < step + (row["kind"] == "evaluation" and not evaluation)
+            ]
+            replace(self.metrics_path, b"".join(kept))
+        self.write("environment.json", [*self.earlier, {"step": step, **session}])
 
     def finish(self, result: Mapping[str, Any], tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
         """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes the run."""
@@ -559,21 +471,14 @@ def folder_error(path: Path, error: OSError) -> LockstepError:
 
 
 def is_begun(path: Path) -> bool:
-    """Return whether anything is at `path` but a run without a step.
-
-    A run has begun if it has a state file after step 0, or a file that a run makes only after it.
-    """
+    """Return whether anything is at `path` but the folder of a program that ended before it wrote recipe.json."""
     if not path.is_dir() or path.is_symlink():
         return os.path.lexists(path)
-    names = {member.name for member in path.iterdir() if not _TEMPORARY.fullmatch(member.name)}
-    checkpoints = path / "checkpoints"
-    states = {member.name for member in checkpoints.iterdir()} if checkpoints.is_dir() else set()
-    later = [name for name in states if name != file_name(0) and not name.startswith(f".{file_name(0)}")]
-    return bool(later) or not names & {".lock", "recipe.json"} or not names <= {".lock", "recipe.json", *_FIRST}
+    return any(not member.name.startswith(".") for member in path.iterdir())
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise a LockstepError if `path` exists, unless it is a run without a step that no program is training."""
+    """Raise a LockstepError if a run, or anything else, is at `path`, or a program is making one."""
     if os.path.lexists(path) and (is_begun(path) or Run(path).is_held()):
         raise _exists(path)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import no_room, remove_abandoned
+from lockstep.messages import logger
 from lockstep.runs import statefile
 from lockstep.runs.statefile import checkpoints_in, file_name, step_of
 
@@ -20,18 +21,14 @@ if TYPE_CHECKING:
 class Saver:
     """Writes checkpoints into `folder`, one at a time, in its own thread. Only process 0 has one.
 
-    `best_step` is the number of updates of one more checkpoint to keep, or None.
-
-    The thread first copies the state, into memory that later checkpoints use again, while the towers compute the next
-    step; only an update waits for the copy. Then the thread writes the copy, and deletes all but `keep` checkpoints.
-    If `every_s` is above 0, `due` requests checkpoints so often that a crash costs at most `every_s` seconds of
-    training. `fence` raises a LockstepError if another program has taken over the run.
+    The thread first copies the state, while the towers compute the next step; only an update waits for the copy. Then
+    the thread writes the copy, and deletes all checkpoints but the `keep` newest and the best one. If `every_s` is
+    above 0, `due` requests checkpoints so often that a crash costs at most `every_s` seconds of training. `fence`
+    raises a LockstepError if another program has taken over the run.
     """
 
     def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Callable[[], None] = lambda: None) -> None:
         self._folder, self._keep, self._every_s, self._fence = folder, keep, every_s, fence
-        self.best_step: int | None = None
-        self._copies: dict[str, Tensor] = {}
         self._verified: set[Path] = set()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -41,9 +38,10 @@ class Saver:
         self._step_s = 0.0
 
     def stepped(self) -> None:
-        """Record that a step is done."""
+        """Learn that a step is done. Report a failed save; training continues."""
         now = time.monotonic()
         self._step_s, self._last_step = now - self._last_step, now
+        self._report_failure()
 
     def due(self) -> bool:
         """Return True if the state must be saved after this step, because the next step would be too late."""
@@ -57,8 +55,14 @@ class Saver:
         """Return whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], update_lock: threading.Lock) -> None:
-        """Start to write `tensors` (with a scalar `step`), and `facts`.
+    def save(
+        self,
+        tensors: "Mapping[str, Tensor]",
+        facts: Mapping[str, Any],
+        update_lock: threading.Lock,
+        best: int | None = None,
+    ) -> None:
+        """Start to write `tensors` (with a scalar `step`), and `facts`. The checkpoint after `best` updates is kept.
 
         Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
         while it changes them never changes half of a checkpoint.
@@ -68,55 +72,56 @@ class Saver:
             began = time.monotonic()
             try:
                 try:
-                    copies = self._copy(tensors)
+                    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
                 finally:
                     update_lock.release()
-                self._write(copies, facts)
+                self._write(copies, facts, best)
                 self._state_time, self._write_s = began, time.monotonic() - began
-                prune(self._folder, self._keep, self.best_step, self._verified)
-            except Exception as error:  # A thread has no caller to raise to; `take_error` returns it.
+            except Exception as error:  # A thread has no caller to raise to; the main thread reports it.
                 self._error = error
                 self._state_time = time.monotonic()  # The next attempt is due after another `every_s` seconds.
 
         self.wait()
+        self._report_failure()
         update_lock.acquire()
-        try:
-            self._thread = threading.Thread(target=write, name="saver", daemon=True)
-            self._thread.start()
-        except BaseException:
-            update_lock.release()
-            raise
+        self._thread = threading.Thread(target=write, name="saver", daemon=True)
+        self._thread.start()
 
-    def _write(self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
+    def _write(self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], best: int | None) -> None:
         """Write a checkpoint. If the disk is full, delete the checkpoints that are not needed, and try once more."""
         try:
             path = save(self._folder, tensors, facts, self._fence)
         except OSError as error:
             if not no_room(error):
                 raise
-            prune(self._folder, 1, self.best_step, self._verified)
+            prune(self._folder, 1, best, self._verified)
             path = save(self._folder, tensors, facts, self._fence)
         self._verified.add(path)
+        prune(self._folder, self._keep, best, self._verified)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
 
-    def take_error(self) -> Exception | None:
-        """Return the error that prevented the last save, or None. Each error is returned once."""
+    def require_saved(self) -> None:
+        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
+        self.wait()
+        if (problem := self.problem()) is not None:
+            raise LockstepError(problem, ENVIRONMENT)
+
+    def _report_failure(self) -> None:
+        if (problem := self.problem()) is not None:
+            logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
+
+    def problem(self) -> str | None:
+        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
         error, self._error = self._error, None
-        return error
-
-    def _copy(self, named: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return copies of `named` on the CPU, in the memory of the previous copies where shapes are equal."""
-        for name, tensor in named.items():
-            copy = self._copies.get(name)
-            if copy is None or copy.shape != tensor.shape:
-                copy = self._copies[name] = tensor.new_empty(tensor.shape, device="cpu")
-            copy.copy_(tensor)
-        return {name: self._copies[name] for name in named}
+        if isinstance(error, OSError):
+            return f"could not save a checkpoint in {self._folder}: {error.strerror or error}"
+        if error is not None:
+            raise error
+        return None
 
 
 def save(
