@@ -68,16 +68,11 @@ EDITS = st.lists(
 def edited(data, edits):
     for share, what, new in edits:
         at = int(share * len(data))
-        if what == "change":
-            data = data[:at] + new + data[at + len(new) :]
-        elif what == "insert":
-            data = data[:at] + new + data[at:]
-        elif what == "cut":
-            data = data[:at] + data[at + len(new) * 8 :]
-        elif what == "repeat":
-            data = data[:at] + data[max(0, at - 64) : at] * 3 + data[at:]
-        else:
-            data = data[:at]
+        begin, rest = data[:at], data[at:]
+        data = {
+            "change": begin + new + rest[len(new) :], "insert": begin + new + rest, "end": begin,
+            "cut": begin + rest[len(new) * 8 :], "repeat": begin + begin[-64:] * 3 + rest,
+        }[what]  # fmt: skip
     return data
 
 
@@ -131,7 +126,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def copy(run, tmp_path_factory):
-    """A copy of the run for changes. Each test restores what it changes."""
+    """A copy of the run for changes. Each test that passes restores what it changes."""
     return shutil.copytree(run, tmp_path_factory.mktemp("copy") / "runs/a")
 
 
@@ -165,30 +160,23 @@ TEXTS = ["recipe.json", "environment.json", "result.json", "metrics.jsonl"]
 
 @pytest.mark.parametrize("name", [*TEXTS, "model.safetensors", "checkpoints/step-000000001.safetensors"])
 @bounded
-@given(edits=EDITS)
-def test_bytes_of_a_run(run, copy, name, edits):
-    (copy / name).write_bytes(edited((run / name).read_bytes(), edits))
-    try:
+@given(edits=EDITS, changes=CHANGES)
+def test_a_file_of_a_run(run, copy, name, edits, changes):
+    """Its bytes are edited, and then the values of its JSON."""
+    content = (run / name).read_bytes()
+    bad = [edited(content, edits)]
+    if name in TEXTS:
+        texts = content.splitlines() if name == "metrics.jsonl" else [content]
+        changed = with_strange_parts([json.loads(text) for text in texts], changes)
+        lines = changed if isinstance(changed, list) else [changed]
+        bad.append("".join(f"{json.dumps(line)}\n" for line in lines).encode())
+    for each in bad:
+        (copy / name).write_bytes(each)
         look_at(copy)
         if name == "model.safetensors":
             only_lockstep_errors(load_classifier, copy)
             only_lockstep_errors(load_classifier, copy / name)
-    finally:
-        shutil.copy(run / name, copy / name)
-
-
-@pytest.mark.parametrize("name", TEXTS)
-@bounded
-@given(changes=CHANGES)
-def test_values_in_a_run(run, copy, name, changes):
-    texts = (run / name).read_text().splitlines() if name == "metrics.jsonl" else [(run / name).read_text()]
-    changed = with_strange_parts([json.loads(text) for text in texts], changes)
-    lines = changed if isinstance(changed, list) else [changed]
-    (copy / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    try:
-        look_at(copy)
-    finally:
-        shutil.copy(run / name, copy / name)
+    (copy / name).write_bytes(content)
 
 
 @pytest.mark.slow
@@ -201,14 +189,12 @@ def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     if not isinstance(facts, dict):
         return
     statefile.write(found.path, found.tensors, facts)
-    try:
-        look_at(copy)
-        only_lockstep_errors(load_classifier, copy, 1)
-        saver.prune(copy / "checkpoints", 1)
-        only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0))
-    finally:
-        shutil.rmtree(copy)
-        shutil.copytree(run, copy)
+    look_at(copy)
+    only_lockstep_errors(load_classifier, copy, 1)
+    saver.prune(copy / "checkpoints", 1)
+    only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0))
+    shutil.rmtree(copy)
+    shutil.copytree(run, copy)
 
 
 TENSORS = st.sampled_from(

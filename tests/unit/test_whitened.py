@@ -83,10 +83,13 @@ def test_invalid_options_of_the_whitened_network_are_reported(options, said):
         whitened_network(**options)
 
 
-def test_too_small_images_are_an_error():
+def test_what_the_networks_cannot_take_is_an_error():
     for network in (whitened, residual):
         with pytest.raises(LockstepError, match="16x16 pixels or more, got 8x8"):
             network.build((1, 8, 8), 10)
+    for widths in ([], [64, 0], ["a"], [1.5]):
+        with pytest.raises(LockstepError, match=r"model_options\.widths"):
+            residual_network(widths=widths)
 
 
 def residual_network(px=32, classes=5, **options):
@@ -116,12 +119,6 @@ def test_a_stem_of_many_values_keeps_the_directions_of_the_greatest_variance():
     directions = filters / filters.norm(dim=1, keepdim=True)
     kept = (patches @ directions.T).square().sum() / patches.square().sum()
     assert kept > 0.99
-
-
-@pytest.mark.parametrize("widths", [[], [64, 0], ["a"], [1.5]])
-def test_widths_that_are_no_counts_are_refused(widths):
-    with pytest.raises(LockstepError, match=r"model_options\.widths"):
-        residual_network(widths=widths)
 
 
 def test_whitening_sees_images_of_all_classes_of_a_sorted_dataset(monkeypatch):
