@@ -22,21 +22,6 @@ def checked(tmp_path, monkeypatch, capsys):
     return check
 
 
-@pytest.mark.slow  # three runs
-def test_what_needs_no_gpu_is_checked_and_the_rest_is_skipped_by_name(checked):
-    code, lines, checks = checked("--only", "hash")
-    assert code == 0
-    assert checks["one hash"]["status"] == "PASS"
-    assert len({*checks["one hash"]["facts"].values()}) == 1
-    assert len(checks["one hash"]["facts"]) == max(2, min(4, torch.cuda.device_count()))
-    code, lines, checks = checked("--only", "and GPU")
-    assert code == 0
-    assert {name: one["status"] for name, one in checks.items()} == {
-        f"CPU and GPU {name}": "SKIP" for name in gpu_check.NATIVE
-    }
-    assert "needs 1 GPU, and torch sees 0" in lines[0]
-
-
 def test_a_check_that_fails_does_not_stop_the_others_and_its_message_is_kept(checked, monkeypatch):
     monkeypatch.setattr(gpu_check, "KERNEL_TOLERANCE", 0.0)
     monkeypatch.setattr(gpu_check, "CHECKS", {"kernels": gpu_check.kernels, "GPUs of kernels": gpu_check.gpus})

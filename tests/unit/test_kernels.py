@@ -11,8 +11,7 @@ from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.local_response import local_response
 from lockstep.kernels.pooling import pool, unpooled
 from lockstep.kernels.winograd import Winograd
-from lockstep.listeners.tensorboard import ActivationRecorder
-from lockstep.models import MODELS, layers
+from lockstep.models import MODELS
 from lockstep.models.layers import LocalResponseNorm
 from lockstep.settings import load_object
 
@@ -203,27 +202,6 @@ def test_winograd_is_used_where_it_is_faster(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
     assert not winograd.applies(x.bfloat16(), weight.bfloat16())
     assert winograd.applies(x, weight)
-
-
-def test_a_hook_receives_the_whole_relu_and_changes_no_bit():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-            self.activations = nn.ModuleDict({"conv": nn.ReLU()})
-
-        def forward(self, x):
-            return layers.conv_relu(x, self.conv, self.activations["conv"], (2, 2))
-
-    model, x = Model(), torch.randn(2, 3, 8, 8)
-    recorder, before = ActivationRecorder(model), model(x)
-    assert not model.activations["conv"]._forward_hooks  # the whole ReLU is computed only for a hook
-    recorder.start()
-    assert torch.equal(model(x), before)
-    found = {value.tag: value for part in recorder.take() for value in part.value}
-    assert found["activations/conv"].histo.num == 2 * 4 * 6 * 6
-    assert found["activations/logits"].histo.num == 2 * 4 * 3 * 3
-    assert not model.activations["conv"]._forward_hooks
 
 
 def evaluated_model(name, dtype=torch.float32):

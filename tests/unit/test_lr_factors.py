@@ -93,16 +93,6 @@ def test_a_layer_is_untrained_if_all_its_own_parameters_are_or_without_any_if_it
     assert untrained() == []
 
 
-def test_an_untrained_batch_norm_computes_with_the_running_averages():
-    recipe = normed(lr_factors={"body": 0, "norm": 0})
-    _, after, network, _ = stepped(recipe)
-    images = torch.rand(8, *SHAPE)
-    network.train()
-    first = network.module.norm(network.module.body(images))[:4]
-    assert torch.equal(first, network.module.norm(network.module.body(images[:4])))
-    assert torch.equal(after["norm.running_mean"], torch.zeros(4))
-
-
 def test_nothing_to_train_is_refused(tmp_path):
     with pytest.raises(LockstepError, match="lr_factors are 0 for all parameters"):
         fit_here(normed(lr_factors=dict.fromkeys(("body", "norm", "head"), 0)), tmp_path / "a")

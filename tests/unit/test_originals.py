@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from tests.unit.test_tower import parts, plan
 
 from lockstep.core.model import build_model
-from lockstep.core.tower import Tower
 from lockstep.data import Distort
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Pipeline, Plan
@@ -104,21 +102,3 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
     assert not torch.equal(masks[1], masks[3])
     for output, following in passed(train=False):
         assert torch.equal(output, following)
-
-
-def test_mnists_dropout_depends_on_seed_tower_and_step():
-    """The loss of the same images and weights differs by seed, tower and step, and repeats for the same three."""
-    recipe = get_recipe("mnist")
-    dataset = Dataset.of(np.random.default_rng(0).integers(0, 256, (2048, 16, 16, 1), np.uint8), np.arange(2048) % 10,
-                         tuple("0123456789"))  # fmt: skip
-    tower, state, _ = parts(recipe, (1, 16, 16))
-    other_seed, _, _ = parts(recipe.replace(seed=recipe.seed + 1), (1, 16, 16))
-    shard = dataset.shard(plan(recipe, 0, 2048), 0)
-    few = shard._replace(images=shard.images[:8], labels=shard.labels[:8])
-
-    def loss(number: int, step: int, tower: Tower = tower) -> float:
-        vector = tower(state, few._replace(tower=number), step)
-        return tower.layout.unpack(vector)[2].cross_entropy.item()
-
-    assert loss(0, 0) == loss(0, 0)
-    assert len({loss(0, 0), loss(1, 0), loss(0, 1), loss(0, 0, other_seed)}) == 4

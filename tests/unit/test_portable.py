@@ -167,18 +167,6 @@ def test_elementary_functions_are_near_float64():
     assert elementary.log(torch.tensor([0.0, -1.0, math.inf]).double()).nan_to_num(7.0).tolist()[1] == 7.0
 
 
-def test_activations_are_near_float64_and_vanish_at_the_left():
-    x = torch.cat((torch.linspace(-30, 30, 5001), torch.tensor([-1e6, 1e6])))
-    for function in (functional.silu, functional.gelu):
-        wide, narrow = x.double().requires_grad_(), x.clone().requires_grad_()
-        expected = function(wide)
-        with Portable():
-            y = function(narrow)
-            (gradient,) = torch.autograd.grad(y.sum(), narrow)
-        torch.testing.assert_close(y.detach().double(), expected.detach(), rtol=1e-3, atol=2e-3)
-        torch.testing.assert_close(gradient.double(), torch.autograd.grad(expected.sum(), wide)[0], rtol=0, atol=4e-3)
-
-
 def test_scalars_are_those_of_the_math_module_up_to_its_last_bit():
     for x in itertools.chain([0.0, 0.5, 1.0], (random.Random(1).uniform(-6, 6) for _ in range(200))):
         for ours, theirs in ((rounding.cos, math.cos), (rounding.sin, math.sin), (rounding.exp, math.exp)):

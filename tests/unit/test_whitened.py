@@ -16,24 +16,6 @@ def channels_last(*shape, dtype=torch.float64):
     return torch.randn(*shape, dtype=dtype).to(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 7, 7), (2, 64, 8, 5), (1, 64, 6, 6)])
-def test_outputs_that_a_pool_drops_are_not_computed(monkeypatch, shape):
-    seen, plain = [], whitened.conv
-
-    def watched(x, weight, padding, pool):
-        seen.append(functional.conv2d(functional.pad(x, padding), weight).shape[2:])
-        return plain(x, weight, padding, pool)
-
-    monkeypatch.setattr(whitened, "conv", watched)
-    x = channels_last(*shape).requires_grad_()
-    layer = whitened._Convolution(shape[1], 64, pool=True).double()
-    found = layer(x)
-    expected = functional.max_pool2d(functional.conv2d(x, layer.weight, padding=1), 2)
-    assert seen == [tuple(extent // 2 * 2 for extent in shape[2:])]
-    assert torch.allclose(found, expected)
-    assert torch.allclose(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)))
-
-
 def whitened_network(**options):
     torch.manual_seed(1)
     return whitened.build((3, 32, 32), 10, **options)
