@@ -4,7 +4,6 @@ They start worker processes, so there is one start for each kind of use. Their a
 """
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -63,19 +62,17 @@ thread = threading.Thread(target=lambda: runs.append(lockstep.train("digits", st
 runs = []
 thread.start()
 thread.join()
-run = runs[0]
 assert child.poll() is None
 child.communicate(b"\\n")
 assert torch.get_num_threads() == 3
 assert dict(os.environ) == before
-print("sha", run.result()["weights_sha256"], run.complete, run.state, run.accuracy == run.result()["accuracy"]["ema"])
+run = runs[0]
 record = lockstep.evaluate(run, processes=1, quiet=True)
-print("same", record.accuracy == run.accuracy, record.correct, sum(map(sum, record.confusion)))
+print("sha", run.result()["weights_sha256"], run.state, record.accuracy == run.accuracy)
 """
     out = finished(script(tmp_path, code, OMP_NUM_THREADS="2", MKL_NUM_THREADS="3"))
     _, record = trained_once(*ALONE)
-    assert f"sha {record['weights_sha256']} True complete True" in out
-    assert "same True" in out
+    assert f"sha {record['weights_sha256']} complete True" in out
     assert "\r" not in out
     assert "step 0, loss" in out
 
@@ -90,8 +87,7 @@ run = lockstep.train("digits", steps=3, processes=1, model=mynet.build, settings
 print(run.recipe().model, run.result()["weights_sha256"])
 again = lockstep.train(run, resume=True, trust_code=True)
 """
-    process = script(tmp_path, code)
-    out = finished(process)
+    out = finished(script(tmp_path, code))
     options = ("--steps", 3, "--model", "mynet:build", "--set", "weight_decay={}", "--json")
     done = here("train", "digits", *options, cwd=tmp_path / "scripts")
     assert done.returncode == 0, done.stderr
@@ -104,7 +100,7 @@ def test_ctrl_c_saves_and_returns_the_run_which_resumes_to_the_same_weights(tmp_
     code = f"""
 import lockstep
 run = lockstep.train("digits", steps={LONG}, processes=2, name="long", log_every=1)
-print("returned", run.complete, run.state, run.accuracy, run.result(), flush=True)
+print("returned", run.state, run.accuracy, run.result(), flush=True)
 run = lockstep.train("runs/long", resume=True, processes=1, quiet=True)
 print("sha", run.result()["weights_sha256"])
 """
@@ -117,8 +113,7 @@ print("sha", run.result()["weights_sha256"])
             break
     printed.append(finished(process))
     out = "".join(printed)
-    assert "returned False stopped None None" in out
-    assert re.search(r"stopped +after \d+ steps, saved", out)
+    assert "returned stopped None None" in out
     _, record = trained_once("--steps", LONG, "--processes", 1)
     assert f"sha {record['weights_sha256']}" in out
 
@@ -140,8 +135,8 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("digit",), "unknown recipe 'digit': did you mean digits"),
-        ((3,), "what: got a int"),
+        ({"what": "digit"}, "unknown recipe 'digit': did you mean digits"),
+        ({"what": 3}, "what: got a int"),
         ({"epoch": 3}, "unknown option 'epoch': did you mean epochs"),
         ({"label_smoothing": 0.1}, r"give settings=\{'label_smoothing': ...\}"),
         ({"settings": {"optimiser.momentum": 1}}, "unknown recipe setting 'optimiser'"),
@@ -150,9 +145,8 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
         ({"device": "gpu"}, "give auto, cpu, cuda"),
         ({"processes": 9}, "9 processes for 4 towers"),
         ({"model": "__main__:build"}, "put it in a file, for example mynet.py, and give model='mynet:build'"),
-        ({"settings": {"model": "__main__:build"}}, "put it in a file"),
         ({"model": lambda shape, classes: None}, "cannot be imported by its name"),
-        (("runs/none",), "there is no folder runs/none"),
+        ({"what": "runs/none"}, "there is no folder runs/none"),
         ({"name": "../x"}, "is not allowed"),
         ({"resume": True}, "--resume continues a run"),
     ],
@@ -160,9 +154,8 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
 def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", None)
-    positional, named = (arguments, {}) if isinstance(arguments, tuple) else ((), arguments)
     with pytest.raises(LockstepError, match=message):
-        lockstep.train(*positional, **named)
+        lockstep.train(**arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,10 +186,8 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
     assert out.count("step 0, loss") == 1
     assert run.path == tmp_path / "runs/digits-1"
     assert run.recipe().optimizer.momentum == 0.5
-    assert [row["kind"] for row in run.metrics()][-2:] == ["evaluation", "evaluation"]
-    assert run.classes == tuple("0123456789")
-    assert repr(run) == f"<Run {run.path}: complete, accuracy {run.accuracy:.2%}>"
     assert run.recipe().init_sha256
+    assert repr(run) == f"<Run {run.path}: complete, accuracy {run.accuracy:.2%}>"
     images = load(None)["test"].images[:50].numpy()
     labels = [[p.label for p in lockstep.load(each).predict(images)] for each in (first, run)]
     # A step moves the running averages of the norms. Without the initial weights, 5 of 50 labels would agree.
@@ -219,8 +210,8 @@ def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(tmp
         lockstep.train("digits", data=digits, dataset="mnist")
 
 
-@pytest.mark.parametrize("given", ["run", "path", "what"])
-def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, monkeypatch, given):
+@pytest.mark.parametrize(("what", "px"), [({}, 48), ({"what": "digits"}, None)])
+def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, monkeypatch, what, px):
     def stored(data, image_px):
         raise LockstepError(f"stored at {image_px}")
 
@@ -228,13 +219,8 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
     run = Folder.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
     run.close()
     run.model.write_bytes(b"weights")
-    words = {
-        "run": {"init": lockstep.Run.open(run.path)},
-        "path": {"init": run.path},
-        "what": {"init": run.path, "what": "digits"},
-    }
-    with pytest.raises(LockstepError, match=f"stored at {None if given == 'what' else 48}"):
-        lockstep.train(data={"train": [], "test": []}, quiet=True, **words[given])
+    with pytest.raises(LockstepError, match=f"stored at {px}"):
+        lockstep.train(data={"train": [], "test": []}, quiet=True, init=run.path, **what)
 
 
 def test_evaluate_refuses_what_the_command_line_refuses(tmp_path, trained_once):
@@ -260,8 +246,7 @@ def test_importing_the_package_and_its_functions_is_quick():
 
 
 def test_every_public_name_exists_and_has_a_docstring():
-    assert set(lockstep.__all__) <= set(dir(lockstep))
-    assert {"train", "evaluate", "load", "Run", "Classifier", "Recipe", "RECIPES"} <= set(dir(lockstep))
+    assert {"train", "evaluate", "load", "Run", "Classifier", "Recipe", "RECIPES"} <= set(lockstep.__all__)
     for name in lockstep.__all__:
         assert getattr(lockstep, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'trian'"):

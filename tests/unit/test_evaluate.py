@@ -106,12 +106,6 @@ def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
     assert (result.examples, result.correct, result.class_correct) == (6, 2, [1, 1, 0])
 
 
-def test_an_output_beyond_the_classes_is_in_no_column_of_the_confusion_matrix():
-    result = prepared(torch.eye(6)[[0, 5, 3, 2]], [0, 0, 1, 2])
-    assert result.confusion == ((1, 0, 0), (0, 0, 0), (0, 0, 1))
-    assert (result.class_examples, result.correct) == ((2, 1, 1), 2)
-
-
 def test_the_first_examples_are_a_dataset_with_its_own_sha256():
     whole = data(53)
     part = whole.first(20)

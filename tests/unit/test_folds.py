@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from lockstep.jobs.folds import divide, folds
 from lockstep.jobs.specs import FoldsSpec
 from lockstep.jobs.weights import known_weights
 from lockstep.launch.submit import submit
-from lockstep.pages.labels import lines_of, page
+from lockstep.pages.labels import page
 from lockstep.recipes import RECIPES, get_recipe
 
 SMALL = make(
@@ -100,42 +99,15 @@ def test_all_images_of_a_folder_without_test_part_are_judged_else_those_of_train
     assert {image["path"] for image in everything["doubtful"]} >= {f"train/{path}" for path in WRONG}
 
 
-class Tags(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.texts = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def record_of(folder, path, label, count=1):
-    one = {"path": path, "label": label, "predicted": "b", "probability": 0.987, "probability_of_label": 0.013}
-    parts = [{"images": 50, "correct": 49, "accuracy": 0.98}]
-    return {"folder": str(folder), "doubtful": [one] * count, "folds": parts, "accuracy": {"mean": 0.98}}
-
-
 def test_names_on_the_page_are_text_and_pictures_are_in_it(tmp_path):
     label = '<script>"&'
     bright_and_dark(tmp_path / label, 1)
-    path = "bright/0.png"
-    found = Tags(page(record_of(tmp_path / label, path, label)))
-    images = [attributes for tag, attributes in found.tags if tag == "img"]
-    assert [tag for tag, _ in found.tags].count("script") == 0
-    assert images[0]["src"].startswith("data:image/jpeg;base64,")
-    assert images[0]["alt"] == f"{path}: labelled {label}, looks like b (98.7%)"
-    assert any(label in text for text in found.texts)
-
-
-def test_the_text_lists_twenty_labels():
-    lines = lines_of(record_of("x", "a/1.png", "a", count=23))
-    assert sum("looks like b (98.7%)" in line for line in lines) == 20
-    assert "  and 3 more (--json lists all)" in lines
-    assert lines_of(record_of("x", "", "", count=0))[0].startswith("0 labels of 50 are contradicted")
+    one = {"path": "bright/0.png", "label": label, "predicted": "b", "probability": 0.987, "probability_of_label": 0.01}
+    parts = [{"images": 50, "correct": 49, "accuracy": 0.98}]
+    text = page({"folder": str(tmp_path / label), "doubtful": [one], "folds": parts, "accuracy": {"mean": 0.98}})
+    assert "<script" not in text
+    assert 'src="data:image/jpeg;base64,' in text
+    assert 'alt="bright/0.png: labelled &lt;script&gt;&#34;&amp;, looks like b (98.7%)"' in text
 
 
 def test_data_check_lists_doubtful_labels_and_writes_a_page_once(here, photos):
@@ -144,7 +116,7 @@ def test_data_check_lists_doubtful_labels_and_writes_a_page_once(here, photos):
     record = json.loads(checked.stdout)
     assert record["images"] == 40
     assert {image["path"] for image in record["labels"]["doubtful"]} == WRONG
-    assert sum(tag == "img" for tag, _ in Tags((photos.parent / "page.html").read_text()).tags) == 2
+    assert (photos.parent / "page.html").read_text().count("<img") == 2
     again = here("data", "check", photos, "--labels", "--html", "page.html")
     assert again.returncode == 2
     assert "this file exists already" in again.stderr
@@ -156,14 +128,12 @@ def test_train_folds_prints_estimates_and_makes_no_run(here, photos):
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines[:4]] == ["fold 1", "fold 2", "fold 3", "fold 4"]
     assert lines[4].startswith("accuracy: 95.00% in the mean of 4 folds")
-    assert "no run was made" in lines[5]
     assert not (photos.parent / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("train", "digits", "--folds", 5), "recipe digits is for dataset digits"),
         (("train", "folder", "--data", "photos", "--folds", 5), "a recipe that trains only a head"),
         (("train", "photos", "--data", "photos", "--folds", 5, "--resume"), "--folds makes no run: leave out --resume"),
         (("train", "photos", "--data", "photos", "--folds", 21), "21 folds need 21 different images of each class"),

@@ -42,17 +42,18 @@ def a_log(listeners, steps=25):
     return Log(recipe.bind(1442), listeners)
 
 
+def step_of(log, step, metrics=None, **state):
+    log.step(step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0))
+
+
 class Recorder(Listener):
-    """A listener that keeps step events and notes."""
+    """A listener that keeps step events."""
 
     def __init__(self, every):
-        self.every, self.events, self.notes = every, [], []
+        self.every, self.events = every, []
 
     def step(self, event, tensors):
         self.events.append(event)
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def run(listeners, steps=25):
@@ -60,12 +61,11 @@ def run(listeners, steps=25):
     log.start([("recipe", "digits"), ("run", "runs/x")])
     for step in range(steps):
         log.begin(step)
-        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+        step_of(log, step)
         log.updated(step, STATE)
     log.evaluation(steps, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)})
     log.note("a note")
     log.end([("accuracy", "90%")])
-    return log
 
 
 def test_plain_lines_have_the_tutorials_shape_and_cadence():
@@ -85,7 +85,8 @@ def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 10, 20, 24]
     assert rows[0]["cross_entropy"] == 2.0
     assert rows[0]["decay"] == {"w": 0.5}
-    assert rows[0]["loss"] == 2.5
+    assert rows[0]["loss"] == 256 / 128 + 0.5
+    assert rows[0]["last_tower_loss"] == 80 / 32 + 0.5  # 32 images per tower
     for row in (rows[0], rows[-3]):
         assert row["loss_average"] == pytest.approx(2.5)
         assert row["cross_entropy_average"] == pytest.approx(2.0)
@@ -112,21 +113,11 @@ def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch
     with log.monitor.training():
         for step in range(25):
             now[0] += step + 1.0
-            log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+            step_of(log, step)
     stated = re.findall(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch", stream.getvalue())
     assert {int(step): (float(rate), float(s)) for step, rate, s in stated} == {
         step: (pytest.approx(128 / s, abs=0.05), s) for step, s in seconds.items()
     }
-
-
-def test_a_listener_that_overrides_nothing_ignores_every_event():
-    listener = Listener()
-    listener.every = 1
-    log = run([listener], steps=2)
-    log.digest(2, "0" * 18)
-    log.evaluating(2, "test", 0.5)
-    listener.close()
-    assert vars(listener) == {"every": 1}
 
 
 def test_a_closed_pipe_does_not_end_training():
@@ -137,19 +128,18 @@ def test_a_closed_pipe_does_not_end_training():
     run([console.Plain(Closed(), 10)])
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_stream_that_cannot_encode_a_name_gets_it_escaped(stream):
+def test_a_stream_that_cannot_encode_a_name_gets_it_escaped():
     """A folder named in Cyrillic, with PYTHONIOENCODING=ascii, in the start-up block."""
-    code = f"""
+    code = """
 import sys
 from lockstep.files import reserve_standard_streams
 from lockstep.listeners.console import Plain
 reserve_standard_streams()
-Plain(sys.{stream}, 1).start([("run", "\u0424\u043e\u0442\u043e")])
+Plain(sys.stdout, 1).start([("run", "\u0424\u043e\u0442\u043e")])
 """
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, getattr(done, stream)) == (0, "  run  \\u0424\\u043e\\u0442\\u043e\n")
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "  run  \\u0424\\u043e\\u0442\\u043e\n"
 
 
 class Terminal(io.StringIO):
@@ -182,18 +172,6 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lin
     assert isinstance(console.for_stream(Terminal(), 10), console.Live)
 
 
-@pytest.mark.parametrize("width", [120, 80, 60, 40])
-def test_the_line_fits_and_the_least_important_parts_are_left_out(width):
-    stream, screen = Terminal(), SimpleNamespace(**vars(a_step(99_998, 100_000)))
-    line = live(stream, width)
-    line.step(screen, None)
-    (frame,) = frames(stream.getvalue())
-    assert len(frame.rstrip()) <= width
-    shown = [part in frame for part in (" 99%", "step  99999", "ETA 0:0", "loss", "acc", "img/s", "gpu", "epoch")]
-    assert shown == sorted(shown, reverse=True), frame
-    assert shown[0]
-
-
 def a_step(step, steps, **changes):
     return SimpleNamespace(**{
         "step": step, "steps": steps, "epoch": 16.9, "loss": 0.5123, "accuracy": 0.984, "learning_rate": 0.0512,
@@ -208,59 +186,37 @@ def test_the_eta_is_in_minutes_or_hours(seconds, text):
     assert f"ETA {text}" in console.live_parts(a_step(0, 2, s_per_step=seconds))
 
 
-def test_one_line_shows_the_steps_and_the_progress_of_an_evaluation_and_the_cursor(monkeypatch):
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+def test_the_line_fits_and_the_least_important_parts_are_left_out(width):
+    stream = Terminal()
+    live(stream, width).step(a_step(99_998, 100_000), None)
+    (frame,) = frames(stream.getvalue())
+    assert len(frame.rstrip()) <= width
+    shown = [part in frame for part in (" 99%", "step  99999", "ETA 0:0", "loss", "acc", "img/s", "gpu", "epoch")]
+    assert shown == sorted(shown, reverse=True), frame
+    assert shown[0]
+
+
+def test_the_line_shows_the_progress_of_an_evaluation_and_leaves_the_cursor(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     stream = Terminal()
-    log = a_log([live(stream)], steps=4)
-    log.start([("recipe", "r")])
-    with log.monitor.training():
-        for step in range(4):
-            now[0] += 1.0
-            log.step(step, sums(), STATE, 0.1, torch.zeros(0))
-    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # if it were killed here
+    line = live(stream)
     for k in range(101):
-        log.evaluating(4, "test", k / 100)
+        line.evaluating(4, "test", k / 100)
         now[0] += 0.03
-    log.evaluation(4, "test", {"raw": Evaluation(10, 9, 0.1)})
-    log.end([("accuracy", "90%")])
-    shown = frames(stream.getvalue())
-    evaluating = [frame for frame in shown if "evaluating on test" in frame]
-    percents = [int(re.search(r"(\d+)%", frame)[1]) for frame in evaluating]
+    text = stream.getvalue()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # if it were killed here
+    shown = frames(text)
+    percents = [int(re.search(r"(\d+)%", frame)[1]) for frame in shown]
     assert percents == sorted(percents)
     assert (percents[0], percents[-1]) == (0, 100)
     assert 10 < len(set(percents)) < 50  # fewer than the 101 events: one drawing every 0.1 s
-    assert "ETA 0:02" in next(frame for frame in evaluating if " 48%" in frame)  # the rest takes 1.56 s
-    steps = [found[1] for frame in shown if (found := re.search(r"step (\d/4)", frame))]
-    assert list(dict.fromkeys(steps)) == ["1/4", "2/4", "3/4", "4/4"]
-    text = stream.getvalue()
-    assert text.startswith("  recipe  r")
-    last = text[text.rindex("\x1b[2K") + 4 :]
-    assert [row.split()[-1] for row in last.splitlines()] == ["90.00%", "90%"]
-
-
-def test_an_evaluation_whose_first_event_is_not_its_start_has_no_estimate_yet(monkeypatch):
-    """Process 0 owns no chunk of a small split that another process evaluates, so its first share is not 0."""
-    monkeypatch.setattr("time.perf_counter", lambda: 5400.0)
-    stream = Terminal()
-    live(stream).evaluating(4, "test", 0.5)
-    assert "evaluating on test" in stream.getvalue()
-    assert "ETA" not in stream.getvalue()
+    assert "ETA 0:02" in next(frame for frame in shown if " 48%" in frame)  # the rest takes 1.56 s
 
 
 def test_without_listeners_no_metric_is_read_from_the_device():
-    unreadable = Metrics(*[SimpleNamespace()] * 6)
-    log = a_log([])
-    log.begin(0)
-    log.step(0, unreadable, STATE, 0.1, torch.zeros(0))
-
-
-def test_the_last_towers_loss_which_the_original_printed_is_in_the_event():
-    recorder = Recorder(1)
-    a_log([recorder]).step(0, sums(), STATE, 0.1, torch.zeros(0))
-    (event,) = recorder.events
-    assert (event.loss, event.last_tower_loss) == (256 / 128 + 0.5, 80 / 32 + 0.5)  # 32 images per tower
-    assert "loss = 2.50 (" in console.step_line(event)
+    step_of(a_log([]), 0, Metrics(*[SimpleNamespace()] * 6))
 
 
 @pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])
@@ -269,10 +225,7 @@ def test_listeners_get_the_coefficients_of_decay_that_is_in_the_loss(terms, pass
     seen = []
     recorder = Recorder(1)
     recorder.step = lambda event, tensors: seen.append(tensors.decay)
-    log = a_log([recorder])
-    log.begin(0)
-    state = SimpleNamespace(**{**vars(STATE), "decay": {"w": 0.1}, "decay_losses": lambda: terms})
-    log.step(0, sums(), state, 0.1, torch.zeros(0))
+    step_of(a_log([recorder]), 0, decay={"w": 0.1}, decay_losses=lambda: terms)
     assert seen == [passed]
 
 
@@ -283,8 +236,7 @@ def test_running_averages_cover_every_step_and_each_term():
     for step in range(41):
         terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
         decay = {"a": torch.tensor(terms[1]), "b": torch.tensor(terms[2])}
-        state = SimpleNamespace(**{**vars(STATE), "decay_losses": lambda decay=decay: decay})
-        log.step(step, sums(cross_entropy=terms[0] * 128), state, 0.1, torch.zeros(0))
+        step_of(log, step, sums(cross_entropy=terms[0] * 128), decay_losses=lambda decay=decay: decay)
         expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
         if step % 10 == 0:
             last = recorder.events[-1]
@@ -295,11 +247,10 @@ def test_running_averages_cover_every_step_and_each_term():
 
 
 def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
-    state = SimpleNamespace(**{**vars(STATE), "loss_scale": 1024.0})
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
     broken.non_finite[0] = 1.0
-    log.step(0, broken, state, 0.1, torch.zeros(0), skipped=True)
+    log.step(0, broken, STATE, 0.1, torch.zeros(0), skipped=True)
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}
@@ -335,7 +286,7 @@ def test_an_event_has_the_memory_and_use_of_process_0(monkeypatch, device, used)
     recorder = Recorder(2)
     log = Log(get_recipe("digits").bind(1442), [recorder], device=torch.device(device))
     for step in range(5):
-        log.step(step, sums(), STATE, 0.1, torch.zeros(0))
+        step_of(log, step)
         now[0] += 2.0
         busy[0] += 1.0
     assert [event.cpu_utilisation for event in recorder.events] == [None, 0.5, 0.5]

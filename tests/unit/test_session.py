@@ -12,7 +12,6 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.jobs.startup import placement_lines
 from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import releases
 
@@ -83,10 +82,3 @@ def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
     built.require_agreement()
     assert texts["names of the classes"] == tuple("abcdefghij")
     assert texts["versions"] == releases()
-
-
-@pytest.mark.parametrize(("reduction", "text"), [("tree", "all towers in one process"), ("central", "on its CPU")])
-def test_log_placement_states_how_one_process_adds_its_towers(reduction, text):
-    built = session({})
-    built.placement = Placement(reduction=reduction)
-    assert text in dict(placement_lines(built))["reduction"]

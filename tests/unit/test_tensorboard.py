@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,10 +32,6 @@ RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12})
 def train(path, recipe=RECIPE, **options):
     place = {"summary_every": 5, "log_every": 5, "save_every": 4, **options.pop("placement", {})}
     return fit_here(recipe, path, Placement(**place), **options).result
-
-
-def network_of(module, shape, dtype=torch.float32):
-    return SimpleNamespace(module=module, shape=shape, dtype=dtype)
 
 
 def read(folder):
@@ -73,8 +68,6 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
     assert set(tags["images"]) == {"images/0", "images/1", "images/2"}
     assert tags["graph"]
     assert not any("tower" in tag for kind in ("scalars", "histograms", "images") for tag in tags[kind])
-    (used, *_) = events.Scalars("process_0/cpu_utilisation")
-    assert used.step == 5  # the first event of a session has no CPU use
     evaluated = {"accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw"}
     for tag in scalars - evaluated - {"process_0/cpu_utilisation"}:
         assert [event.step for event in events.Scalars(tag)] == [0, 5, 10, 11], tag
@@ -146,38 +139,32 @@ def test_resume_drops_events_after_the_checkpoint(tmp_path, last):
     events = read(path / "tb")
     assert [event.step for event in events.Scalars("loss/total")] == [0, 5, 10, 11]
     assert [event.step for event in events.Scalars("accuracy/test_ema")] == [4, 8, 12]
-    assert [event.step for event in events.Scalars("loss/test_raw")] == [4, 8, 12]
     assert len(list((path / "tb").iterdir())) == 2
     assert sum(b"graph" in file.read_bytes() or b"Conv2d" in file.read_bytes() for file in (path / "tb").iterdir()) == 1
 
 
-def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, trained):
-    path = shutil.copytree(trained[1], tmp_path / "run")
-    for file in ("result.json", "model.safetensors"):
-        (path / file).unlink()
-    (path / "checkpoints/step-000000012.safetensors").unlink()
-    shutil.rmtree(path / "tb")
-    (path / "tb").write_text("a file where the folder should be")
-    assert train(path, resume=True)["steps"] == 12
-    assert "no TensorBoard summaries: cannot write in" in (path / "log.txt").read_text()
-    assert (path / "tb").read_text() == "a file where the folder should be"
-
-
-def test_a_full_disk_is_reported_once(tmp_path, monkeypatch, caplog):
-    board = TensorBoard(tmp_path / "tb", 1, network_of(nn.Linear(2, 2), (1, 1, 2)))
+def a_board(folder, module, shape=(1, 1, 2), dtype=torch.float32):
+    """Return a listener of a network, after its start."""
+    board = TensorBoard(folder, 1, SimpleNamespace(module=module, shape=shape, dtype=dtype))
     board.start([])
+    return board
 
+
+@pytest.mark.parametrize(("is_file", "reason"), [(True, "File exists"), (False, "No space left on device")])
+def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, monkeypatch, caplog, is_file, reason):
     def full(self, step, summaries):
         raise OSError(28, "No space left on device")
 
+    folder = tmp_path / "tb"
+    if is_file:
+        folder.touch()
+    board = a_board(folder, nn.Linear(2, 2))
     monkeypatch.setattr(EventFile, "add", full)
     event = SimpleNamespace(step=1, time=0.0, split="test", results={"raw": Evaluation(2, 1, 0.5)})
-    board.evaluation(event)
-    board.evaluation(event)
+    for _ in range(2):
+        board.evaluation(event)
     board.close()
-    assert [text for text in caplog.messages if "summaries" in text] == [
-        f"no TensorBoard summaries: cannot write in {tmp_path / 'tb'}: No space left on device. Training continues"
-    ]
+    assert caplog.messages == [f"no TensorBoard summaries: cannot write in {folder}: {reason}. Training continues"]
 
 
 def test_event_files_of_the_same_second_sort_in_order(tmp_path, monkeypatch):
@@ -194,16 +181,14 @@ def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path, caplog):
         def forward(self, x):
             raise RuntimeError("not in eval mode") if not self.training else super().forward(x)
 
-    board = TensorBoard(tmp_path / "tb", 1, network_of(Odd(2, 2), (1, 1, 2)))
-    board.start([])
-    board.close()
+    a_board(tmp_path, Odd(2, 2)).close()
     assert caplog.messages == ["no graph of the model for TensorBoard: RuntimeError"]
 
 
 @pytest.mark.parametrize("values", [torch.randn(1000), torch.zeros(7), torch.full((3, 3), 2.5), torch.rand(5).half()])
-def test_a_histogram_counts_every_value(values):
-    (value,) = histogram("x", values).value
-    histo = value.histo
+def test_a_histogram_counts_every_finite_value(values):
+    broken = torch.tensor([float("nan"), float("inf")])
+    histo = histogram("x", torch.cat([values.flatten(), broken])).value[0].histo
     assert histo.num == values.numel() == sum(histo.bucket)
     assert histo.min == pytest.approx(values.min().item())
     assert histo.max <= histo.bucket_limit[-1] + 1e-6
@@ -211,13 +196,7 @@ def test_a_histogram_counts_every_value(values):
         expected, _ = np.histogram(values.numpy(), bins=64)
         # The edges of bins are float32 here and float64 in numpy.
         assert np.abs(np.asarray(histo.bucket) - expected).sum() <= 4
-
-
-def test_a_histogram_leaves_out_values_that_are_not_finite():
-    values = torch.tensor([1.0, float("nan"), 2.0, float("inf")])
-    histo = histogram("x", values).value[0].histo
-    assert (histo.num, histo.min, histo.max) == (2, 1.0, 2.0)
-    assert histogram("x", values[1:2]).value[0].histo.num == 0
+    assert histogram("x", broken).value[0].histo.num == 0
 
 
 def test_an_image_is_scaled_like_tf_summary_image():
@@ -229,24 +208,21 @@ def test_an_image_is_scaled_like_tf_summary_image():
     assert pixels(torch.rand(3, 5, 4)).shape == (5, 4)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_recorder_records_one_pass_and_counts_zeros(compiled):
-    """Of a compiled network only inputs and logits: a hook inside it would become part of what is compiled."""
+def test_the_recorder_records_one_pass_and_counts_zeros():
     module = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
-    recorder = ActivationRecorder(module, compiled=compiled)
+    recorder = ActivationRecorder(module)
     x = torch.tensor([[[[-1.0, 2.0], [0.0, -3.0]]]])
     module(x)
     assert recorder.take() == []
     recorder.start()
-    assert any(part._forward_hooks for part in module) != compiled
     module(x)
     module(x)
     values = {value.tag: value for part in recorder.take() for value in part.value}
-    inner = set() if compiled else {"activations/0", "sparsity/0"}
-    assert values.keys() == {"images/0", "activations/logits", "sparsity/logits"} | inner
-    if not compiled:
-        assert values["sparsity/0"].simple_value == 0.75
-        assert values["activations/0"].histo.num == 4
+    assert values.keys() == {
+        "images/0", "activations/logits", "sparsity/logits", "activations/0", "sparsity/0",
+    }  # fmt: skip
+    assert values["sparsity/0"].simple_value == 0.75
+    assert values["activations/0"].histo.num == 4
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -254,11 +230,7 @@ def test_the_recorder_records_one_pass_and_counts_zeros(compiled):
 def test_every_built_in_model_has_a_graph(tmp_path, caplog, name, dtype):
     """Tracing cannot record the kernels with hand-written gradients, so it runs their references."""
     model = load_object(MODELS[name])(SHAPES[name], 10).to(dtype)
-    board = TensorBoard(tmp_path / "tb", 1, network_of(model, SHAPES[name], dtype))
-    board.start([])
-    board.close()
+    a_board(tmp_path, model, SHAPES[name], dtype).close()
     assert caplog.messages == []
-    (node, *_) = (
-        node for node in EventAccumulator(str(tmp_path / "tb")).Reload().Graph().node if node.op == "aten::linear"
-    )
-    assert node.name.startswith(type(model).__name__)
+    nodes = EventAccumulator(str(tmp_path)).Reload().Graph().node
+    assert any(node.op == "aten::linear" and node.name.startswith(type(model).__name__) for node in nodes)
