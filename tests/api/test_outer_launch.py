@@ -25,9 +25,8 @@ print(None if run is None else (run.complete, run.result()["processes"], run.res
 
 @pytest.fixture
 def alone(trained_once):
-    """The sha256 of the run on one process."""
-    _, record = trained_once("--steps", STEPS, "--processes", 1)
-    return record["weights_sha256"]
+    """A run on one process: its folder and its record."""
+    return trained_once("--steps", STEPS, "--processes", 1)
 
 
 def programs(folder, code, **environment):
@@ -50,37 +49,19 @@ def test_every_program_starts_one_process_of_one_run(tmp_path, alone, group):
     code += "dist.barrier()\ndist.destroy_process_group()\n" if group else ""
     (first, out, err), (second, other_out, other_err) = programs(tmp_path, code)
     assert (first, second) == (0, 0), err + other_err
-    assert out.splitlines() == [str((True, 2, alone))] * 2
+    assert out.splitlines() == [str((True, 2, alone[1]["weights_sha256"]))] * 2
     assert other_out.splitlines() == ["None"] * 2
     assert sorted(path.name for path in (tmp_path / "runs-0").iterdir()) == ["one", "two"]
     assert not (tmp_path / "runs-1").exists()
 
 
-@pytest.mark.slow
-def test_an_error_of_one_program_ends_both(tmp_path):
-    """Each raises an error: the first cause, or that the other one was lost."""
-    (tmp_path / "mine.py").write_text(
-        "import os\n"
-        "from lockstep.models.digits import build as digits\n"
-        "def build(shape, classes):\n"
-        "    if os.environ['RANK'] == '1':\n"
-        "        raise RuntimeError('no such weights')\n"
-        "    return digits(shape, classes)\n"
-    )
-    code = "import lockstep\nlockstep.train('digits', model='mine:build', settings={'weight_decay': {}}, name='x')\n"
-    (first, _, err), (second, _, other_err) = programs(tmp_path, code)
-    assert (first, second) == (1, 1)
-    assert "LockstepError" in err
-    assert "RuntimeError: no such weights" in other_err
-
-
-def test_what_an_outer_launch_does_not_allow_is_refused(monkeypatch):
+def test_what_an_outer_launch_does_not_allow_is_refused(alone, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LockstepError, match="--processes 3, but RANK and WORLD_SIZE started 2"):
         lockstep.train("digits", processes=3, name="x", quiet=True)
     with pytest.raises(LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"):
-        lockstep.evaluate("runs/x")
+        lockstep.evaluate(alone[0])
 
 
 @pytest.mark.slow
@@ -95,5 +76,5 @@ def test_ray_train(tmp_path, alone):
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert f"weights_sha256 {alone}" in done.stdout
+        assert f"weights_sha256 {alone[1]['weights_sha256']}" in done.stdout
     assert json.loads((tmp_path / "runs/x/result.json").read_text())["processes"] == 2

@@ -15,7 +15,6 @@ from lockstep.jobs.session import Session
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
-CPU = torch.device("cpu")
 DIGITS = get_recipe("digits").model_dump(mode="json")
 
 
@@ -151,18 +150,14 @@ def test_without_exactness_a_buffer_that_keeps_its_initial_value_is_a_warning(ca
     assert "changes its buffer calls in the forward pass" in caplog.text
 
 
-PROGRESSIVE = {"progressive.sizes_px": [4, 8], "progressive.shares": [0.5, 0.5]}
-
-
 def test_a_model_without_least_px_is_tried_on_each_size():
-    session = probed("Small", **PROGRESSIVE)
-    assert session.recipe.progressive.sizes_px == (4, 8)
+    sizes = {"progressive.sizes_px": [4, 8], "progressive.shares": [0.5, 0.5]}
+    assert probed("Small", **sizes).recipe.progressive.sizes_px == (4, 8)
     with pytest.raises(LockstepError, match="got 9: 1 to 8 is allowed"):
-        probed("Small", **{**PROGRESSIVE, "progressive.sizes_px": [8, 9]})
-    with pytest.raises(LockstepError, match=r"fails on images .* \[1, 4, 4\].*images of the size that it takes"):
-        probed("OfOneSize", **PROGRESSIVE)
-    with pytest.raises(LockstepError, match=r"fails on images .* \[1, 8, 8\].*images of the size that it takes"):
-        probed("OfOneSize", **PROGRESSIVE, **{"model_options.px": 4})
+        probed("Small", **sizes | {"progressive.sizes_px": [8, 9]})
+    for px, failing in ((28, 4), (4, 8)):
+        with pytest.raises(LockstepError, match=rf"fails on images .* \[1, {failing}, {failing}\].*that it takes"):
+            probed("OfOneSize", **sizes, **{"model_options.px": px})
 
 
 def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():
@@ -175,32 +170,24 @@ def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():
     ]
 
 
+NAMED = {"model_options": {"depth": 1}, "lr_factors": {"conv1": 0.1}}  # of a recipe of another model
+EVERY = {"weight_decay": {"default": 0.1}}
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("base", "changes", "expected"),
     [
-        ({}, {"weight_decay": {"default": 0.0005}}),
-        ({"weight_decay": {}}, {"weight_decay": {}}),
-        ({"weight_decay.fc.weight": 0.1}, {"weight_decay": {"fc.weight": 0.1}}),
-        ({"weight_decay.default": 0.1}, {"weight_decay": {"default": 0.1}}),
-        ({"model_options.width": 4, "lr_factors.stem": 0}, {"model_options": {"width": 4}, "lr_factors": {"stem": 0}}),
+        (NAMED, {}, {"weight_decay": {"default": 0.0005}, "model_options": {}, "lr_factors": {}}),
+        (NAMED, {"weight_decay": {}}, {"weight_decay": {}}),
+        (NAMED, {"weight_decay.fc.weight": 0.1}, {"weight_decay": {"fc.weight": 0.1}}),
+        (NAMED, {"weight_decay.default": 0.1}, {"weight_decay": {"default": 0.1}}),
+        (NAMED, {"model_options.width": 4}, {"model_options": {"width": 4}, "lr_factors": {}}),
+        (NAMED, {"lr_factors.stem": 0}, {"model_options": {}, "lr_factors": {"stem": 0}}),
+        ({}, {"model": "digits"}, {"weight_decay": DIGITS["weight_decay"]}),
+        (EVERY, {}, EVERY),
+        ({"weight_decay": {"default": 0.1, "fc": 0.3}}, {}, EVERY),
     ],
 )
-def test_settings_that_are_given_too_stay(changes, expected):
-    base = {**DIGITS, "model_options": {"depth": 1}, "lr_factors": {"conv1": 0.1}}
-    assert max(base["weight_decay"].values()) == 0.0005
-    made = make(base, {"model": "mine:build", **changes})
+def test_settings_for_every_model_or_given_beside_it_stay(base, changes, expected):
+    made = make({**DIGITS, **base}, {"model": "mine:build", **changes})
     assert {name: getattr(made, name) for name in expected} == expected
-    dropped = {"model_options", "lr_factors"} - {name.partition(".")[0] for name in changes}
-    assert not any(getattr(made, name) for name in dropped)
-
-
-def test_the_same_model_or_a_default_for_every_matrix_changes_nothing():
-    notes = []
-    assert make(DIGITS, {"model": "digits"}, note=notes.append).weight_decay == DIGITS["weight_decay"]
-    base = {**DIGITS, "model": "a:b", "weight_decay": {"default": 0.1}}
-    assert make(base, {"model": "c:d"}, note=notes.append).weight_decay == {"default": 0.1}
-    assert make({**base, "weight_decay": {"default": 0.1, "fc": 0.3}}, {"model": "c:d"}).weight_decay == {
-        "default": 0.1
-    }
-    assert make(DIGITS, {"model": "a:b"}, {"model": "a:b", "weight_decay": {}}).weight_decay == {}
-    assert notes == []

@@ -84,23 +84,12 @@ def test_the_initial_state_is_computed_and_compared(run):
     assert record["last_equal_step"] == 10
 
 
-def test_a_damaged_checkpoint_is_not_compared_and_not_renamed(run):
-    flip(run / "checkpoints/step-000000020.safetensors")
-    record = record_of(run)
-    assert (record["same"], record["compared"]["checkpoints"]) == (True, 1)
-    assert not list(run.glob("checkpoints/damaged-*"))
-
-
 def test_a_changed_checkpoint_differs_from_the_replay_alone(run):
     change_checkpoint(run, 30, "parameter/conv2.weight", 5)
     record = record_of(run)
     assert [one["what"] for one in record["differences"]] == ["checkpoints"]  # The SHA-256 of the result is right.
     (difference,) = record["tensors"]["differing"]
-    assert (record["tensors"]["count"], difference["name"], difference["differing"]) == (
-        43,
-        "parameter/conv2.weight",
-        1,
-    )
+    assert (difference["name"], difference["differing"]) == ("parameter/conv2.weight", 1)
     assert 0 < difference["max_abs"] < 1e-6
 
 
@@ -121,9 +110,7 @@ def test_a_changed_start_is_noticed_before_any_step(run):
 def test_a_changed_digest_or_result_is_a_difference(run):
     change_rows(run, lambda rows: [row | {"digest": "0" * 18} if row["kind"] == "digest" else row for row in rows])
     record = record_of(run, start=10)
-    assert [(one["what"], one["step"], one["recorded"]) for one in record["differences"]] == [
-        ("digests", 10, "0" * 18), ("digests", 20, "0" * 18),
-    ]  # fmt: skip
+    assert [(one["what"], one["step"]) for one in record["differences"]] == [("digests", 10), ("digests", 20)]
     assert record["tensors"] is None  # The checkpoint after 20 steps is right.
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"weights_sha256": "0" * 64}))
@@ -156,8 +143,7 @@ def test_other_data_is_refused_without_a_word_about_the_machine(run, stated_by):
     assert (raised.value.code, notes) == (DATA, [])
 
 
-def test_what_vanishes_is_not_compared_and_without_anything_nothing_is_claimed(run, monkeypatch):
-    """Training deletes old checkpoints while the replay runs."""
+def test_what_vanishes_while_the_replay_runs_is_not_compared(run, monkeypatch):
     read = statefile.read
 
     def read_until_deleted(path):
@@ -165,15 +151,18 @@ def test_what_vanishes_is_not_compared_and_without_anything_nothing_is_claimed(r
         kept(run, 30)
         return found
 
-    copy = shutil.copytree(run, run.with_name("b"))
-    change_rows(copy, lambda rows: [row for row in rows if row["kind"] != "digest"])
-    flip(copy / "checkpoints/step-000000020.safetensors")
-    with pytest.raises(LockstepError, match="nothing was compared") as raised:
-        record_of(copy, start=10)
-    assert raised.value.code == DATA
     monkeypatch.setattr("lockstep.runs.statefile.read", read_until_deleted)
     record = record_of(run, start=10)
     assert (record["same"], record["compared"]) == (True, {"digests": 2})
+
+
+def test_where_nothing_is_compared_nothing_is_claimed(run):
+    change_rows(run, lambda rows: [row for row in rows if row["kind"] != "digest"])
+    flip(run / "checkpoints/step-000000020.safetensors")
+    with pytest.raises(LockstepError, match="nothing was compared") as raised:
+        record_of(run, start=10)
+    assert raised.value.code == DATA
+    assert not list(run.glob("checkpoints/damaged-*"))
 
 
 def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
@@ -188,17 +177,6 @@ def test_a_run_in_float16_that_skips_steps_is_verified(trained_once):
     assert "skipped" in (run / "log.txt").read_text()
     record = record_of(run, start=0)
     assert (record["same"], record["compared"]["checkpoints"]) == (True, 2)
-
-
-@pytest.mark.slow
-def test_a_run_that_ended_early_has_its_best_weights_compared(trained_once):
-    options = ("--set", "held_out=200", "--set", "patience=1", "--set", "lr=1e-9", "--epochs", 3)
-    run, result = trained_once("digits", "--digest-every", 5, "--save-every", 4, "--processes", 1, *options)
-    assert result["best_step"] < result["steps"]
-    record = record_of(run, start=result["best_step"] - 1)
-    assert (record["same"], record["compared"]["weights_sha256"]) == (True, 1)
-    record = record_of(run)
-    assert record["same"]
 
 
 @pytest.mark.slow
