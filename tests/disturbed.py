@@ -42,11 +42,6 @@ def write_model(folder, name, condition="False", action="pass", *, at_build="pas
     (folder / f"{name}.py").write_text(_MODEL.format(condition=condition, action=action, at_build=at_build))
 
 
-def slow_model(folder, condition, action):
-    """Write slow.py. `condition` is an if statement."""
-    write_model(folder, "slow", condition.removeprefix("if ").removesuffix(":"), action)
-
-
 def crashing_model(folder):
     """Write mine.py with a `build` that raises an error in process 1."""
     crash = "if os.environ.get('RANK') == '1': raise RuntimeError('no such weights')"
@@ -73,15 +68,6 @@ def end(process):
     out, err = process.communicate(timeout=240)
     assert "Traceback" not in err
     return out, err
-
-
-def kill_all(process):
-    """Send SIGKILL to a program and to all its children."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for victim in family:
-        victim.kill()
-    process.communicate()
-    assert gone(family)
 
 
 def workers(children):

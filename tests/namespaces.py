@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,20 +18,11 @@ _SET_NAME = 'hostname "$1" && shift && exec "$@"'  # a shell's commands: in a ho
 
 def reason() -> str | None:
     """Return why this machine cannot have such hosts; None if it can."""
-    if missing := [name for name in ("ip", "unshare", "hostname") if shutil.which(name) is None]:
-        return f"this machine has no program {missing[0]}"
-    if os.geteuid() != 0:
-        return "only root can make network namespaces"
-    name = f"{_PREFIX}-{os.getpid()}-try"
     try:
-        _ip("netns", "add", name)
-        try:
-            _ip("-n", name, "link", "add", "switch", "type", "bridge")
+        with Hosts(1):
             subprocess.run(["unshare", "--uts", "hostname", "try"], check=True, capture_output=True, text=True)
-        finally:
-            _ip("netns", "del", name)
-    except subprocess.CalledProcessError as error:
-        return f"this machine does not allow network namespaces: {error.stderr.strip()}"
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"{error} {getattr(error, 'stderr', '')}".strip()
     return None
 
 
@@ -54,7 +44,6 @@ class Hosts:
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "Hosts":
-        _remove_those_of_dead_processes()
         try:
             self._build()
         except BaseException:
@@ -80,21 +69,13 @@ class Hosts:
         cwd.mkdir(exist_ok=True)
         words = ["ip", "netns", "exec", self.names[host], "unshare", "--uts"]
         words += ["sh", "-c", _SET_NAME, "sh", f"h{host}", *map(str, command)]
+        variables = {"XDG_CACHE_HOME": str(cwd / "cache"), "GLOO_SOCKET_IFNAME": INTERFACE, **environment}
         self._processes.append(
             subprocess.Popen(
-                words,
-                cwd=cwd,
-                env={
-                    **_outside(),
-                    "XDG_CACHE_HOME": str(cwd / "cache"),
-                    "GLOO_SOCKET_IFNAME": INTERFACE,
-                    **environment,
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                words, cwd=cwd, env={**_outside(), **variables},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )
-        )
+        )  # fmt: skip
         return self._processes[-1]
 
     def lockstep(self, host: int, *arguments: object, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
@@ -154,10 +135,3 @@ def _remove(name: str) -> None:
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)
     _ip("netns", "del", name)
-
-
-def _remove_those_of_dead_processes() -> None:
-    """Remove the namespaces of tests that were killed."""
-    for path in _NAMES.glob(f"{_PREFIX}-*-*"):
-        if not Path(f"/proc/{path.name.split('-')[1]}").exists():
-            _remove(path.name)

@@ -82,14 +82,6 @@ def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, al
 
 
 @NEWER_CPU
-@pytest.mark.slow
-def test_processes_on_cpus_of_different_kinds_train_one_network_in_portable_arithmetic(tmp_path, alone):
-    first, second = launched(tmp_path, PLAIN, *LAUNCHED, **OLDER)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert json.loads(first.stdout)["weights_sha256"] == alone
-
-
-@NEWER_CPU
 def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
     first, second = launched(tmp_path, PLAIN, *LAUNCHED, "--no-portable", **OLDER)
     assert (first.returncode, second.returncode) == (ENVIRONMENT, ENVIRONMENT)
@@ -190,13 +182,10 @@ def test_a_run_folder_runs_no_code(here, own):
     assert done.returncode == 0, done.stderr
     for folder in (own, own / "runs/b"):
         (folder / "mine.py").write_text(f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n")
-    commands = (["eval", "."], ["eval", ".", "--watch", "--once"], ["train", ".", "--resume"])
-    for cwd, path in ((own, "runs/b"), (own / "runs/b", str(own / "runs/b"))):
-        for command, _, *options in commands:
-            refused = here(command, path, *options, cwd=cwd)
-            assert refused.returncode == USAGE, (command, refused.stdout, refused.stderr)
-            assert "--trust-code" in refused.stderr
-        assert here("show", path, cwd=cwd).returncode == 0
+    for command in (["eval"], ["train", "--resume"]):
+        refused = here(*command, "runs/b")
+        assert (refused.returncode, "--trust-code" in refused.stderr) == (USAGE, True)
+    assert here("show", "runs/b").returncode == 0
     assert not (own / "ran").exists()
     assert here("eval", "runs/b", "--trust-code").returncode != 0  # it has no build any more
     assert (own / "ran").exists()
@@ -213,16 +202,3 @@ def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone):
     assert json.loads(done.stdout)["weights_sha256"] == alone
     (tmp_path / "lockstep.py").unlink()  # which `python -m` would find first
     assert program("train", "--steps", 1, "--processes", 1).returncode == 0
-
-
-@pytest.mark.slow
-def test_an_evaluation_that_was_cut_off_is_done_at_resume(program, stopped):
-    run = stopped("--eval-every", 4)
-    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [row for row in rows if json.loads(row)["kind"] != "evaluation"]
-    assert len(kept) < len(rows)
-    (run / "metrics.jsonl").write_text("".join(kept))
-    done = program("train", run, "--resume", "--eval-every", 4, "--processes", 2)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found if row["kind"] == "evaluation"] == [4, 4, 8, 8, 12, 12]

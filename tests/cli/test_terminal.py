@@ -1,6 +1,5 @@
 """The program on a pseudo-terminal of 80 or 60 columns."""
 
-import json
 import os
 import re
 
@@ -48,24 +47,3 @@ def test_train_shows_the_progress_of_training_and_evaluation(terminal):
     assert all("img/s" in row for _, row in training)
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
     assert "\x1b" not in text[text.rindex("after 30 steps, accuracy") :]  # the line is gone before the results
-
-
-@pytest.mark.slow
-def test_eval_shows_progress_on_stderr_and_results_on_stdout(terminal, tmp_path, trained_once, refused_here):
-    run, _ = trained_once("--steps", 2, "--set", "eval_batch=10", "--processes", 1)
-    silent = refused_here("eval", run, "--split", "train", "--json")
-    assert silent.stderr == ""
-    with (tmp_path / "out").open("w") as out:
-        code, text = terminal(60, "eval", run, "--split", "train", "--json", "--processes", 2, out=out.fileno())
-    assert code == 0, text
-    assert (tmp_path / "out").read_text() == silent.stdout
-    assert json.loads(silent.stdout)["examples"] == 1442
-    assert_redrawn_line_progresses(states(text), 60)
-    assert "evaluating on train" in text
-    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-    code, text = terminal(80, "eval", run, "--split", "train", "--processes", 1)
-    assert code == 0, text
-    assert_redrawn_line_progresses(states(text), 80)
-    results = text[text.index("runs/a after 2 steps") :]
-    assert "evaluating" not in results
-    assert "\x1b" not in results

@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from tests.disturbed import resume, slow_model
+from tests.disturbed import resume, write_model
 
 from lockstep.errors import ENVIRONMENT
 
@@ -37,7 +37,7 @@ def folders(tmp_path, slow):
     made = [tmp_path / "h0", tmp_path / "h1"]
     for folder in made:
         folder.mkdir()
-        slow_model(folder, "if self.training and pathlib.Path(os.environ['SLOW']).exists():", "time.sleep(0.3)")
+        write_model(folder, "slow", "self.training and pathlib.Path(os.environ['SLOW']).exists()", "time.sleep(0.3)")
     return made
 
 
@@ -89,26 +89,7 @@ def checkpoints(folder):
     return sorted(path.name for path in (folder / "runs/x/checkpoints").iterdir())
 
 
-@pytest.fixture
-def require_resumable(here, folders, slow, undisturbed):
-    """Return require_resumable(): it raises unless host 0 resumes the run to the known weights."""
-
-    def require():
-        slow.unlink()
-        assert resume(lambda *words: here(*words, "--trust-code", cwd=folders[0]), 1) == undisturbed
-
-    return require
-
-
-def test_the_host_of_process_0_dies_and_the_other_one_ends(hosts, begun, require_resumable):
-    hosts.kill(0)
-    errors = ended(begun[2:])
-    assert all("other processes" in error for error in errors), errors
-    assert hosts.processes(1) == []
-    require_resumable()
-
-
-def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, folders, require_resumable):
+def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, here, folders, slow, undisturbed):
     hosts.cut_off(1)
     errors = ended(begun)
     for half in (errors[:2], errors[2:]):
@@ -118,7 +99,8 @@ def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, f
     assert hosts.processes(0) == hosts.processes(1) == []
     assert checkpoints(folders[0]) == before
     assert not (folders[1] / "runs").exists()
-    require_resumable()
+    slow.unlink()
+    assert resume(lambda *words: here(*words, "--trust-code", cwd=folders[0]), 1) == undisturbed
 
 
 def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders, slow, undisturbed):

@@ -1,7 +1,7 @@
 """Several hosts train one run: the weights of one process, whatever started the processes, without shared files.
 
-Hosts are network namespaces (tests/namespaces.py). torchrun is the real one. srun, mpirun and Kubernetes are not
-installed: the tests start the processes themselves, with the variables that these launchers set.
+Hosts are network namespaces (tests/namespaces.py). torchrun is the real one. In place of other launchers, the
+tests start the processes themselves, with the variables that these set.
 """
 
 import json
@@ -40,26 +40,6 @@ def kubernetes(process):
     return {"RANK": str(process), "WORLD_SIZE": "2", "PET_NNODES": "2"}
 
 
-def slurm(process):
-    return {
-        "SLURM_PROCID": str(process), "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": str(process % 2),
-        "SLURM_STEP_NODELIST": "h[0-1]",
-        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
-    }  # fmt: skip
-
-
-def open_mpi(process):
-    numbers = {"RANK": process, "SIZE": 4, "LOCAL_RANK": process % 2}
-    return {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
-
-
-LAUNCHERS = [  # with plain variables, see test_host_1_needs_no_run_folder_to_resume
-    pytest.param(kubernetes, 2, id="Kubernetes"),
-    pytest.param(slurm, 4, id="Slurm"),
-    pytest.param(open_mpi, 4, id="Open MPI"),
-]
-
-
 def launched(hosts, tmp_path, variables, processes, code=0, options=(), **of_host_1):
     """Return what the programs of a launcher print, the first half of them on host 0: (stdout, stderr) of each."""
     programs = []
@@ -80,11 +60,6 @@ def require_one_result(tmp_path, printed, alone):
     assert [out for out, _ in printed[1:]] == [""] * (len(printed) - 1)
     assert [path.name for path in (tmp_path / "h0/runs").iterdir()] == ["x"]
     assert not (tmp_path / "h1/runs").exists()
-
-
-@pytest.mark.parametrize(("variables", "processes"), LAUNCHERS)
-def test_launchers_on_two_hosts(hosts, tmp_path, alone, variables, processes):
-    require_one_result(tmp_path, launched(hosts, tmp_path, variables, processes), alone)
 
 
 @NEWER_CPU

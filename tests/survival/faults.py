@@ -28,20 +28,18 @@ def main() -> None:
     folder = Path(sys.argv[1])
     import torch  # noqa: F401  The forks share what is imported here.
 
+    from lockstep.runs import statefile
+
     undisturbed = forked(folder / "undisturbed", kill_at=0)
     print(json.dumps(undisturbed), flush=True)
-    for k in sorted(chosen(undisturbed["operations"])):
+    classes = [re.sub(r"\d+", "N", operation) for operation in undisturbed["operations"]]
+    for k, name in enumerate(classes, 1):
+        if name in classes[: k - 1] and name in classes[k:]:
+            continue  # neither the first nor the last operation of its class
         killed = forked(folder / str(k), k)
-        record = {**killed, "valid": valid(folder / str(k)), "resumed": forked(folder / str(k), None, "--resume")}
-        print(json.dumps(record), flush=True)
-
-
-def chosen(operations: list[str]) -> set[int]:
-    """Return the number, from 1, of the first and of the last operation of each class."""
-    classes = [re.sub(r"\d+", "N", operation) for operation in operations]
-    first = {name: number for number, name in reversed([*enumerate(classes, 1)])}
-    last = {name: number for number, name in enumerate(classes, 1)}
-    return {*first.values(), *last.values()}
+        saved = statefile.checkpoints_in(folder / str(k) / "runs/x/checkpoints")
+        killed["valid"] = [statefile.read(path).step for path in saved.values()]  # raises if one is damaged
+        print(json.dumps({**killed, "resumed": forked(folder / str(k), None, "--resume")}), flush=True)
 
 
 def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
@@ -53,12 +51,22 @@ def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
     paths = {name: folder / name for name in ("out", "err", "operations")}
     child = os.fork()
     if child == 0:
+        from lockstep.commands.program import main as program
+
         os.chdir(folder)
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(paths[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         if kill_at is not None:
             install(kill_at, paths["operations"])
-        os._exit(run([*COMMAND, *options]))
+        sys.argv = [*COMMAND, *options]
+        try:
+            program()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            os._exit(int(ended.code or 0))
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     lines = paths["out"].read_text().splitlines()
     return {
@@ -67,22 +75,6 @@ def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
         "operations": paths["operations"].read_text().splitlines() if paths["operations"].exists() else [],
         "err": paths["err"].read_text(),
     }
-
-
-def run(argv: list[str]) -> int:
-    from lockstep.commands.program import main as program
-
-    sys.argv = argv
-    try:
-        program()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.stdout.flush()
-    return 0
 
 
 def install(kill_at: int, report: Path) -> None:
@@ -121,13 +113,6 @@ def install(kill_at: int, report: Path) -> None:
     os.fsync = fsync
     safetensors.torch.save_file = torn(safetensors.torch.save_file)  # as statefile.write finds it
     sys.addaudithook(audit)
-
-
-def valid(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in the run in `folder`. Raises: LockstepError if one of them is damaged."""
-    from lockstep.runs import statefile
-
-    return [statefile.read(path).step for path in statefile.checkpoints_in(folder / "runs/x/checkpoints").values()]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from lockstep.errors import CRASH, ENVIRONMENT, LockstepError
 from lockstep.jobs.context import Output
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch import supervisor
-from lockstep.launch.signals import StopRequest
+from lockstep.launch.signals import StopRequest, handled_by, leave
 from lockstep.launch.submit import capacity
 from lockstep.launch.supervisor import End, Supervisor
 from lockstep.launch.world import World
@@ -61,12 +61,6 @@ def test_a_malformed_device_is_rejected(text):
         validated(Placement, {"device": text})
 
 
-def test_without_a_gpu_driver_torch_is_not_imported_to_count_gpus(monkeypatch):
-    monkeypatch.setattr(hardware, "_GPU_DEVICES", ("no such device",))
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert hardware.gpus() == 0
-
-
 SPEC = TrainSpec(recipe=get_recipe("digits"), placement=Placement(timeout=9), started=0.0, path="x")
 SLEEP = "import time; time.sleep(60)"
 
@@ -91,18 +85,11 @@ def started(tmp_path, monkeypatch):
         job._kill()
 
 
-def test_when_a_worker_fails_the_others_are_ended(started):
+def test_when_a_worker_fails_the_others_are_ended_and_no_other_child(started):
+    other = subprocess.Popen([sys.executable, "-S", "-c", SLEEP])
     job = started("import sys; sys.exit(3)", SLEEP)
     assert job._wait() == ""
     assert job._failures() == {0: End(3), 1: End(-signal.SIGTERM)}
-
-
-def test_signals_reach_the_workers_and_no_other_child(started):
-    other = subprocess.Popen([sys.executable, "-S", "-c", SLEEP])
-    job = started(SLEEP)
-    job.stop(signal.SIGINT, None)
-    assert job._wait() == ""
-    assert job._failures() == {0: End(-signal.SIGTERM)}
     assert other.poll() is None
     other.kill()
     other.wait()
@@ -201,6 +188,15 @@ def test_workers_of_which_none_moves_on_hang(monkeypatch, seconds, rows, looks):
     assert hang.endswith("in step 7")
     with pytest.raises(AssertionError, match="1000"):  # In an outer launch, the one worker may wait for other hosts.
         Still(*rows, world=World("Slurm", 0, 2))._wait()
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored():
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGTERM)}
+    with handled_by(leave):
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is leave
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_ctrl_c_in_a_command_says_how_to_go_on(here, monkeypatch):

@@ -47,12 +47,6 @@ def test_with_warmup_the_average_forgets_early_weights():
     assert EMA(decay=0.98, warmup=False).decay_after(1) == 0.98
 
 
-def test_images_grow_after_their_shares_of_the_run():
-    growing = Progressive(sizes_px=(16, 24, 32), shares=(0.5, 0.25, 0.25))
-    assert [growing.size_px(step, 8) for step in range(8)] == [16, 16, 16, 16, 24, 24, 32, 32]
-    assert {growing.size_px(step, 7) for step in range(7)} == {16, 24, 32}
-
-
 def test_cosine_rises_to_1_and_falls_to_its_end():
     cosine = Cosine(start=0.25, warmup=0.1, end=0.5)
     factors = [cosine.factor(step, steps=100, batch=1, tower_batch=1, examples=1) for step in range(101)]
