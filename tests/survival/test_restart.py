@@ -100,21 +100,11 @@ def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path
     assert resume(here, 1) == undisturbed
 
 
-def test_torchrun_restarts_a_run_without_resume(tmp_path, undisturbed):
-    process = torchrun(tmp_path)
-    until_step(process, 7)
-    ranks(process)[1].kill()
-    until_step(process, 20)
-    ranks(process)[0].kill()
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, out
-    assert sha256(out) == undisturbed
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x"]
-
-
-def test_a_process_that_hangs_under_torchrun_ends_the_others_and_none_outlives_torchrun(tmp_path):
+def test_torchrun_restarts_a_run_after_a_kill_and_a_hang_and_none_outlives_it(tmp_path, undisturbed):
     process = torchrun(tmp_path, "--timeout", "1")
     until_step(process, 7)
+    ranks(process)[0].kill()
+    until_step(process, 12)
     victim = ranks(process)[1]
     victim.suspend()
     for line in process.stdout:
@@ -124,8 +114,11 @@ def test_a_process_that_hangs_under_torchrun_ends_the_others_and_none_outlives_t
         pytest.fail("the other process has not noticed")
     victim.send_signal(SIGKILL)
     until_step(process, 20)  # torchrun has started the processes again
+    out, _ = process.communicate(timeout=300)
+    assert sha256(out) == undisturbed
+    process = torchrun(tmp_path, "--name", "y")
+    until_step(process, 7)
     children = ranks(process)
     process.kill()
-    process.wait()
-    assert gone(children)
     process.communicate()
+    assert gone(children)

@@ -22,8 +22,6 @@ def test_changing_towers_keeps_the_tower_batch():
     assert make(TUTORIAL, {"towers": 4}).batch == 512
     assert make(TUTORIAL, {"towers": 4, "batch": 128}).tower_batch == 32
     assert make(TUTORIAL, {"towers": 4, "tower_batch": 10}).batch == 40
-    assert make(TUTORIAL, {"tower_batch": 10}).batch == 10
-    assert make(get_recipe("mnist").model_dump(mode="json"), {"towers": 4}).batch == 4096
 
 
 @pytest.mark.parametrize(
@@ -87,12 +85,7 @@ def test_ambiguous_settings_are_rejected(settings, options):
 def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert make(TUTORIAL, {"epochs": 2}).steps is None
     assert make(TUTORIAL, {"epochs": 2}).bind(50_000).steps == 781
-    changed = make(TUTORIAL, {"optimizer.kind": "adam", "optimizer.beta1": 0.8})
-    assert changed.optimizer.model_dump()["beta1"] == 0.8
-
-
-def test_a_kind_and_its_settings_may_come_in_any_order():
-    assert make(TUTORIAL, {"optimizer.beta1": 0.8, "optimizer.kind": "adam"}).optimizer.beta1 == 0.8
+    assert make(TUTORIAL, {"optimizer.beta1": 0.8, "optimizer.kind": "adam"}).optimizer.beta1 == 0.8  # in any order
     digits = make(DIGITS, {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
     # The kind is the same, so no setting is dropped.
     assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)
@@ -107,20 +100,13 @@ def test_options_override_files_and_a_file_may_not_contradict_itself():
         make({**TUTORIAL, "towers": 0}, {})
 
 
-def test_the_digest_is_canonical_and_distinguishes_recipes():
-    assert make(TUTORIAL, {}).digest() == get_recipe("cifar10-tutorial").digest()
-    assert make(TUTORIAL, {"lr": 0.1}).digest() == get_recipe("cifar10-tutorial").digest()
-    assert make(TUTORIAL, {"seed": 1}).digest() != get_recipe("cifar10-tutorial").digest()
-    kinds = [make(TUTORIAL, {"schedule": kind}).digest() for kind in ("constant", "staircase", "triangle")]
-    assert len(set(kinds)) == 3  # also where every setting of a kind is at its default
-
-
-def test_a_setting_at_its_default_is_no_part_of_the_digest():
+def test_the_digest_distinguishes_recipes_and_a_setting_at_its_default_is_no_part_of_it():
     """So a run from before that setting existed can still be resumed and evaluated."""
     before = {name: value for name, value in TUTORIAL.items() if name != "model_options"}
     before["schedule"] = {name: value for name, value in TUTORIAL["schedule"].items() if name != "per_tower"}
-    assert make(before, {}).digest() == make(TUTORIAL, {}).digest()
-    assert make(TUTORIAL, {"schedule.per_tower": True}).digest() != make(TUTORIAL, {}).digest()
+    assert make(before, {"lr": 0.1}).digest() == get_recipe("cifar10-tutorial").digest()
+    changes = [{}, {"seed": 1}, {"schedule.per_tower": True}, {"schedule": "constant"}, {"schedule": "triangle"}]
+    assert len({make(TUTORIAL, each).digest() for each in changes}) == len(changes)
 
 
 def test_a_recipe_is_equal_after_toml_which_can_be_printed():
